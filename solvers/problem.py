@@ -1,0 +1,223 @@
+"""The problem as a value on flat int64 arrays: nodes with choices, costs on nodes and edges, memory items with lives.
+
+Flat arrays because every solver loops over them in compiled code and two processes or threads share them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.int64]
+
+INFINITE = 10**17
+"""A cost of this or more forbids the choice or the pair."""
+LARGEST_SUM = 2**62
+"""Costs, and usages, stay below this in sum, so that int64 never overflows."""
+
+
+class ProblemError(ValueError):
+    """A problem that cannot be solved as given: one line that names the place, then a line ``hint: ...``."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what}\nhint: {hint}")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """N nodes, C choices in all, E edges, I memory items. Costs and usages are integers of any one unit, times are integers.
+
+    Node ``i`` has the choices ``node_ptr[i]:node_ptr[i + 1]``; edge ``e`` has the row-major table
+    ``edge_costs[edge_ptr[e]:edge_ptr[e + 1]]`` over (choices of ``edges[e, 0]``, choices of ``edges[e, 1]``);
+    choice ``c`` (counted over all nodes) has the memory items ``item_ptr[c]:item_ptr[c + 1]``, each of which uses
+    ``item_usage`` at the times ``item_begin <= t < item_end``. At every time the chosen items may use at most ``limit``.
+    Raises ProblemError when the arrays do not fit together or a number is out of range.
+    """
+
+    name: str
+    node_ptr: Ints
+    costs: Ints
+    edges: Ints
+    edge_ptr: Ints
+    edge_costs: Ints
+    item_ptr: Ints
+    item_begin: Ints
+    item_end: Ints
+    item_usage: Ints
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_ptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.edges)
+
+    @property
+    def sizes(self) -> Ints:
+        """Number of choices of each node, shape [N]."""
+        return np.diff(self.node_ptr)
+
+    @staticmethod
+    def build(
+        costs: Sequence[ArrayLike],
+        edges: Sequence[tuple[int, int, ArrayLike]] = (),
+        items: Sequence[Sequence[Sequence[tuple[int, int, int]]]] | None = None,
+        limit: int | None = None,
+        name: str = "",
+    ) -> Problem:
+        """A problem from Python values.
+
+        ``costs[i][k]`` is the cost of choice k of node i; ``edges`` holds (u, v, table) with ``table[k][l]``;
+        ``items[i][k]`` lists the (begin, end, usage) of choice k of node i.
+        """
+        rows = [_integers(row, f"the costs of node {node}").reshape(-1) for node, row in enumerate(costs)]
+        node_ptr = offsets([len(row) for row in rows])
+        tables = []
+        for place, (u, v, table) in enumerate(edges):
+            cells = _integers(table, f"the costs of edge {place}")
+            if not (0 <= u < len(rows) and 0 <= v < len(rows)):
+                raise ProblemError(f"edge {place} joins nodes {u} and {v}, but there are {len(rows)} nodes", "count nodes from 0")
+            if cells.shape not in {(len(rows[u]), len(rows[v])), (len(rows[u]) * len(rows[v]),)}:
+                raise ProblemError(
+                    f"edge {place} ({u}, {v}) has a table of shape {cells.shape}, expected {(len(rows[u]), len(rows[v]))}",
+                    "one row for each choice of the first node, one column for each choice of the second",
+                )
+            tables.append(cells.reshape(-1))
+        counts, flat = _flatten_items(items, rows)
+        return Problem(
+            name=name,
+            node_ptr=node_ptr,
+            costs=_joined(rows),
+            edges=np.array([(u, v) for u, v, _ in edges], dtype=np.int64).reshape(-1, 2),
+            edge_ptr=offsets([len(table) for table in tables]),
+            edge_costs=_joined(tables),
+            item_ptr=offsets(counts),
+            item_begin=np.ascontiguousarray(flat[:, 0]),
+            item_end=np.ascontiguousarray(flat[:, 1]),
+            item_usage=np.ascontiguousarray(flat[:, 2]),
+            limit=limit,
+        )
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Problem:
+        """Read the contest's format, plain or gzipped. Raises ProblemError for contents that do not fit, OSError for the file."""
+        from solvers.contest_format import read
+
+        return read(path)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the contest's format (gzipped when the name ends in .gz), with a key ``items`` where one life a node is not enough."""
+        from solvers.contest_format import write
+
+        write(self, path)
+
+
+def offsets(counts: Sequence[int] | Ints) -> Ints:
+    """[a, b, c] -> [0, a, a + b, a + b + c]."""
+    result = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=result[1:])
+    return result
+
+
+def _integers(values: ArrayLike, what: str) -> Ints:
+    array = np.asarray(values)
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ProblemError(f"{what} are not 64-bit integers", f"round costs to integers; {INFINITE} or more forbids")
+    return array.astype(np.int64)
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _flatten_items(items: Sequence[Sequence[Sequence[tuple[int, int, int]]]] | None, rows: list[Ints]) -> tuple[list[int], Ints]:
+    if items is None:
+        return [0] * sum(len(row) for row in rows), np.zeros((0, 3), dtype=np.int64)
+    if len(items) != len(rows):
+        raise ProblemError(f"memory items are given for {len(items)} of {len(rows)} nodes", "give one list a node, empty or not")
+    for node, (given, row) in enumerate(zip(items, rows, strict=True)):
+        if len(given) != len(row):
+            raise ProblemError(f"node {node} has memory items for {len(given)} of {len(row)} choices", "give one list a choice")
+    flat = [item for node in items for choice in node for item in choice]
+    return [len(choice) for node in items for choice in node], np.array(flat, dtype=np.int64).reshape(-1, 3)
+
+
+def _check(problem: Problem) -> None:
+    """Every statement of Problem's docstring, or a ProblemError."""
+    for field in ("node_ptr", "costs", "edges", "edge_ptr", "edge_costs", "item_ptr", "item_begin", "item_end", "item_usage"):
+        array: Any = getattr(problem, field)
+        if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+            raise ProblemError(f"{field} is not an int64 array", "build problems by Problem.build or Problem.load")
+    for ptr, rows, values in (
+        ("node_ptr", None, len(problem.costs)),
+        ("edge_ptr", len(problem.edges), len(problem.edge_costs)),
+        ("item_ptr", len(problem.costs), len(problem.item_usage)),
+    ):
+        at = getattr(problem, ptr)
+        if len(at) == 0 or at[0] != 0 or at[-1] != values or (rows is not None and len(at) != rows + 1) or (np.diff(at) < 0).any():
+            raise ProblemError(f"{ptr} does not divide its {values} values into rows", "build problems by Problem.build or Problem.load")
+    if not len(problem.item_begin) == len(problem.item_end) == len(problem.item_usage) or problem.edges.shape != (len(problem.edges), 2):
+        raise ProblemError("the arrays of a problem have lengths that disagree", "build problems by Problem.build or Problem.load")
+    sizes = np.diff(problem.node_ptr)
+    if len(sizes) == 0:
+        raise ProblemError("the problem has no node", "give at least one node with one choice")
+    _demand(sizes > 0, lambda i: f"node {i} has no choice", "every node needs at least one choice")
+    _demand(problem.costs >= 0, lambda c: f"{_place(problem, c)} has the negative cost {problem.costs[c]}", "costs are non-negative")
+    pairs = problem.edges
+    inside = (pairs.min(axis=1, initial=0) >= 0) & (pairs.max(axis=1, initial=0) < len(sizes))
+    _demand(inside, lambda e: f"edge {e} joins nodes {pairs[e, 0]} and {pairs[e, 1]}, but there are {len(sizes)} nodes", "count nodes from 0")
+    _demand(pairs[:, 0] != pairs[:, 1], lambda e: f"edge {e} joins node {pairs[e, 0]} to itself", "add its diagonal to the node's costs")
+    wanted, found = sizes[pairs[:, 0]] * sizes[pairs[:, 1]], np.diff(problem.edge_ptr)
+    _demand(
+        wanted == found,
+        lambda e: f"edge {e} ({pairs[e, 0]}, {pairs[e, 1]}) has {found[e]} costs, expected {wanted[e]}",
+        "one cost for each pair of choices",
+    )
+    _demand(
+        problem.edge_costs >= 0,
+        lambda c: f"edge {np.searchsorted(problem.edge_ptr, c, 'right') - 1} has the negative cost {problem.edge_costs[c]}",
+        "costs are non-negative",
+    )
+    _demand(problem.item_usage >= 0, lambda i: f"{_owner(problem, i)} has the negative usage {problem.item_usage[i]}", "usages are non-negative")
+    _demand(problem.item_begin >= 0, lambda i: f"{_owner(problem, i)} has a life that begins at {problem.item_begin[i]}", "times are non-negative")
+    _check_sums(problem)
+
+
+def _check_sums(problem: Problem) -> None:
+    largest_usage = int(problem.item_usage.max(initial=0))
+    if largest_usage * len(problem.item_usage) >= LARGEST_SUM and float(problem.item_usage.astype(float).sum()) >= LARGEST_SUM:
+        raise ProblemError("the memory usages are out of range: their sum reaches 2^62", "use a coarser unit of memory")
+    total = 0
+    for ptr, costs in ((problem.node_ptr, problem.costs), (problem.edge_ptr, problem.edge_costs)):
+        if len(costs) == 0:
+            continue
+        finite = np.where(costs >= INFINITE, 0, costs) if int(costs.max()) >= INFINITE else costs
+        if int(finite.max()) * (len(ptr) - 1) < LARGEST_SUM // 2:
+            continue
+        total += sum(int(x) for x in np.maximum.reduceat(finite, ptr[:-1]))
+    if total >= LARGEST_SUM:
+        raise ProblemError("the costs are out of range: their sum reaches 2^62", "use a coarser unit of cost")
+
+
+def _demand(holds: Any, what: Callable[[int], str], hint: str) -> None:
+    if not holds.all():
+        raise ProblemError(what(int(np.argmin(holds))), hint)
+
+
+def _place(problem: Problem, choice: int) -> str:
+    node = int(np.searchsorted(problem.node_ptr, choice, "right")) - 1
+    return f"choice {choice - int(problem.node_ptr[node])} of node {node}"
+
+
+def _owner(problem: Problem, item: int) -> str:
+    return _place(problem, int(np.searchsorted(problem.item_ptr, item, "right")) - 1)

@@ -1,0 +1,102 @@
+"""What is known while solvers run: the best verified choices and the best proved bound. Every method writes here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from solvers.evaluation import evaluate
+from solvers.problem import INFINITE, Ints, Problem
+from solvers.solution import Solution, Status
+
+OPTIMAL_GAP = 1e-6
+"""An answer this close to its bound is called optimal."""
+
+Progress = Callable[[int | None, float, float, float], None]
+"""Called with (best cost or None, bound, gap, seconds) whenever one of them improves."""
+
+
+@dataclass
+class Record:
+    """The state of one solve. ``deadline`` and ``began`` are seconds of ``time.perf_counter``."""
+
+    problem: Problem
+    began: float
+    deadline: float
+    gap: float
+    seed: int = 0
+    progress: Progress | None = None
+    choices: Ints | None = None
+    objective: int | None = None
+    peak: int | None = None
+    bound: int = 0
+    infeasible: bool = False
+    smallest_limit: int | None = None
+    message: str = ""
+    steps: list[str] = field(default_factory=list)
+
+    def offer(self, choices: Ints) -> bool:
+        """Keep the choices if the evaluator calls them feasible and cheaper; True when kept."""
+        cost, peak, feasible = evaluate(self.problem, choices)
+        if not feasible:
+            if cost < INFINITE and (self.smallest_limit is None or peak < self.smallest_limit):
+                self.smallest_limit = peak
+            return False
+        if self.objective is not None and cost >= self.objective:
+            return False
+        self.choices, self.objective, self.peak = np.array(choices, dtype=np.int64), cost, peak
+        self._tell()
+        return True
+
+    def prove(self, bound: float) -> None:
+        """Every feasible answer costs at least ``bound``; costs are integers, so the bound is rounded up."""
+        whole = math.ceil(bound - 1e-6) if math.isfinite(bound) else 0
+        if whole > self.bound:
+            self.bound = whole
+            self._tell()
+
+    @property
+    def current_gap(self) -> float:
+        if self.objective is None:
+            return float("inf")
+        return max(0.0, (self.objective - self.bound) / self.objective) if self.objective else 0.0
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do: gap reached or proved infeasible."""
+        return self.infeasible or self.current_gap <= self.gap
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.perf_counter()
+
+    @property
+    def over(self) -> bool:
+        return self.done or self.seconds_left <= 0
+
+    def solution(self, method: str) -> Solution:
+        """The Solution that the record supports, no more."""
+        seconds = time.perf_counter() - self.began
+        if self.objective is None:
+            status = Status.INFEASIBLE if self.infeasible else Status.UNKNOWN
+            return Solution(None, None, self.bound, float("inf"), status, None, seconds, method, self._lack(), self.smallest_limit)
+        bound = min(self.bound, self.objective)
+        gap = (self.objective - bound) / self.objective if self.objective else 0.0
+        status = Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.FEASIBLE
+        return Solution(self.choices, self.objective, bound, gap, status, self.peak, seconds, method, self.message)
+
+    def _lack(self) -> str:
+        limit = self.problem.limit
+        what = f"no choices respect the limit {limit}" if self.infeasible else "no feasible choices were found in the time given"
+        if limit is None and self.infeasible:
+            what = "no choices avoid every forbidden cost"
+        known = "" if self.smallest_limit is None else f"; the smallest limit known to be feasible is {self.smallest_limit}"
+        return what + known
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(self.objective, self.bound, self.current_gap, time.perf_counter() - self.began)
