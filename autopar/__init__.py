@@ -1,0 +1,87 @@
+"""autopar: a PyTorch model, example inputs and a device mesh -> Plan -> the same model, sharded, on N ranks.
+
+Public names resolve on first use, so that ``import autopar`` and ``autopar --help`` load neither torch nor a solver.
+"""
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopar.api import capture, compile, load, plan, verify
+    from autopar.check import check
+    from autopar.errors import AutoparError
+    from autopar.graph import Graph
+    from autopar.plan import Plan
+    from autopar.reshard import reshard
+    from autopar.sharding import ShardingSpec
+    from cost_models import Hardware, Mesh
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
+    "capture", "check", "compile", "load", "plan", "reshard", "verify",
+]  # fmt: skip
+
+_HOME = {
+    "AutoparError": "autopar.errors",
+    "Graph": "autopar.graph",
+    "Hardware": "cost_models",
+    "Mesh": "cost_models",
+    "Plan": "autopar.plan",
+    "ShardingSpec": "autopar.sharding",
+    "capture": "autopar.api",
+    "check": "autopar.check",
+    "compile": "autopar.api",
+    "load": "autopar.api",
+    "plan": "autopar.api",
+    "reshard": "autopar.reshard",
+    "verify": "autopar.api",
+}
+
+
+def _own_siblings() -> None:
+    """Stops when another package named ``solvers`` or ``cost_models`` comes first on the path: its code would run instead of ours.
+
+    Raises:
+        AutoparError: naming the other path.
+    """
+    root = Path(__file__).resolve().parent.parent
+    for name in ("solvers", "cost_models"):
+        spec = find_spec(name)
+        found = [spec.origin] if spec and spec.origin else list(spec.submodule_search_locations or ()) if spec else []
+        if found and Path(found[0]).resolve() not in (root / name, root / name / "__init__.py"):
+            from autopar.errors import UsageError
+
+            raise UsageError(
+                f"another package named {name!r} at {found[0]} hides autopar's own in {root / name}",
+                "rename or remove the other one, or start Python from another folder",
+            )
+
+
+class _Package(ModuleType):
+    """Keeps the public functions that share a submodule's name: importing ``autopar.plan`` does not hide ``autopar.plan(...)``."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+_own_siblings()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
