@@ -1,0 +1,214 @@
+"""Graph, Op, Tensor: what the importer yields. Frozen values, no torch.
+
+A graph is a list of operators in execution order over named tensors. Tensor arguments are ``Ref`` placeholders
+in ``Op.args`` and ``Op.kwargs``; everything else in them is plain JSON data, so that a plan can hold it and a rank can run it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Phase = Literal["forward", "backward"]
+Argument = Any
+"""None, bool, int, float, str, Dtype, Ref, or a tuple of these."""
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
+    "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The place of the operator's ``index``-th tensor input among its arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A dtype among an operator's arguments, by its torch name (``float32``)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named value: global shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator.
+
+    Args:
+        name: stable name; its first output has the same name, further ones ``name:1`` ...
+        target: ``aten.add.Tensor``, ``autopar.contract.default``.
+        inputs: tensor names, one for each ``Ref`` in order of first appearance (a tensor used twice appears twice).
+        outputs: tensor names; an output nobody uses still has one.
+        args, kwargs: arguments with ``Ref(i)`` for tensors. No device, layout or memory format among them.
+        module: path of the module it comes from (``layers.0.attn``), empty for the top.
+        phase: forward or backward.
+        location: the user's line, ``model.py:12``, empty when unknown.
+    """
+
+    name: str
+    target: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    args: tuple[Argument, ...] = ()
+    kwargs: tuple[tuple[str, Argument], ...] = ()
+    module: str = ""
+    phase: Phase = "forward"
+    location: str = ""
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """A value that comes from outside.
+
+    Args:
+        tensor: its tensor name in the graph.
+        kind: ``input``, ``parameter``, ``buffer``, ``constant`` (a tensor baked into the model) or ``tangent``
+            (an output's gradient, in training graphs without a scalar loss).
+        name: the public name: forward argument (``tokens``, ``batch.x``), parameter path, or the output's name for a tangent.
+        aliases: further module names of the same tied parameter.
+        trained: a parameter that requires grad.
+    """
+
+    tensor: str
+    kind: Literal["input", "parameter", "buffer", "constant", "tangent"]
+    name: str
+    aliases: tuple[str, ...] = ()
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """A value that leaves.
+
+    Args:
+        tensor: its tensor name (several outputs may share one; an output may be a graph input).
+        kind: ``output``, ``gradient`` (of the parameter or input ``name``) or ``buffer`` (new value of a mutated buffer).
+        name: path of the output (``loss``, ``0``, ``logits``), or of the parameter or buffer.
+    """
+
+    tensor: str
+    kind: Literal["output", "gradient", "buffer"]
+    name: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured model.
+
+    Args:
+        mode: ``train`` (forward and backward) or ``inference``.
+        tensors: every tensor by name.
+        inputs, ops, outputs: in order.
+        groups: equal layers: each group is a tuple of repeats, each repeat a tuple of op names, position by position the same.
+        arguments: JSON tree of the call, ``{"args": [...], "kwargs": {...}, "loss_args": [...]}`` with
+            ``{"tensor": NAME}`` leaves, and of the result, ``{"outputs": ...}``.
+    """
+
+    mode: Literal["train", "inference"]
+    tensors: Mapping[str, Tensor]
+    inputs: tuple[GraphInput, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[GraphOutput, ...]
+    groups: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def op(self) -> Mapping[str, Op]:
+        """Operators by name."""
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def producer(self) -> Mapping[str, Op]:
+        """The operator that makes each tensor (graph inputs have none)."""
+        return {tensor: op for op in self.ops for tensor in op.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
+        """For each tensor, the (op index, input position) pairs that read it, in order."""
+        found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.tensors}
+        for index, op in enumerate(self.ops):
+            for position, tensor in enumerate(op.inputs):
+                found[tensor].append((index, position))
+        return {name: tuple(places) for name, places in found.items()}
+
+    def of_kind(self, kind: str) -> Iterator[GraphInput]:
+        """The graph inputs of one kind, in order."""
+        return (item for item in self.inputs if item.kind == kind)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of what is computed: operators, arguments, shapes, dtypes, wiring; not locations, devices or kernels."""
+        number = {item.tensor: index for index, item in enumerate(self.inputs)}
+        rows: list[Any] = [self.mode]
+        rows += [[i.kind, i.name, *self._signature(i.tensor)] for i in self.inputs]
+        for op in self.ops:
+            rows.append([op.target, [number[t] for t in op.inputs], to_json(op.args), to_json(dict(op.kwargs)), op.phase])
+            for tensor in op.outputs:
+                number[tensor] = len(number)
+                rows.append(self._signature(tensor))
+        rows += [[o.kind, o.name, number[o.tensor]] for o in self.outputs]
+        return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+
+    def _signature(self, name: str) -> list[Any]:
+        tensor = self.tensors[name]
+        return [list(tensor.shape), tensor.dtype]
+
+
+def to_json(argument: Argument) -> Any:
+    """Operator arguments as JSON data: ``Ref(2)`` is ``{"ref": 2}``, ``Dtype("float32")`` is ``{"dtype": "float32"}``,
+    infinite and not-a-number floats are ``{"float": "inf"}``."""
+    match argument:
+        case Ref(index):
+            return {"ref": index}
+        case Dtype(name):
+            return {"dtype": name}
+        case float() if not math.isfinite(argument):
+            return {"float": str(argument)}
+        case tuple() | list():
+            return [to_json(item) for item in argument]
+        case dict():
+            return {key: to_json(item) for key, item in argument.items()}
+        case _:
+            return argument
+
+
+def from_json(data: Any) -> Argument:
+    """The inverse of ``to_json`` (lists become tuples)."""
+    match data:
+        case {"ref": int(index)}:
+            return Ref(index)
+        case {"dtype": str(name)}:
+            return Dtype(name)
+        case {"float": str(text)}:
+            return float(text)
+        case list():
+            return tuple(from_json(item) for item in data)
+        case dict():
+            return {key: from_json(item) for key, item in data.items()}
+        case _:
+            return data

@@ -1,0 +1,186 @@
+"""ShardingSpec: how one tensor lies on the mesh. Strategy: one legal way to run one operator.
+
+Mesh axes are integers here (their position in the mesh); names belong to the mesh. Axes of size 1 never
+appear in a spec: ``ShardingSpec.normalized`` drops them, so that they cannot change an answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from autopar.errors import SpecError
+
+REDUCTIONS = ("sum", "max", "min")
+
+_DIM = re.compile(r"^(R|S(\d+))$")
+_PARTIAL = re.compile(r"^P(\d)(max|min|sum)?$")
+
+
+@dataclass(frozen=True)
+class ShardingSpec:
+    """The layout of one tensor.
+
+    Args:
+        dims: for each tensor dim, the mesh axes that split it, major to minor; ``()`` is replicated.
+        partial: ``(axis, reduction)`` pairs, sorted by axis: the value still to be reduced over that axis.
+    """
+
+    dims: tuple[tuple[int, ...], ...]
+    partial: tuple[tuple[int, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        axes = self.split_axes + tuple(axis for axis, _ in self.partial)
+        if len(set(axes)) != len(axes):
+            raise SpecError(f"mesh axis used twice in the spec {self!s}", "each axis splits at most one dim, or is partial")
+        object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+
+    @staticmethod
+    def replicated(rank: int) -> ShardingSpec:
+        """``R R ...`` for a tensor of ``rank`` dims."""
+        return ShardingSpec(((),) * rank)
+
+    @staticmethod
+    def parse(text: str) -> ShardingSpec:
+        """Reads ``S0 R``, ``S01 R +P2``, ``R +P1max``; the empty string is a replicated scalar.
+
+        Raises:
+            SpecError: naming the word that cannot be read.
+
+        >>> ShardingSpec.parse("S01 R +P2max")
+        ShardingSpec(dims=((0, 1), ()), partial=((2, 'max'),))
+        """
+        return _parse(text)
+
+    def __str__(self) -> str:
+        words = ["S" + "".join(map(str, axes)) if axes else "R" for axes in self.dims]
+        words += [f"+P{axis}" + ("" if reduction == "sum" else reduction) for axis, reduction in self.partial]
+        return " ".join(words)
+
+    @cached_property
+    def split_axes(self) -> tuple[int, ...]:
+        """Every axis that splits a dim, in dim order."""
+        return tuple(itertools.chain.from_iterable(self.dims))
+
+    @cached_property
+    def partial_axes(self) -> tuple[int, ...]:
+        """Every axis over which the value is still to be reduced."""
+        return tuple(axis for axis, _ in self.partial)
+
+    @property
+    def is_replicated(self) -> bool:
+        """True when every rank holds the whole value."""
+        return not self.partial and not self.split_axes
+
+    def parts(self, dim: int, sizes: Sequence[int]) -> int:
+        """Into how many pieces ``dim`` is cut on a mesh of these axis sizes."""
+        return math.prod(sizes[axis] for axis in self.dims[dim])
+
+    def local_shape(self, shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+        """The shape one rank holds of a tensor of global ``shape``."""
+        return tuple(extent // self.parts(dim, sizes) for dim, extent in enumerate(shape))
+
+    def start(self, dim: int, extent: int, sizes: Sequence[int], coordinates: Sequence[int]) -> int:
+        """The first global index along ``dim`` (of global ``extent``) held by the rank at ``coordinates``."""
+        start, step = 0, extent
+        for axis in self.dims[dim]:
+            step //= sizes[axis]
+            start += coordinates[axis] * step
+        return start
+
+    def normalized(self, sizes: Sequence[int]) -> ShardingSpec:
+        """Without the axes of size 1."""
+        dims = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in self.dims)
+        return ShardingSpec(dims, tuple(item for item in self.partial if sizes[item[0]] > 1))
+
+    def problem(self, shape: Sequence[int], sizes: Sequence[int]) -> str | None:
+        """Why this spec is illegal for a tensor of ``shape`` on a mesh of ``sizes``; None when it is legal."""
+        if len(self.dims) != len(shape):
+            return f"the spec {self!s} has {len(self.dims)} dims, the tensor has {len(shape)} (shape {list(shape)})"
+        for axis in self.split_axes + self.partial_axes:
+            if axis >= len(sizes):
+                return f"the spec {self!s} uses axis {axis}, the mesh has {len(sizes)} axes"
+        for dim, extent in enumerate(shape):
+            if extent % self.parts(dim, sizes):
+                return f"dim {dim} of size {extent} cannot be split in {self.parts(dim, sizes)} equal parts by {self!s}"
+        return None
+
+
+@lru_cache(maxsize=65536)
+def _parse(text: str) -> ShardingSpec:
+    dims: list[tuple[int, ...]] = []
+    partial: list[tuple[int, str]] = []
+    for word in text.replace("+", " +").split():
+        if word.startswith("+"):
+            match = _PARTIAL.match(word[1:])
+            if not match:
+                raise SpecError(f"cannot read {word!r} in the spec {text!r}", "a partial value is written +P0, +P1max or +P1min")
+            partial.append((int(match[1]), match[2] or "sum"))
+            continue
+        match = _DIM.match(word)
+        if not match:
+            if re.match(r"^S\d+/\d+$", word):
+                raise SpecError(f"{word!r} in the spec {text!r} is reserved for block-wise splits", "split the dim as a whole, e.g. S0")
+            raise SpecError(f"cannot read {word!r} in the spec {text!r}", "write R or S with axis digits for each dim, e.g. 'S0 R' or 'S01 R +P2'")
+        if partial:
+            raise SpecError(f"{word!r} follows a partial suffix in the spec {text!r}", "write all dims first, then +P suffixes")
+        dims.append(tuple(int(digit) for digit in match[2] or ""))
+    return ShardingSpec(tuple(dims), tuple(partial))
+
+
+def splits(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[ShardingSpec]:
+    """Every legal spec without partial sums of a tensor of ``shape``, replicated first.
+
+    An axis splits at most one dim; a dim is split only by axes whose product divides it; both orders of
+    several axes on one dim are given. Axes of size 1 are left out.
+    """
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    for dims in itertools.product(range(-1, len(shape)), repeat=len(axes)):
+        chosen = [tuple(axis for axis, d in zip(axes, dims, strict=True) if d == dim) for dim in range(len(shape))]
+        if any(extent % math.prod(sizes[a] for a in some) for extent, some in zip(shape, chosen, strict=True)):
+            continue
+        for order in itertools.product(*(itertools.permutations(some) for some in chosen)):
+            yield ShardingSpec(tuple(order))
+
+
+@dataclass(frozen=True)
+class InnerCollective:
+    """A collective that runs inside an operator under a strategy (vocabulary-split softmax, split batch norm).
+
+    Args:
+        kind: ``all_reduce``.
+        axes: the mesh axes of the group.
+        bytes: the full (reduced) tensor's bytes on its group.
+        reduction: ``sum``, ``max`` or ``min``.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    bytes: int
+    reduction: str = "sum"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One legal way to run one operator.
+
+    Args:
+        inputs: the spec each input must have.
+        outputs: the spec each output comes out with.
+        parts: into how many equal parts the iteration space is cut (work per rank = whole / parts).
+        inner: the collectives it needs inside.
+        factors: the axes given to each factor of the rule, for what runs on a rank to be derived.
+    """
+
+    inputs: tuple[ShardingSpec, ...]
+    outputs: tuple[ShardingSpec, ...]
+    parts: int = 1
+    inner: tuple[InnerCollective, ...] = ()
+    factors: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
