@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from solvers.compiled import COMPILED
 from solvers.problem import Ints, Problem, ProblemError, offsets
 
 
@@ -29,9 +30,25 @@ def read(path: str | PathLike[str]) -> Problem:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ProblemError(f"{fspath(path)}: broken gzip data ({error})", "fetch the file again") from error
     try:
-        return _from_json(data)
+        return _from_scan(data) or _from_json(data)
     except ProblemError as error:
         raise ProblemError(f"{fspath(path)}: {str(error).splitlines()[0]}", str(error).split("hint: ", 1)[1]) from error
+
+
+def _from_scan(data: bytes) -> Problem | None:
+    """The fast road, where kernels are compiled and the file is plain."""
+    if not COMPILED:
+        return None
+    from solvers.scanner import scan
+
+    found = scan(data)
+    if found is None:
+        return None
+    costs, node_ptr = found["problem.nodes.costs"]
+    item_ptr, items = interval_items(node_ptr, *found["problem.nodes.intervals"], *found["problem.nodes.usages"])
+    pairs, edges = found["problem.edges.nodes"], found["problem.edges.costs"]
+    name, limit = found.get("problem.name", ""), found.get("problem.usage_limit")
+    return assemble(name, node_ptr, costs, *pairs, *edges, item_ptr, items, limit)
 
 
 def _from_json(data: bytes) -> Problem:

@@ -1,0 +1,29 @@
+"""``kernel``: compiles a loop over arrays with numba, keeps the machine code on disk, and runs it as plain Python where that fails.
+
+Kernels hold no interpreter lock, so that two threads use two cores on the same arrays. ``NUMBA_DISABLE_JIT=1`` switches
+compilation off, as everywhere with numba.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
+"""Whether kernels run as machine code."""
+
+
+def kernel(function: Function) -> Function:
+    """The function, compiled at its first call if it can be. Arguments must be numbers and arrays of one type at every call."""
+    if not COMPILED:
+        return function
+    import numba
+
+    try:
+        return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # no folder can be written for the machine code: compile anew in each process
+        return cast(Function, numba.njit(nogil=True)(function))

@@ -1,0 +1,252 @@
+"""The state that reduction works on, and its elementary steps: one namedtuple of arrays, changed in place by compiled kernels.
+
+Choices keep their original numbers and tables their original strides, so that undoing needs no renumbering; ``live`` lists the
+choices that are left. The ends of edges are linked lists: end ``2 e`` hangs on ``eu[e]``, end ``2 e + 1`` on ``ev[e]``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solvers.compiled import kernel
+from solvers.problem import INFINITE, Ints, Problem
+
+NEVER = 2**62
+"""Cost of what is forbidden; finite costs stay below it in sum."""
+
+# Places in Network.count.
+CONSTANT, POOL, LOG, LOG_DATA, EDGE_HEAD, EDGE_TAIL, NODE_HEAD, NODE_TAIL, INFEASIBLE, UPPER, NEED, ERASED = range(12)
+# Kinds of entries in the log.
+FIXED, FOLLOWS, BY_PAIR = range(3)
+
+
+class Network(NamedTuple):
+    """Arrays of a problem under reduction; see the module's docstring."""
+
+    ptr: Ints  # [N + 1] choices of node i: ptr[i] : ptr[i + 1]
+    live: Ints  # [C] the first live_count[i] of node i's places hold its remaining choices
+    live_count: Ints  # [N]
+    cost: Ints  # [C]
+    present: NDArray[np.uint8]  # [N] 0: fixed, merged or eliminated
+    heavy: NDArray[np.uint8]  # [N] 1: has memory items
+    degree: Ints  # [N]
+    head: Ints  # [N] first edge end
+    following: Ints  # [2 E] next edge end of the same node, -1 at the end
+    eu: Ints  # [E]
+    ev: Ints  # [E]
+    at: Ints  # [E] where the edge's table begins in pool
+    edge_live: NDArray[np.uint8]  # [E]
+    pool: Ints
+    edge_queue: Ints  # [E + 1] ring
+    edge_waits: NDArray[np.uint8]  # [E]
+    node_queue: Ints  # [N + 1] ring
+    node_waits: NDArray[np.uint8]  # [N]
+    log: Ints  # [N, 5] kind, node, first, second, where its data begins
+    log_data: Ints
+    mark: Ints  # [N] scratch, -1
+    count: Ints  # scalars, by the names above
+
+
+def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
+    """The problem as a Network in which everything waits to be looked at; answers that cost ``upper`` or more may be lost."""
+    nodes, edges = problem.num_nodes, problem.num_edges
+    sizes = np.diff(problem.node_ptr)
+    count = np.zeros(12, dtype=np.int64)
+    count[POOL], count[UPPER] = len(problem.edge_costs), upper
+    pool = np.empty(len(problem.edge_costs) * 5 // 4 + 4096, dtype=np.int64)
+    pool[: len(problem.edge_costs)] = problem.edge_costs
+    pool[: len(problem.edge_costs)][problem.edge_costs >= INFINITE] = NEVER
+    result = Network(
+        ptr=problem.node_ptr,
+        live=np.arange(len(problem.costs), dtype=np.int64) - np.repeat(problem.node_ptr[:-1], sizes),
+        live_count=sizes.astype(np.int64),
+        cost=np.where(problem.costs >= INFINITE, NEVER, problem.costs),
+        present=np.ones(nodes, dtype=np.uint8),
+        heavy=heavy.astype(np.uint8),
+        degree=np.zeros(nodes, dtype=np.int64),
+        head=np.full(nodes, -1, dtype=np.int64),
+        following=np.full(2 * edges, -1, dtype=np.int64),
+        eu=problem.edges[:, 0].copy(),
+        ev=problem.edges[:, 1].copy(),
+        at=problem.edge_ptr[:-1].copy(),
+        edge_live=np.ones(edges, dtype=np.uint8),
+        pool=pool,
+        edge_queue=np.zeros(edges + 1, dtype=np.int64),
+        edge_waits=np.zeros(edges, dtype=np.uint8),
+        node_queue=np.zeros(nodes + 1, dtype=np.int64),
+        node_waits=np.zeros(nodes, dtype=np.uint8),
+        log=np.zeros((nodes, 5), dtype=np.int64),
+        log_data=np.zeros(len(problem.costs) * 2 + 4096, dtype=np.int64),
+        mark=np.full(nodes, -1, dtype=np.int64),
+        count=count,
+    )
+    link(result)
+    return result
+
+
+def grown(net: Network) -> Network:
+    """The same network with more room for tables and for the log."""
+    need = int(net.count[NEED])
+    pool = np.concatenate([net.pool, np.empty(need + len(net.pool) // 4, dtype=np.int64)])
+    log_data = np.concatenate([net.log_data, np.empty(need + len(net.log_data), dtype=np.int64)])
+    return net._replace(pool=pool, log_data=log_data)
+
+
+def undo(net: Network, choices: Ints) -> Ints:
+    """Choices of all nodes from those of the nodes still present (shape [N], original numbers)."""
+    full = choices.copy()
+    replay(net.ptr, net.log[: net.count[LOG]], net.log_data, full)
+    return full
+
+
+@kernel
+def replay(ptr: Ints, log: Ints, data: Ints, choices: Ints) -> None:
+    """Follow the log backwards."""
+    for entry in range(len(log) - 1, -1, -1):
+        kind, node, first, second, at = log[entry]
+        if kind == FOLLOWS:
+            at += choices[first]
+        elif kind == BY_PAIR:
+            at += choices[first] * (ptr[second + 1] - ptr[second]) + choices[second]
+        choices[node] = data[at]
+
+
+@kernel
+def link(net: Network) -> None:
+    """Hang every edge on its nodes, add parallel edges together, and queue everything."""
+    for e in range(len(net.eu)):
+        hang(net, 2 * e, net.eu[e])
+        hang(net, 2 * e + 1, net.ev[e])
+        net.degree[net.eu[e]] += 1
+        net.degree[net.ev[e]] += 1
+    for i in range(len(net.live_count)):
+        end = net.head[i]
+        while end >= 0:
+            e = end >> 1
+            if net.edge_live[e]:
+                other = far(net, end)
+                if net.mark[other] >= 0:
+                    add_table(net, net.mark[other], e, i, other)
+                    kill(net, e)
+                else:
+                    net.mark[other] = e
+            end = net.following[end]
+        unmark(net, i)
+    for i in range(len(net.live_count)):
+        drop_forbidden(net, i)
+        wake_node(net, i)
+    for e in range(len(net.eu)):
+        if net.edge_live[e]:
+            wake_edge(net, e)
+
+
+@kernel
+def hang(net: Network, end: int, node: int) -> None:
+    net.following[end] = net.head[node]
+    net.head[node] = end
+
+
+@kernel
+def far(net: Network, end: int) -> int:
+    """The node at the other end."""
+    return net.eu[end >> 1] if end & 1 else net.ev[end >> 1]
+
+
+@kernel
+def steps(net: Network, e: int, node: int) -> tuple[int, int]:
+    """Strides in edge e's table for a choice of ``node`` and for one of the other node."""
+    u, v = net.eu[e], net.ev[e]
+    width = net.ptr[v + 1] - net.ptr[v]
+    if u == node:
+        return width, 1
+    return 1, width
+
+
+@kernel
+def kill(net: Network, e: int) -> None:
+    net.edge_live[e] = 0
+    net.degree[net.eu[e]] -= 1
+    net.degree[net.ev[e]] -= 1
+    wake_node(net, net.eu[e])
+    wake_node(net, net.ev[e])
+
+
+@kernel
+def unmark(net: Network, node: int) -> None:
+    end = net.head[node]
+    while end >= 0:
+        net.mark[far(net, end)] = -1
+        end = net.following[end]
+
+
+@kernel
+def wake_edge(net: Network, e: int) -> None:
+    if net.edge_waits[e] == 0:
+        net.edge_waits[e] = 1
+        net.edge_queue[net.count[EDGE_TAIL]] = e
+        net.count[EDGE_TAIL] = (net.count[EDGE_TAIL] + 1) % len(net.edge_queue)
+
+
+@kernel
+def wake_node(net: Network, node: int) -> None:
+    if net.node_waits[node] == 0 and net.present[node]:
+        net.node_waits[node] = 1
+        net.node_queue[net.count[NODE_TAIL]] = node
+        net.count[NODE_TAIL] = (net.count[NODE_TAIL] + 1) % len(net.node_queue)
+
+
+@kernel
+def wake_around(net: Network, node: int) -> None:
+    """Queue the node and all its edges: its choices or costs changed."""
+    wake_node(net, node)
+    end = net.head[node]
+    while end >= 0:
+        if net.edge_live[end >> 1]:
+            wake_edge(net, end >> 1)
+        end = net.following[end]
+
+
+@kernel
+def add_table(net: Network, target: int, source: int, first: int, second: int) -> None:
+    """Add the table of edge ``source`` to that of ``target``; both join ``first`` and ``second``."""
+    a, b = steps(net, target, first)
+    c, d = steps(net, source, first)
+    for i in range(net.live_count[first]):
+        k = net.live[net.ptr[first] + i]
+        for j in range(net.live_count[second]):
+            m = net.live[net.ptr[second] + j]
+            place = net.at[target] + k * a + m * b
+            net.pool[place] = plus(net.pool[place], net.pool[net.at[source] + k * c + m * d])
+
+
+@kernel
+def plus(a: int, b: int) -> int:
+    if a >= NEVER or b >= NEVER:
+        return NEVER
+    return a + b
+
+
+@kernel
+def drop_forbidden(net: Network, node: int) -> bool:
+    """Remove choices that cost too much for an answer below the upper bound, and move the least cost to the constant."""
+    begin, kept = net.ptr[node], 0
+    least = NEVER
+    for i in range(net.live_count[node]):
+        k = net.live[begin + i]
+        if net.cost[begin + k] < net.count[UPPER] - net.count[CONSTANT] and net.cost[begin + k] < NEVER:
+            net.live[begin + kept] = k
+            kept += 1
+            least = min(least, net.cost[begin + k])
+    changed = kept < net.live_count[node]
+    net.live_count[node] = kept
+    if kept == 0:
+        net.count[INFEASIBLE] = 1
+        return True
+    if least > 0:
+        net.count[CONSTANT] += least
+        for i in range(kept):
+            net.cost[begin + net.live[begin + i]] -= least
+    return changed
