@@ -1,0 +1,30 @@
+"""The errors of this package. Each says what is wrong (`message`), what to try (`hint`) and the command line's exit status."""
+
+from __future__ import annotations
+
+
+class CostModelError(Exception):
+    """Base of the errors of ``cost_models``; printed as the message and a last line ``hint: ...``."""
+
+    exit_status = 3
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}\nhint: {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class MeshError(CostModelError, ValueError):
+    """A mesh that cannot be read (exit status 2)."""
+
+    exit_status = 2
+
+
+class UnknownHardwareError(CostModelError, ValueError):
+    """A hardware name that is neither built in nor a file (exit status 2)."""
+
+    exit_status = 2
+
+
+class HardwareFileError(CostModelError):
+    """A hardware file that cannot be used; the message names the field (exit status 3)."""

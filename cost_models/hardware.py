@@ -1,0 +1,209 @@
+"""Hardware: what one device and its links can do. Read from the TOML files beside this one, or from the user's.
+
+A built-in file states the source of each figure. Figures are the vendor's peaks; what a kernel reaches of them
+is the business of ``compute``.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cost_models.errors import HardwareFileError, UnknownHardwareError
+
+PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+"""The names that ``peak_flops`` may hold; float32 must be there."""
+
+_RUNS_AS: Mapping[str, str] = {"complex64": "float32", "complex128": "float64"}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between devices.
+
+    Args:
+        latency_seconds: before the first byte.
+        bandwidth: bytes/s each way per device.
+    """
+
+    latency_seconds: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of device, how many share a node, and how they are connected.
+
+    Args:
+        name: of the machine.
+        memory_bytes: of one device.
+        memory_bandwidth: bytes/s of one device's memory.
+        kernel_launch_seconds: the least time of an operator.
+        peak_flops: ``(dtype, floating-point operations a second)`` pairs, dense.
+        devices_per_node: how many consecutive ranks share a node.
+        node: between devices of a node.
+        network: between nodes.
+        axes: ``(mesh axis name, link)`` pairs that override the two links.
+    """
+
+    name: str
+    memory_bytes: float
+    memory_bandwidth: float
+    kernel_launch_seconds: float
+    peak_flops: tuple[tuple[str, float], ...]
+    devices_per_node: int
+    node: Link
+    network: Link
+    axes: tuple[tuple[str, Link], ...] = ()
+
+    @cached_property
+    def _peaks(self) -> Mapping[str, float]:
+        return dict(self.peak_flops)
+
+    def peak(self, dtype: str) -> float:
+        """Peak operations a second on ``dtype``; a dtype the file does not name runs at the float32 peak."""
+        peaks = self._peaks
+        return peaks.get(_RUNS_AS.get(dtype, dtype), peaks["float32"])
+
+    def axis_link(self, name: str) -> Link | None:
+        """The link that the file gives to the mesh axis ``name``, if any."""
+        return next((link for axis, link in self.axes if axis == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The hardware as the content of a hardware file; ``from_dict`` reads it back."""
+        data: dict[str, Any] = {
+            "name": self.name,
+            "memory_bytes": self.memory_bytes,
+            "memory_bandwidth": self.memory_bandwidth,
+            "kernel_launch_seconds": self.kernel_launch_seconds,
+            "peak_flops": dict(self.peak_flops),
+            "devices_per_node": self.devices_per_node,
+            "links": {"node": _link_dict(self.node), "network": _link_dict(self.network)},
+        }
+        if self.axes:
+            data["axes"] = {name: _link_dict(link) for name, link in self.axes}
+        return data
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], source: str = "the hardware description") -> Hardware:
+        """Reads the content of a hardware file.
+
+        Raises:
+            HardwareFileError: naming ``source`` and the first field that is missing, unknown or out of range.
+        """
+        try:
+            file = _File.model_validate(dict(data))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"] if part != "[key]")
+            problem = first["msg"][0].lower() + first["msg"][1:]
+            hint = "see the built-in hardware files for a complete example"
+            raise HardwareFileError(f"{source}: field {place}: {problem}", hint) from error
+        if "float32" not in file.peak_flops:
+            hint = "every dtype that is not given falls back on the float32 peak"
+            raise HardwareFileError(f"{source}: field peak_flops.float32: field required", hint)
+        for dtype in file.peak_flops:
+            if dtype not in PEAK_DTYPES:
+                raise HardwareFileError(f"{source}: field peak_flops.{dtype}: unknown dtype", f"use {', '.join(PEAK_DTYPES)}")
+        return Hardware(
+            file.name,
+            file.memory_bytes,
+            file.memory_bandwidth,
+            file.kernel_launch_seconds,
+            tuple(file.peak_flops.items()),
+            file.devices_per_node,
+            file.links.node.link,
+            file.links.network.link,
+            tuple((name, link.link) for name, link in file.axes.items()),
+        )
+
+
+Positive = Annotated[float, Field(gt=0, lt=math.inf, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, lt=math.inf, allow_inf_nan=False)]
+
+
+class _LinkEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    latency_seconds: NotNegative
+    bandwidth: Positive
+
+    @property
+    def link(self) -> Link:
+        return Link(self.latency_seconds, self.bandwidth)
+
+
+class _Links(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    node: _LinkEntry
+    network: _LinkEntry
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Annotated[str, Field(min_length=1)]
+    memory_bytes: Positive
+    memory_bandwidth: Positive
+    kernel_launch_seconds: NotNegative
+    peak_flops: dict[str, Positive]
+    devices_per_node: Annotated[int, Field(ge=1)]
+    links: _Links
+    axes: dict[str, _LinkEntry] = {}
+
+
+def hardware_names() -> tuple[str, ...]:
+    """The built-in names, sorted."""
+    return tuple(sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml")))
+
+
+def load_hardware(hardware: str | Path | Hardware) -> Hardware:
+    """The hardware of a built-in name or a TOML file (a text that ends in ``.toml`` or holds a slash is a path).
+
+    Raises:
+        UnknownHardwareError: neither a built-in name nor a file.
+        HardwareFileError: a file that cannot be read, with the field at fault.
+    """
+    if isinstance(hardware, Hardware):
+        return hardware
+    if isinstance(hardware, str) and hardware in hardware_names():
+        return _built_in(hardware)
+    path = Path(hardware)
+    if not path.is_file():
+        if isinstance(hardware, str) and not hardware.endswith(".toml") and "/" not in hardware:
+            hint = f"use one of {', '.join(hardware_names())}, or the path of a .toml file"
+            raise UnknownHardwareError(f"unknown hardware {hardware!r}", hint)
+        raise UnknownHardwareError(f"no hardware file at {str(hardware)!r}", f"check the path, or use one of {', '.join(hardware_names())}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HardwareFileError(f"cannot read the hardware file {path}: {error}", "it must be a readable TOML file") from error
+    return _parse(text, str(path))
+
+
+@lru_cache
+def _built_in(name: str) -> Hardware:
+    return _parse((_folder() / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml")
+
+
+def _parse(text: str, source: str) -> Hardware:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareFileError(f"{source} is not TOML: {error}", "see the built-in hardware files for a complete example") from error
+    return Hardware.from_dict(data, source)
+
+
+def _folder() -> Traversable:
+    return resources.files("cost_models") / "hardware"
+
+
+def _link_dict(link: Link) -> dict[str, float]:
+    return {"latency_seconds": link.latency_seconds, "bandwidth": link.bandwidth}
