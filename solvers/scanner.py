@@ -105,7 +105,7 @@ def scan_rows(text: NDArray[np.uint8], at: int, values: Ints, ptr: Ints) -> tupl
                 number = number * 10 + (text[at] - 48)
                 digits += 1
                 at += 1
-            if digits > 18 and not (digits == 19 and number == 1000000000000000000) or (digits > 1 and c == 48):
+            if (digits > 18 and not (digits == 19 and number == 1000000000000000000)) or (digits > 1 and c == 48):
                 return -1, 0, 0
             values[count] = -number if negative else number
             count += 1
@@ -132,6 +132,6 @@ def scan_rows(text: NDArray[np.uint8], at: int, values: Ints, ptr: Ints) -> tupl
             if negative or not expects or depth != 2:
                 return -1, 0, 0
             negative = True
-        elif c != 32 and c != 10 and c != 13 and c != 9 or negative:
+        elif (c != 32 and c != 10 and c != 13 and c != 9) or negative:
             return -1, 0, 0
     return -1, 0, 0

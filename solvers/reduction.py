@@ -1,0 +1,143 @@
+"""Exact reduction of a problem to its core, and the way back.
+
+The steps are in ``propagation``, ``memory`` and ``dominance``; this page is their order. A core's best answer, undone, is a best
+answer of the problem; answers that cost ``upper`` or more may be lost on the way, which is how a known answer sharpens the reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.compiled import kernel
+from solvers.dominance import dominate
+from solvers.memory import Memory, drop_too_large, heavy_nodes, memory, rebuild
+from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, Network, network, undo, wake_node
+from solvers.problem import Ints, Problem, offsets
+from solvers.propagation import propagate
+
+MOST_VISITS = 3
+"""Dominance looks at a node at most this often."""
+MOST_ROUNDS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Core:
+    """What reduction leaves: the same arrays as a Problem but times indexed, room by time, and a constant cost.
+
+    Costs of ``NEVER`` (2^62) are forbidden. ``expand`` turns choices of the core, shape [n], into choices of the problem;
+    ``restrict`` goes back, with -1 where a choice is gone.
+    """
+
+    node_ptr: Ints
+    costs: Ints
+    edges: Ints
+    edge_ptr: Ints
+    edge_costs: Ints
+    item_ptr: Ints
+    item_begin: Ints
+    item_end: Ints
+    item_usage: Ints
+    capacity: Ints
+    constant: int
+    infeasible: bool
+    expand: Callable[[Ints], Ints]
+    restrict: Callable[[Ints], Ints]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_ptr) - 1
+
+    @property
+    def num_entries(self) -> int:
+        return len(self.edge_costs)
+
+
+def reduce(problem: Problem, upper: int = NEVER) -> Core:
+    """The core of the problem, for answers that cost less than ``upper``."""
+    items = memory(problem)
+    net = network(problem, heavy_nodes(problem.node_ptr, items), upper)
+    visits = np.zeros(problem.num_nodes, dtype=np.int64)
+    logged, removed = 0, 1
+    for turn in range(MOST_ROUNDS):
+        net = propagate(net)
+        if net.count[INFEASIBLE]:
+            break
+        items, logged = rebuild(net, items, logged), int(net.count[LOG])
+        net.heavy[:] = heavy_nodes(net.ptr, items)
+        wake_light(net)
+        dropped = drop_too_large(net, items)
+        if net.count[INFEASIBLE] or turn == MOST_ROUNDS - 1 or not (removed or dropped):
+            break
+        removed = dominate(net, items, visits, MOST_VISITS)
+    return _core(net, items)
+
+
+@kernel
+def wake_light(net: Network) -> None:
+    for i in range(len(net.present)):
+        if net.heavy[i] == 0:
+            wake_node(net, i)
+
+
+def _core(net: Network, items: Memory) -> Core:
+    """What is present, numbered anew."""
+    infeasible = bool(net.count[INFEASIBLE])
+    nodes = np.zeros(0, dtype=np.int64) if infeasible else np.flatnonzero(net.present)
+    edges = np.zeros(0, dtype=np.int64) if infeasible else np.flatnonzero(net.edge_live)
+    number = np.full(len(net.present), -1, dtype=np.int64)
+    number[nodes] = np.arange(len(nodes))
+    node_ptr = offsets(net.live_count[nodes])
+    places = np.repeat(net.ptr[nodes] - node_ptr[:-1], net.live_count[nodes]) + np.arange(node_ptr[-1])
+    original = net.live[places]
+    flat = np.repeat(net.ptr[nodes], net.live_count[nodes]) + original
+    edge_ptr = offsets(net.live_count[net.eu[edges]] * net.live_count[net.ev[edges]])
+    tables = np.empty(edge_ptr[-1], dtype=np.int64)
+    copy_tables(net, edges, edge_ptr, tables)
+    counts = np.diff(items.ptr)[flat]
+    item_ptr = offsets(counts)
+    picked = np.repeat(items.ptr[:-1][flat] - item_ptr[:-1], counts) + np.arange(item_ptr[-1])
+
+    def expand(choices: Ints) -> Ints:
+        full = np.zeros(len(net.present), dtype=np.int64)
+        full[nodes] = original[node_ptr[:-1] + choices]
+        return undo(net, full)
+
+    def restrict(choices: Ints) -> Ints:
+        match = original == np.repeat(choices[nodes], np.diff(node_ptr))
+        found = np.full(len(nodes), -1, dtype=np.int64)
+        owner = np.repeat(np.arange(len(nodes)), np.diff(node_ptr))
+        found[owner[match]] = np.flatnonzero(match) - node_ptr[owner[match]]
+        return found
+
+    return Core(
+        node_ptr=node_ptr,
+        costs=net.cost[flat],
+        edges=np.stack([number[net.eu[edges]], number[net.ev[edges]]], axis=1),
+        edge_ptr=edge_ptr,
+        edge_costs=tables,
+        item_ptr=item_ptr,
+        item_begin=items.begin[picked],
+        item_end=items.end[picked],
+        item_usage=items.usage[picked],
+        capacity=items.capacity,
+        constant=int(net.count[CONSTANT]),
+        infeasible=infeasible,
+        expand=expand,
+        restrict=restrict,
+    )
+
+
+@kernel
+def copy_tables(net: Network, edges: Ints, edge_ptr: Ints, tables: Ints) -> None:
+    for place in range(len(edges)):
+        e, to = edges[place], edge_ptr[place]
+        u, v = net.eu[e], net.ev[e]
+        width = net.ptr[v + 1] - net.ptr[v]
+        for i in range(net.live_count[u]):
+            row = net.at[e] + net.live[net.ptr[u] + i] * width
+            for j in range(net.live_count[v]):
+                tables[to] = net.pool[row + net.live[net.ptr[v] + j]]
+                to += 1
