@@ -1,0 +1,204 @@
+"""Graph x rules x cost model -> the best program within the memory limit, with a proved bound.
+
+The integer problem leaves out what lives only inside a phase beside the values it counts, so its bound is true; the
+program's own peak decides. When that peak is over the limit, the problem's limit is lowered by the excess and it is solved again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import numpy as np
+
+from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.graph import Graph
+from autopar.program import Memory, Program, build_program
+from autopar.search.baselines import find_baselines
+from autopar.search.extract import extract
+from autopar.search.model import Model, build_model
+from autopar.search.pins import resolve_pins
+from autopar.search.space import Space
+from cost_models import Machine
+from solvers import Problem, Solution, Status, solve
+
+PROOF = 1e-6
+"""A plan is called optimal when its gap is at most this."""
+TIGHTENINGS = 8
+
+Progress = Callable[[float, float, float, float], None]
+"""Called with incumbent seconds, bound seconds, gap, elapsed seconds."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A plan a person would write, in the same terms: its program and what it costs."""
+
+    program: Program
+    seconds: float
+    memory: Memory
+    feasible: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search found.
+
+    Args:
+        seconds: compute, communication and optimizer in sequence.
+        bound_seconds: no plan for this mesh costs less.
+        gap: (seconds - bound) / seconds.
+        status: ``optimal`` or ``feasible``.
+        solver: method that gave the choices.
+        unknown: operators without a rule, with a line where each stands; they run replicated.
+        sizes: nodes, choices, edges and edge entries of the problem.
+        stages: seconds of enumerate, model, solve.
+    """
+
+    program: Program
+    seconds: float
+    bound_seconds: float
+    gap: float
+    status: str
+    solve_seconds: float
+    solver: str
+    optimizer: str
+    memory: Memory
+    baselines: Mapping[str, Baseline]
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+
+def find_plan(
+    graph: Graph,
+    machine: Machine,
+    *,
+    memory_bytes: int | None = None,
+    optimizer: str = "adamw",
+    constraints: Mapping[str, str] | None = None,
+    time_limit: float = 60.0,
+    gap: float = PROOF,
+    seed: int = 0,
+    progress: Progress | None = None,
+    baselines: bool = True,
+) -> Found:
+    """The cheapest program of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
+
+    Raises:
+        UsageError: a pin that names nothing or is illegal.
+        InfeasibleError: nothing fits; says the least memory known to do, and the biggest items.
+        TimeLimitError: the time limit passed without an answer.
+    """
+    limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
+    started = perf_counter()
+    space = Space(graph, machine, optimizer if graph.mode == "train" else "none", resolve_pins(graph, machine.mesh, constraints or {}))
+    model = build_model(space)
+    enumerated = perf_counter()
+    problem, unit = model.problem(limit)
+    rivals: dict[str, Baseline] = {}
+    if baselines:
+        for name, program in find_baselines(space).items():
+            rivals[name] = _price(program, space.optimizer, limit)
+    modelled = perf_counter()
+    solution, program, memory = _solve_within(model, problem, unit, limit, time_limit, gap, seed, progress)
+    solved = perf_counter()
+    seconds = total_seconds(program, space.optimizer)
+    bound = min(solution.bound * unit, seconds)
+    found = _best(rivals, program, seconds)
+    if found is not None:
+        program, memory, seconds = found.program, found.memory, found.seconds
+    achieved = (seconds - bound) / seconds if seconds > 0 else 0.0
+    return Found(
+        program, seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", solution.solve_seconds, solution.method,
+        space.optimizer, memory, rivals, dict(space.unknown),
+        {"nodes": len(model.nodes), "choices": len(problem.costs), "edges": len(problem.edges), "edge_entries": len(problem.edge_costs)},
+        {"enumerate": enumerated - started, "model": modelled - enumerated, "solve": solved - modelled},
+    )  # fmt: skip
+
+
+def total_seconds(program: Program, optimizer: str) -> float:
+    """The objective: compute, communication and optimizer in sequence."""
+    return program.compute_seconds() + program.communication_seconds() + program.optimizer_seconds(optimizer)
+
+
+def _price(program: Program, optimizer: str, limit: int) -> Baseline:
+    memory = program.memory(optimizer)
+    return Baseline(program, total_seconds(program, optimizer), memory, memory.peak <= limit)
+
+
+def _best(rivals: Mapping[str, Baseline], program: Program, seconds: float) -> Baseline | None:
+    """A feasible baseline that beats what the search found (possible when it stopped early); None when there is none."""
+    cheaper = [rival for rival in rivals.values() if rival.feasible and rival.seconds < seconds]
+    return min(cheaper, key=lambda rival: rival.seconds, default=None)
+
+
+def _solve_within(
+    model: Model, problem: Problem, unit: float, limit: int, time_limit: float, gap: float, seed: int, progress: Progress | None
+) -> tuple[Solution, Program, Memory]:
+    """Solves, and solves again under a lower limit while the program's own peak is over ``limit``; the first bound holds for all."""
+
+    def report(incumbent: float, bound: float, reached: float, seconds: float) -> None:
+        if progress is not None:
+            progress(incumbent * unit, bound * unit, reached, seconds)
+
+    started = perf_counter()
+    first: Solution | None = None
+    current, least = problem, None
+    for _ in range(TIGHTENINGS):
+        left = max(time_limit - (perf_counter() - started), 1.0)
+        solution = solve(current, time_limit=left, gap=gap, seed=seed, progress=report)
+        if solution.choices is None:
+            break
+        first = first or solution
+        program = build_program(model.space.graph, extract(model, solution.choices), model.space.machine)
+        memory = program.memory(model.space.optimizer)
+        if memory.peak <= limit:
+            return replace(solution, bound=first.bound, solve_seconds=perf_counter() - started), program, memory
+        least = memory if least is None or memory.peak < least.peak else least
+        assert current.limit is not None
+        current = replace(problem, limit=max(int(current.limit - (memory.peak - limit) - limit // 2000), 0))
+    if first is None and solution.status is Status.UNKNOWN:
+        raise TimeLimitError(f"no plan was found in {time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")
+    raise _infeasible(model, problem, limit, least, seed)
+
+
+def _infeasible(model: Model, problem: Problem, limit: int, seen: Memory | None, seed: int) -> InfeasibleError:
+    """Says the least memory that a plan is known to need: the best of a search that minimises memory instead of time."""
+    small = _least_memory(model, problem, seed)
+    if seen is not None and seen.peak < small.peak:
+        small = seen
+    items = ", ".join(f"{name} {_readable(size)}" for name, size in small.biggest[:5])
+    return InfeasibleError(
+        f"no plan fits in {_readable(limit)} a rank; the least known to do is {_readable(small.peak)} "
+        f"(parameters {_readable(small.parameters)}, gradients {_readable(small.gradients)}, optimizer {_readable(small.optimizer)}, "
+        f"activations {_readable(small.activations)}); biggest at its peak (at {small.at}): {items}",
+        f"allow at least {small.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
+    )
+
+
+def _least_memory(model: Model, problem: Problem, seed: int) -> Memory:
+    """Peak of the plan found when every choice costs the bytes it holds times how long it holds them, parameters first."""
+    weight = np.zeros(len(problem.costs))
+    lives = (problem.item_end - problem.item_begin) * problem.item_usage.astype(np.float64)
+    np.add.at(weight, np.repeat(np.arange(len(problem.costs)), np.diff(problem.item_ptr)), lives)
+    scale = 2.0**40 / max(weight.max(), 1.0) / max(len(model.nodes), 1) * 1024
+    costs = [np.rint(part * scale).astype(np.int64) for part in np.split(weight, problem.node_ptr[1:-1])]
+    forbidden = np.split(problem.costs, problem.node_ptr[1:-1])
+    infinite = max(int(problem.costs.max()), 10**17)
+    costs = [np.where(old >= 10**17, infinite, new) for old, new in zip(forbidden, costs, strict=True)]
+    edges = [(u, v, np.where(np.isfinite(table), 0, infinite)) for u, v, table in model.edges]
+    solution = solve(Problem.build(costs, edges, items=None, limit=None, name="memory"), time_limit=10.0, gap=1e-3, seed=seed)
+    assert solution.choices is not None, "without a limit every graph has a plan"
+    return build_program(model.space.graph, extract(model, solution.choices), model.space.machine).memory(model.space.optimizer)
+
+
+def _readable(size: int) -> str:
+    """Bytes with a binary unit."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"

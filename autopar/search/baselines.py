@@ -1,0 +1,199 @@
+"""The plans people write by hand, in our own specs, made by walking the graph once.
+
+Each baseline says how inputs and parameters lie; every operator then takes its inputs as they come: the strategy with the
+most parts among those that need no communication but the reduction of a partial sum. A parameter that is stored split is gathered before use.
+
+========  ======================================================================================
+ddp       batch over every axis, parameters replicated
+zero2     ddp with parameters, gradients and optimizer state split; parameters gathered once a step
+fsdp      the same, gathered again in backward (ZeRO-3)
+hsdp      fsdp over the last axis, replicated over the others (two axes or more)
+megatron  batch over every axis but the last, contraction weights by columns then rows over the last
+========  ======================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.graph import Op, Phase
+from autopar.program import OUTPUT, Assignment, Layout, Program, build_program
+from autopar.search.space import Space
+from autopar.sharding import ShardingSpec, Strategy
+
+FORCED = 1e6
+"""Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a baseline lays things out.
+
+    Args:
+        batch: axes that split the first dim of the inputs.
+        stored: axes that split each parameter where it is kept.
+        tensor: axis that splits the weights of contractions, if any.
+        kept: gathered parameters stay for backward.
+    """
+
+    batch: tuple[int, ...]
+    stored: tuple[int, ...] = ()
+    tensor: int | None = None
+    kept: bool = False
+
+
+def recipes(space: Space) -> Mapping[str, Recipe]:
+    """The baselines that apply to this mesh and mode."""
+    axes = tuple(axis for axis, size in enumerate(space.sizes) if size > 1)
+    found = {"ddp": Recipe(axes), "fsdp": Recipe(axes, axes)}
+    if space.graph.mode == "train":
+        found["zero2"] = Recipe(axes, axes, kept=True)
+    if len(axes) > 1:
+        found["hsdp"] = Recipe(axes, axes[-1:])
+    if axes:
+        found["megatron"] = Recipe(axes[:-1], tensor=axes[-1])
+    return found
+
+
+def find_baselines(space: Space) -> dict[str, Program]:
+    """The program of each baseline; those whose batch does not split are left out."""
+    pins = space.pins
+    if pins.inputs or pins.outputs or pins.tensors:
+        return {}
+    found = {}
+    for name, recipe in recipes(space).items():
+        walk = _Walk(space, recipe)
+        if walk.applies:
+            found[name] = build_program(space.graph, walk.run(), space.machine)
+    return found
+
+
+class _Walk:
+    """One pass over the graph: the spec of every value as it comes."""
+
+    def __init__(self, space: Space, recipe: Recipe) -> None:
+        self.space, self.recipe, self.graph = space, recipe, space.graph
+        self.inputs: dict[str, ShardingSpec] = {}
+        self.current: dict[str, tuple[str, ShardingSpec]] = {}
+        self.undecided: set[str] = set()
+        self.layouts: list[Layout] = []
+        self.made: dict[tuple[str, ShardingSpec, Phase], str] = {}
+        self.reads: dict[tuple[str, int], str] = {}
+        self.strategies: dict[str, Strategy] = {}
+        self.applies = self._place_inputs()
+
+    def _place_inputs(self) -> bool:
+        data = list(self.graph.of_kind("input"))
+        shapes = [self.graph.tensors[item.tensor].shape for item in data]
+        batch = next((shape[0] for shape in shapes if shape), 0)
+        parts = math.prod(self.space.sizes[axis] for axis in self.recipe.batch)
+        if parts > 1 and (batch == 0 or batch % parts):
+            return False
+        for item in self.graph.inputs:
+            shape = self.graph.tensors[item.tensor].shape
+            spec = ShardingSpec.replicated(len(shape))
+            if item.kind == "input" and shape and shape[0] == batch:
+                spec = ShardingSpec((self.recipe.batch, *((),) * (len(shape) - 1)))
+            elif item.kind == "parameter" and item.trained and self.recipe.stored:
+                spec = _split_first(shape, self.recipe.stored, self.space.sizes)
+            elif item.kind == "parameter" and self.recipe.tensor is not None:
+                self.undecided.add(item.tensor)
+            self._place(item.tensor, spec)
+        return True
+
+    def _place(self, tensor: str, spec: ShardingSpec) -> None:
+        self.inputs[tensor] = spec
+        self.current[tensor] = (tensor, spec)
+
+    def run(self) -> Assignment:
+        parameters = {item.tensor for item in self.graph.of_kind("parameter")}
+        forward = [op for op in self.graph.ops if op.phase == "forward"]
+        backward = [op for op in self.graph.ops if op.phase == "backward"]
+        for op in forward:
+            self._run_op(op, parameters)
+        for index, output in enumerate(self.graph.outputs):
+            if output.kind == "output":
+                self._finish(index, None)
+        for op in backward:
+            self._run_op(op, parameters)
+        named = {item.name: item.tensor for item in self.graph.inputs}
+        for index, output in enumerate(self.graph.outputs):
+            if output.kind != "output":
+                self._finish(index, self.inputs[named[output.name]])
+        return Assignment(self.inputs, self.strategies, tuple(self.layouts), self.reads)
+
+    def _run_op(self, op: Op, parameters: set[str]) -> None:
+        choices = self.space.op_choices(op)
+        price = [self._price(op, strategy, seconds, parameters) for strategy, seconds in zip(choices.strategies, choices.seconds, strict=True)]
+        strategy = choices.strategies[price.index(min(price))]
+        self.strategies[op.name] = strategy
+        for position, (tensor, spec) in enumerate(zip(op.inputs, strategy.inputs, strict=True)):
+            if tensor in self.undecided:
+                self.undecided.discard(tensor)
+                self._place(tensor, spec)
+            self._read(op.name, position, tensor, spec, op.phase)
+        for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
+            self.current[tensor] = (tensor, spec)
+
+    def _price(self, op: Op, strategy: Strategy, seconds: float, parameters: set[str]) -> tuple[float, float, int]:
+        total, reductions = 0.0, 0.0
+        for tensor, spec in zip(op.inputs, strategy.inputs, strict=True):
+            shape = self.graph.tensors[tensor]
+            if tensor in self.undecided:
+                used = set(spec.split_axes) | set(spec.partial_axes)
+                total += 0.0 if not spec.partial and used <= {self.recipe.tensor} else math.inf
+                continue
+            if tensor in parameters and self.recipe.stored:
+                total += 0.0 if spec.is_replicated else FORCED
+                continue
+            _, current = self.current[tensor]
+            cost = float(self.space.reshard_table(shape, (current,), (spec,))[0, 0])
+            if cost and spec.dims == current.dims and not spec.partial:
+                reductions += cost
+            else:
+                total += FORCED * cost
+        partial = sum(len(spec.partial) for spec in strategy.outputs)
+        return (total, reductions + seconds, partial) if math.isfinite(total) else (math.inf, math.inf, partial)
+
+    def _read(self, reader: str, position: int, tensor: str, spec: ShardingSpec, phase: Phase) -> None:
+        source, current = self.current[tensor]
+        if spec == current:
+            value = source
+        else:
+            value = self.made.get((tensor, spec, phase), "") or (self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else "")
+            if not value:
+                value = f"{tensor}@{phase}:{spec}"
+                self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
+                self.made[tensor, spec, phase] = value
+            if current.partial and not spec.partial and spec.dims == current.dims:
+                self.current[tensor] = (value, spec)
+        if value != tensor:
+            self.reads[reader, position] = value
+
+    def _keeps(self, tensor: str) -> bool:
+        return self.recipe.kept or tensor in self.graph.producer
+
+    def _finish(self, index: int, spec: ShardingSpec | None) -> None:
+        """An output leaves reduced, as it comes or in the spec of its parameter or buffer."""
+        output = self.graph.outputs[index]
+        producer = self.graph.producer.get(output.tensor)
+        phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
+        _, current = self.current[output.tensor]
+        target = spec if spec is not None else ShardingSpec(current.dims)
+        self._read(f"{OUTPUT}{index}", 0, output.tensor, target, phase)
+        for item in self.graph.of_kind("tangent"):
+            if output.kind == "output" and item.name == output.name:
+                self._place(item.tensor, target)
+
+
+def _split_first(shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> ShardingSpec:
+    """The first dim that these axes divide, split over them; replicated when there is none."""
+    parts = math.prod(sizes[axis] for axis in axes)
+    for dim, extent in enumerate(shape):
+        if extent % parts == 0:
+            return ShardingSpec(tuple(axes if d == dim else () for d in range(len(shape))))
+    return ShardingSpec.replicated(len(shape))
+
+

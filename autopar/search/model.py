@@ -1,0 +1,339 @@
+"""Graph x choices -> Problem.
+
+Nodes and what their choice means:
+
+========  ==========================================================================================================
+``input``  a graph input (parameter, buffer, argument, tangent): its spec. A parameter's gradient and optimizer state share it.
+``op``     an operator: its strategy.
+``output`` an output of the model: the spec it leaves with.
+``layout`` a tensor as its readers of one phase share it: resharded once from what the producer made, whoever reads it.
+``saved``  what backward keeps of a tensor made in forward: the producer's version or the layout's, or a free slice of either.
+           For a gathered weight this is the choice between keeping it and gathering it again.
+========  ==========================================================================================================
+
+A reader whose strategy needs another spec than the layout it reads pays a reshard of its own. Edges hold seconds.
+Memory: an operator's outputs live from when they are made to the last forward reader; ``saved`` nodes hold what lives on
+to backward; parameters hold their optimizer state and, from when it is made, their gradient. Values that live inside one
+phase beside these (a layout next to its source) are left out here, so that the model never asks for more memory than the
+program: the bound stays true, and the program's own peak decides in ``find_plan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from autopar.graph import DTYPE_BYTES, Graph, Op, Phase
+from autopar.program import OUTPUT
+from autopar.rules import is_alias
+from autopar.search.space import IMPOSSIBLE, Space, spec_bytes
+from autopar.sharding import ShardingSpec
+from cost_models import optimizer_bytes
+from solvers import INFINITE, Problem
+
+Kind = Literal["input", "op", "output", "layout", "saved"]
+Item = tuple[int, int, int]
+
+
+@dataclass
+class Node:
+    """One node of the problem: seconds and memory items of each choice, and the spec it gives to a tensor (if it is of one tensor)."""
+
+    kind: Kind
+    name: str
+    seconds: np.ndarray
+    specs: tuple[ShardingSpec, ...] = ()
+    phase: Phase = "forward"
+    from_layout: tuple[bool, ...] = ()
+    items: list[list[Item]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Who reads a tensor: node number, the spec each of its choices needs, and its name, position and time in the program."""
+
+    node: int
+    specs: tuple[ShardingSpec, ...]
+    name: str
+    position: int
+    phase: Phase
+    time: int
+    follows: bool
+
+
+@dataclass
+class Site:
+    """The nodes of one tensor: its producer, its forward layout, what is saved, its backward layout (None where not needed)."""
+
+    tensor: str
+    producer: int
+    specs: tuple[ShardingSpec, ...]
+    readers: list[Reader]
+    forward: int | None = None
+    saved: int | None = None
+    backward: int | None = None
+
+
+@dataclass
+class Model:
+    """The problem under construction, and what its nodes stand for."""
+
+    space: Space
+    nodes: list[Node] = field(default_factory=list)
+    edges: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+    number: dict[tuple[str, str], int] = field(default_factory=dict)
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    def add(self, node: Node) -> int:
+        self.number[node.kind + (node.phase if node.kind == "layout" else ""), node.name] = len(self.nodes)
+        self.nodes.append(node)
+        if not node.items:
+            node.items = [[] for _ in node.seconds]
+        return len(self.nodes) - 1
+
+    def connect(self, source: int, target: int, table: np.ndarray) -> None:
+        self.edges.append((source, target, table))
+
+    def problem(self, limit: int | None) -> tuple[Problem, float]:
+        """The integer problem and its unit in seconds: costs are rounded down to multiples of it, which lowers the bound.
+
+        The unit is chosen so that the sum of the largest finite entries stays under 2**52.
+        """
+        ceiling = sum(_largest(node.seconds) for node in self.nodes) + sum(_largest(table) for _, _, table in self.edges)
+        unit = max(ceiling, 1e-30) / 2**52
+        costs = [_integers(node.seconds, unit) for node in self.nodes]
+        rounded: dict[int, np.ndarray] = {}
+        edges = []
+        for source, target, table in self.edges:
+            if id(table) not in rounded:
+                rounded[id(table)] = _integers(table, unit)
+            edges.append((source, target, rounded[id(table)]))
+        items = [node.items for node in self.nodes]
+        return Problem.build(costs, edges, items=items, limit=limit, name="plan"), unit
+
+
+def _largest(table: np.ndarray) -> float:
+    finite = table[np.isfinite(table)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _integers(table: np.ndarray, unit: float) -> np.ndarray:
+    finite = np.isfinite(table)
+    return np.where(finite, np.floor(np.where(finite, table, 0.0) / unit), INFINITE).astype(np.int64)
+
+
+def build_model(space: Space) -> Model:
+    """All nodes and edges of ``space.graph``."""
+    model = Model(space)
+    times = {op.name: time for time, op in enumerate(sorted(space.graph.ops, key=lambda op: op.phase == "backward"))}
+    _add_inputs(model)
+    _add_ops(model)
+    _add_outputs(model)
+    for tensor, readers in _readers(model, times).items():
+        _add_site(model, tensor, readers)
+    _add_memory(model, times)
+    return model
+
+
+def _add_inputs(model: Model) -> None:
+    space = model.space
+    for item in space.graph.inputs:
+        specs = space.input_specs(item)
+        model.add(Node("input", item.tensor, space.input_seconds(item, specs), specs))
+
+
+def _add_ops(model: Model) -> None:
+    for op in model.space.graph.ops:
+        model.add(Node("op", op.name, model.space.op_choices(op).seconds, phase=op.phase))
+
+
+def _add_outputs(model: Model) -> None:
+    space = model.space
+    for index, output in enumerate(space.graph.outputs):
+        if output.kind == "output":
+            specs = space.output_specs(index)
+            node = model.add(Node("output", f"{OUTPUT}{index}", np.zeros(len(specs)), specs))
+            for item in space.graph.of_kind("tangent"):
+                if item.name == output.name:
+                    tangent = model.number["input", item.tensor]
+                    model.connect(node, tangent, space.equality_table(specs, model.nodes[tangent].specs))
+
+
+def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
+    """Everybody who reads each tensor: operators, outputs, and parameters (their gradient) or buffers (their new value)."""
+    graph = model.space.graph
+    found: dict[str, list[Reader]] = {name: [] for name in graph.tensors}
+    for op in graph.ops:
+        choices = model.space.op_choices(op)
+        node = model.number["op", op.name]
+        for position, tensor in enumerate(op.inputs):
+            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op))
+            found[tensor].append(reader)
+    named = {item.name: item.tensor for item in graph.inputs}
+    forward_end = sum(op.phase == "forward" for op in graph.ops)
+    for index, output in enumerate(graph.outputs):
+        name = f"{OUTPUT}{index}"
+        node = model.number["output", name] if output.kind == "output" else model.number["input", named[output.name]]
+        producer = graph.producer.get(output.tensor)
+        phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
+        time = forward_end if phase == "forward" else len(graph.ops)
+        found[output.tensor].append(Reader(node, model.nodes[node].specs, name, 0, phase, time, False))
+    return found
+
+
+def _add_site(model: Model, tensor: str, readers: list[Reader]) -> None:
+    space, graph = model.space, model.space.graph
+    producer = graph.producer.get(tensor)
+    pinned = space.pins.tensors.get(tensor)
+    if producer:
+        source = model.number["op", producer.name]
+        specs = space.op_choices(producer).outputs(producer.outputs.index(tensor))
+    else:
+        source = model.number["input", tensor]
+        specs = model.nodes[source].specs
+    site = model.sites[tensor] = Site(tensor, source, specs, readers)
+    born: Phase = producer.phase if producer else "forward"
+    early = [reader for reader in readers if reader.phase == "forward"]
+    late = [reader for reader in readers if reader.phase == "backward"]
+    if born == "backward":
+        early, late = [], late + early
+    current, current_specs = source, specs
+    if early and (len(early) > 1 or late or pinned):
+        site.forward = _add_layout(model, site, "forward", source, specs, early, pinned)
+        layout = model.nodes[site.forward]
+        _connect_readers(model, tensor, site.forward, layout.specs, early)
+        if late:
+            site.saved = _add_saved(model, site, layout)
+            current, current_specs = site.saved, model.nodes[site.saved].specs
+    elif early:
+        _connect_readers(model, tensor, source, specs, early)
+    if len(late) > 1 or (late and pinned and not early):
+        site.backward = _add_layout(model, site, "backward", current, current_specs, late, pinned if not early else None)
+        current, current_specs = site.backward, model.nodes[site.backward].specs
+    _connect_readers(model, tensor, current, current_specs, late)
+
+
+def _add_layout(
+    model: Model, site: Site, phase: Phase, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], pinned: ShardingSpec | None
+) -> int:
+    wanted = dict.fromkeys(spec for reader in readers for spec in reader.specs)
+    if pinned:
+        wanted = {pinned: None}
+    elif len(readers) > 1:
+        wanted.update(dict.fromkeys(specs))
+    chosen = tuple(wanted)
+    table = model.space.reshard_table(model.space.graph.tensors[site.tensor], specs, chosen)
+    reachable = np.isfinite(table).any(axis=0)
+    chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
+    node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase))
+    model.connect(source, node, model.space.reshard_table(model.space.graph.tensors[site.tensor], specs, chosen))
+    return node
+
+
+def _connect_readers(model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader]) -> None:
+    """Edges from what is shared to each reader.
+
+    A layout with one reader is that reader's reshard: equality. A view that can take the spec as it is does so:
+    the same reshard after it costs the same.
+    """
+    alone = len(readers) == 1 and model.nodes[source].kind == "layout"
+    for reader in readers:
+        if alone and not model.space.pins.tensors.get(tensor):
+            table = model.space.equality_table(specs, reader.specs)
+        else:
+            table = model.space.reshard_table(model.space.graph.tensors[tensor], specs, reader.specs)
+            if reader.follows:
+                same = model.space.equality_table(specs, reader.specs)
+                table = np.where((same == 0).any(axis=1, keepdims=True), same, table)
+        model.connect(source, reader.node, table)
+
+
+def _add_saved(model: Model, site: Site, layout: Node) -> int:
+    """What backward keeps: (spec, made from the layout rather than from the producer's version)."""
+    space = model.space
+    tensor = space.graph.tensors[site.tensor]
+    stored = site.tensor not in space.graph.producer
+    own = tuple(dict.fromkeys(spec for spec in site.specs if not spec.partial)) or tuple(dict.fromkeys(site.specs))
+    made = tuple(spec for spec in layout.specs if not spec.partial) or layout.specs
+    specs = (*own, *made)
+    from_layout = (False,) * len(own) + (True,) * len(made)
+    node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))
+    choice = np.array(from_layout)
+    table = space.equality_table(site.specs, specs) if stored else _free(space.reshard_table(tensor, site.specs, specs))
+    model.connect(site.producer, node, np.where(choice[None, :], 0.0, table))
+    table = _free(space.reshard_table(tensor, layout.specs, specs))
+    assert site.forward is not None
+    model.connect(site.forward, node, np.where(choice[None, :], table, 0.0))
+    return node
+
+
+def _free(table: np.ndarray) -> np.ndarray:
+    """Only what costs nothing (slices) stays possible."""
+    return np.where(table == 0.0, 0.0, IMPOSSIBLE)
+
+
+def _add_memory(model: Model, times: Mapping[str, int]) -> None:
+    """Memory items of every node, in time steps of one operator; ``[0, end)`` covers the optimizer's step too."""
+    space, graph = model.space, model.space.graph
+    end = len(graph.ops) + 1
+    root = _storage_roots(graph)
+    last_forward: dict[str, int] = {}
+    last_backward: dict[str, int] = {}
+    leaves = {output.tensor for output in graph.outputs if output.kind != "gradient"}
+    for tensor, site in model.sites.items():
+        for reader in site.readers:
+            last = last_forward if reader.phase == "forward" else last_backward
+            last[root[tensor]] = max(last.get(root[tensor], 0), reader.time)
+        if tensor in leaves:
+            last_forward[root[tensor]] = end - 1
+    gradient_of = {output.name: output.tensor for output in graph.outputs if output.kind == "gradient"}
+    for item in graph.inputs:
+        node = model.nodes[model.number["input", item.tensor]]
+        tensor = graph.tensors[item.tensor]
+        size = DTYPE_BYTES[tensor.dtype]
+        for choice, local in enumerate(spec_bytes(tensor, node.specs, space.machine)):
+            states = optimizer_bytes(space.optimizer, local // size, tensor.dtype) if item.trained else 0
+            node.items[choice].append((0, end, local + states))
+            producer = graph.producer.get(gradient_of.get(item.name, ""))
+            if producer:
+                node.items[choice].append((times[producer.name] + 1, end, local))
+    kept = {root[tensor] for tensor, site in model.sites.items() if site.saved is not None}
+    held: set[str] = set()
+    for op in graph.ops:
+        choices = space.op_choices(op)
+        node = model.nodes[model.number["op", op.name]]
+        for index, tensor in enumerate(op.outputs):
+            if root[tensor] != tensor:
+                continue
+            born = times[op.name]
+            dies = last_forward.get(tensor, born)
+            if op.phase == "backward" or tensor not in kept:
+                dies = max(dies, last_backward.get(tensor, born))
+            for choice, local in enumerate(spec_bytes(graph.tensors[tensor], choices.outputs(index), space.machine)):
+                node.items[choice].append((born, dies + 1, local))
+    for tensor, site in model.sites.items():
+        if site.saved is None or root[tensor] in held:
+            continue
+        held.add(root[tensor])
+        node = model.nodes[site.saved]
+        stored = root[tensor] not in graph.producer
+        begin, dies = last_forward[root[tensor]] + 1, last_backward[root[tensor]]
+        for choice, local in enumerate(spec_bytes(graph.tensors[tensor], node.specs, space.machine)):
+            if not stored or node.from_layout[choice]:
+                node.items[choice].append((begin, dies + 1, local))
+
+
+def _storage_roots(graph: Graph) -> dict[str, str]:
+    """The tensor whose storage each tensor shares when nothing is resharded in between."""
+    root = {item.tensor: item.tensor for item in graph.inputs}
+    for op in graph.ops:
+        for index, tensor in enumerate(op.outputs):
+            root[tensor] = root[op.inputs[0]] if index == 0 and _views(op) else tensor
+    return root
+
+
+def _views(op: Op) -> bool:
+    return bool(op.inputs) and is_alias(op)

@@ -1,0 +1,132 @@
+"""The choices of a search: for every operator its strategies, for every graph input and output its specs.
+
+Equal operators (same target, arguments, shapes) share their strategies and prices, so that the repeats of a layer cost once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar import pricing
+from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
+from autopar.reshard import find_reshard
+from autopar.rules import find_rule, strategies
+from autopar.search.pins import Pins
+from autopar.sharding import ShardingSpec, Strategy, splits
+from cost_models import Machine, optimizer_seconds
+
+IMPOSSIBLE = float("inf")
+
+
+@dataclass(frozen=True)
+class OpChoices:
+    """The strategies of one operator and their seconds (compute and inner collectives)."""
+
+    strategies: tuple[Strategy, ...]
+    seconds: np.ndarray
+
+    def inputs(self, position: int) -> tuple[ShardingSpec, ...]:
+        return tuple(strategy.inputs[position] for strategy in self.strategies)
+
+    def outputs(self, index: int) -> tuple[ShardingSpec, ...]:
+        return tuple(strategy.outputs[index] for strategy in self.strategies)
+
+
+@dataclass
+class Space:
+    """Choices and prices of one graph on one machine; caches by signature.
+
+    Args:
+        optimizer: ``adamw``, ``sgd`` or ``none``.
+        pins: what the user fixed.
+    """
+
+    graph: Graph
+    machine: Machine
+    optimizer: str
+    pins: Pins
+    unknown: dict[str, str] = field(default_factory=dict)
+    _ops: dict[object, OpChoices] = field(default_factory=dict)
+    _tables: dict[object, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.machine.mesh.sizes
+
+    def op_choices(self, op: Op) -> OpChoices:
+        """Strategies of ``op``, priced. Operators without a rule run whole and are noted in ``unknown``."""
+        shown = tuple((self.graph.tensors[name].shape, self.graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
+        key = (op.target, op.args, op.kwargs, shown)
+        found = self._ops.get(key)
+        if found is None:
+            rule = find_rule(op, self.graph.tensors)
+            if not rule.known:
+                self.unknown[op.target] = op.location or op.name
+            tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+            offered = strategies(rule, tensors, self.sizes, must_split=self.machine.cost_model == "communication")
+            seconds = [pricing.compute_seconds(op, self.graph.tensors, s, self.machine) + pricing.inner_seconds(s, self.machine) for s in offered]
+            found = self._ops[key] = OpChoices(offered, np.array(seconds))
+        return found
+
+    def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
+        """Specs a graph input may have: the pinned one, or all."""
+        pinned = self.pins.inputs.get(item.tensor)
+        return (pinned,) if pinned else tuple(splits(self.graph.tensors[item.tensor].shape, self.sizes))
+
+    def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
+        """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""
+        pinned = self.pins.outputs.get(index)
+        return (pinned,) if pinned else tuple(splits(self.graph.tensors[self.graph.outputs[index].tensor].shape, self.sizes))
+
+    def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """Seconds of the optimizer's step on a trained parameter, by spec; 0 for other inputs."""
+        if not item.trained:
+            return np.zeros(len(specs))
+        tensor = self.graph.tensors[item.tensor]
+        size = DTYPE_BYTES[tensor.dtype]
+        return np.array(
+            [optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype, self.machine) for spec in specs]
+        )
+
+    def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """Seconds from each source spec to each target spec, shape [sources, targets]; infinite where impossible."""
+        key = (tensor.shape, tensor.dtype, sources, targets)
+        found = self._tables.get(key)
+        if found is None:
+            distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
+            small = np.array([[self._seconds(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(len(distinct_s), len(distinct_t))
+            rows = [distinct_s.index(s) for s in sources] if len(distinct_s) < len(sources) else slice(None)
+            columns = [distinct_t.index(t) for t in targets] if len(distinct_t) < len(targets) else slice(None)
+            found = self._tables[key] = small[rows][:, columns]
+            found.setflags(write=False)
+        return found
+
+    def equality_table(self, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """0 where the specs are the same, infinite elsewhere."""
+        key = (sources, targets)
+        found = self._tables.get(key)
+        if found is None:
+            number = {spec: index for index, spec in enumerate(dict.fromkeys((*sources, *targets)))}
+            same = np.array([number[s] for s in sources])[:, None] == np.array([number[t] for t in targets])[None, :]
+            found = self._tables[key] = np.where(same, 0.0, IMPOSSIBLE)
+            found.setflags(write=False)
+        return found
+
+    def _seconds(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> float:
+        if source == target:
+            return 0.0
+        found = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
+        return IMPOSSIBLE if found is None else found.seconds
+
+
+def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> list[int]:
+    """Bytes on one rank of ``tensor`` under each spec."""
+    return [pricing.local_bytes(tensor, spec, machine) for spec in specs]
+
+
+def tensors_of(graph: Graph, op: Op) -> Mapping[str, Tensor]:
+    """The tensors an operator touches, by name."""
+    return {name: graph.tensors[name] for name in (*op.inputs, *op.outputs)}
