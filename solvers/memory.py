@@ -85,7 +85,7 @@ def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints) -> 
     joined = np.zeros(len(begin), dtype=bool)
     joined[1:] = (owner[1:] == owner[:-1]) & (begin[1:] == end[:-1]) & (usage[1:] == usage[:-1])
     first = np.flatnonzero(~joined)
-    last = np.append(first[1:], len(begin)) - 1
+    last = np.append(first[1:], len(begin))[: len(first)] - 1
     counts = np.bincount(owner[first], minlength=len(ptr) - 1).astype(np.int64)
     return Memory(offsets(counts), begin[first], end[last], usage[first], capacity[kept])
 

@@ -9,13 +9,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from solvers.array_program import solve_array_program
 from solvers.integer_program import solve_cbc, solve_highs
 from solvers.problem import Problem
 from solvers.record import Progress, Record
 from solvers.solution import Solution
 
 METHODS: Final[dict[str, Callable[[Record], None]]] = {
-    "auto": solve_highs,
+    "auto": solve_array_program,
+    "highs": solve_array_program,
     "pulp-highs": solve_highs,
     "pulp-cbc": solve_cbc,
 }

@@ -1,0 +1,240 @@
+"""The integer program of a core, from arrays straight into HiGHS: LP first, memory rows only when they are broken.
+
+Linear relaxations of sharding problems are nearly always integral, so most of the work is one LP; integrality is asked for only when
+the LP's answer lacks it. Rows of memory are many thousands and few of them bind: the most exceeded times are added, round by round.
+An answer that respects the rows only within the solver's tolerance is cut off by counting its items, which is exact.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solvers.network import NEVER
+from solvers.problem import Ints, offsets
+from solvers.record import Record
+from solvers.reduction import Core, reduce
+
+Floats = NDArray[np.float64]
+
+LARGEST_COEFFICIENT = 1e6
+TIGHT = 1e-9
+"""Feasibility tolerance, and the share by which a float bound of HiGHS is lowered before it is believed."""
+ROWS_AT_ONCE = 10
+LEAST_DISTANCE = 30
+"""Times added in one round are this far apart: neighbours mostly say the same."""
+
+
+def solve_array_program(record: Record) -> None:
+    """Reduce, then solve the core exactly."""
+    solve_core(record, reduce(record.problem))
+
+
+def solve_core(record: Record, core: Core, excluded: int | None = None) -> None:
+    """Solve the core; answers of cost ``excluded`` or more are known to be missing from it and that cost to be reached."""
+    if core.infeasible:
+        _exhausted(record, excluded)
+        return
+    if core.num_nodes == 0:
+        _found(record, core, np.zeros(0, dtype=np.int64), core.constant)
+        return
+    program = _Program(record, core, excluded)
+    program.run()
+
+
+def _exhausted(record: Record, excluded: int | None) -> None:
+    if excluded is None:
+        record.infeasible = True
+    else:
+        record.prove(excluded)
+
+
+def _found(record: Record, core: Core, choices: Ints, bound: float) -> None:
+    record.offer(core.expand(choices))
+    record.prove(bound)
+
+
+def profile(core: Core, choices: Ints) -> Ints:
+    """Usage at each time of the core."""
+    flat = core.node_ptr[:-1] + choices
+    counts = core.item_ptr[flat + 1] - core.item_ptr[flat]
+    items = np.repeat(core.item_ptr[flat] - offsets(counts)[:-1], counts) + np.arange(counts.sum())
+    change = np.zeros(len(core.capacity) + 1, dtype=np.int64)
+    np.add.at(change, core.item_begin[items], core.item_usage[items])
+    np.add.at(change, core.item_end[items], -core.item_usage[items])
+    result: Ints = np.cumsum(change)[: len(core.capacity)]
+    return result
+
+
+@dataclass
+class _Program:
+    """One HiGHS model and its rows of memory."""
+
+    record: Record
+    core: Core
+    excluded: int | None
+    scale: float = 1.0
+    times: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Rounds of LP until its answer respects the memory, then rounds of the integer program."""
+        self.model = self._model()
+        choices = len(self.core.costs)
+        for integral in (False, True):
+            if integral:
+                self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
+            while not self.record.over:
+                values, bound = self._solve(integral)
+                if bound is None:
+                    return
+                self.record.prove(bound)
+                if values is None:
+                    return
+                picked = self._rounded(values)
+                whole = integral or bool(np.all(np.abs(values - np.rint(values)) < 1e-6))
+                if whole:
+                    self.record.offer(self.core.expand(picked))
+                if not self._add_rows(values, picked if whole else None):
+                    if whole:
+                        return
+                    break
+
+    def _model(self) -> Any:
+        import highspy
+
+        core = self.core
+        finite = np.flatnonzero(core.edge_costs < NEVER)
+        node = np.repeat(np.arange(core.num_nodes), np.diff(core.node_ptr))
+        edge = np.searchsorted(core.edge_ptr, finite, side="right") - 1
+        u, v = core.edges[edge, 0], core.edges[edge, 1]
+        sizes = np.diff(core.node_ptr)
+        within = finite - core.edge_ptr[edge]
+        # Rows: one a node; then for each edge one a choice of u and one a choice of v, in the edge's own order.
+        row_u = core.num_nodes + offsets(sizes[core.edges[:, 0]] + sizes[core.edges[:, 1]])
+        first = row_u[edge] + within // sizes[v]
+        second = row_u[edge] + sizes[u] + within % sizes[v]
+        columns = len(core.costs)
+        at_u, at_v = _spread(core, 0, row_u[:-1], sizes), _spread(core, 1, row_u[:-1] + sizes[core.edges[:, 0]], sizes)
+        rows = np.concatenate([node, first, second, at_u[0], at_v[0]])
+        cols = np.concatenate([np.arange(columns), columns + np.tile(np.arange(len(finite)), 2), at_u[1], at_v[1]])
+        data = np.concatenate([np.ones(columns + 2 * len(finite)), -np.ones(len(at_u[0]) + len(at_v[0]))])
+        order = np.argsort(cols, kind="stable")
+        costs = np.concatenate([core.costs, core.edge_costs[finite]]).astype(np.float64)
+        self.scale = max(1.0, float(costs.max(initial=0.0)) / LARGEST_COEFFICIENT)
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(costs), int(row_u[-1])
+        lp.col_cost_ = costs / self.scale
+        lp.col_lower_, lp.col_upper_ = np.zeros(len(costs)), np.ones(len(costs))
+        lp.row_lower_ = lp.row_upper_ = np.where(np.arange(lp.num_row_) < core.num_nodes, 1.0, 0.0)
+        lp.a_matrix_.start_ = offsets(np.bincount(cols, minlength=len(costs)))
+        lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order], data[order]
+        model = highspy.Highs()
+        model.setOptionValue("output_flag", False)
+        model.setOptionValue("mip_rel_gap", min(self.record.gap, 1e-6) / 10)
+        model.setOptionValue("mip_abs_gap", 0.0)
+        model.setOptionValue("mip_feasibility_tolerance", TIGHT)
+        model.setOptionValue("primal_feasibility_tolerance", TIGHT)
+        model.setOptionValue("random_seed", int(self.record.seed) % 2**31)
+        model.passModel(lp)
+        return model
+
+    def _solve(self, integral: bool) -> tuple[Floats | None, float | None]:
+        """Values of the choices and a bound; no bound when the rows have no answer, no values when time ran out."""
+        import highspy
+
+        self.model.setOptionValue("time_limit", max(0.01, self.record.seconds_left) + self.model.getRunTime())
+        run_interruptible(self.model)
+        status, info = self.model.getModelStatus(), self.model.getInfo()
+        if status == highspy.HighsModelStatus.kInfeasible:
+            _exhausted(self.record, self.excluded)
+            return None, None
+        optimal = status == highspy.HighsModelStatus.kOptimal
+        value = info.mip_dual_bound if integral else info.objective_function_value
+        known = optimal or integral
+        bound = self.core.constant + (value * self.scale * (1 - TIGHT) if known and np.isfinite(value) else 0.0)
+        if self.excluded is not None:
+            bound = min(bound, self.excluded)
+        has_values = optimal or (integral and info.primal_solution_status == 2)
+        values = np.array(self.model.getSolution().col_value)[: len(self.core.costs)] if has_values else None
+        if not optimal and values is not None:
+            self.record.offer(self.core.expand(self._rounded(values)))
+            values = None
+        return values, bound
+
+    def _rounded(self, values: Floats) -> Ints:
+        """The largest choice of each node."""
+        starts = self.core.node_ptr[:-1]
+        node = np.repeat(np.arange(self.core.num_nodes), np.diff(self.core.node_ptr))
+        best = np.maximum.reduceat(values, starts)
+        place = np.flatnonzero(values == best[node])
+        picked = np.full(self.core.num_nodes, -1, dtype=np.int64)
+        picked[node[place][::-1]] = place[::-1]
+        return picked - starts
+
+    def _add_rows(self, values: Floats, picked: Ints | None) -> bool:
+        """Add rows for the most exceeded times; False if none is exceeded."""
+        core = self.core
+        if len(core.capacity) == 0:
+            return False
+        owner = np.repeat(np.arange(len(core.costs)), np.diff(core.item_ptr))
+        change = np.zeros(len(core.capacity) + 1)
+        np.add.at(change, core.item_begin, core.item_usage * values[owner])
+        np.add.at(change, core.item_end, -(core.item_usage * values[owner]))
+        excess = np.cumsum(change)[:-1] / core.capacity.clip(1) - core.capacity / core.capacity.clip(1)
+        exact = None if picked is None else profile(core, picked) - core.capacity
+        broken = excess > 1e-7 if exact is None else exact > 0
+        added: list[int] = []
+        for time in np.argsort(-excess, kind="stable").tolist():
+            if len(added) == ROWS_AT_ONCE or not broken[time]:
+                break
+            if all(abs(time - other) >= LEAST_DISTANCE for other in added):
+                added.append(time)
+                if time in self.times:
+                    self._cut(time, picked)
+                else:
+                    self._add_time(time, owner)
+        return bool(added)
+
+    def _add_time(self, time: int, owner: Ints) -> None:
+        core = self.core
+        live = np.flatnonzero((core.item_begin <= time) & (time < core.item_end))
+        room = float(max(1, core.capacity[time]))
+        self.model.addRow(
+            -np.inf, float(core.capacity[time]) / room, len(live), owner[live].astype(np.int32), core.item_usage[live].astype(float) / room
+        )
+        self.times.add(time)
+
+    def _cut(self, time: int, picked: Ints | None) -> None:
+        """The choices that together exceed the room at a time already in the model cannot all be made."""
+        if picked is None:
+            return
+        flat = self.core.node_ptr[:-1] + picked
+        owner = np.repeat(np.arange(len(self.core.costs)), np.diff(self.core.item_ptr))
+        live = owner[(self.core.item_begin <= time) & (time < self.core.item_end)]
+        together = np.intersect1d(live, flat).astype(np.int32)
+        self.model.addRow(-np.inf, len(together) - 1.0, len(together), together, np.ones(len(together)))
+
+
+def _spread(core: Core, side: int, first_row: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+    """(row, column) of the choices of each edge's node on that side, one row a choice."""
+    nodes = core.edges[:, side]
+    counts = sizes[nodes]
+    within = np.arange(counts.sum()) - np.repeat(offsets(counts)[:-1], counts)
+    return np.repeat(first_row, counts) + within, np.repeat(core.node_ptr[nodes], counts) + within
+
+
+def run_interruptible(model: Any) -> None:
+    """Run HiGHS beside the main thread, so that Ctrl-C reaches Python and stops it."""
+    worker = threading.Thread(target=model.run, daemon=True)
+    worker.start()
+    try:
+        while worker.is_alive():
+            worker.join(0.05)
+    except KeyboardInterrupt:
+        model.cancelSolve()
+        worker.join(10.0)
+        raise
