@@ -1,56 +1,160 @@
-"""The only file that touches private torch names (torch 2.13)."""
+"""The only file that touches private torch names. Each is named once, with what it is for.
+
+A torch release that moves one of them breaks ``tests/test_torch_compat.py`` by name, not a user's capture. Imports are
+inside the functions, so that importing this module costs only torch itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives  # registers the operators of torch.ops._c10d_functional
-from torch.distributed.tensor import Placement, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch import nn
 
-# ---------------------------------------------------------------- runtime: collectives and DTensor
-
-StridedShard = _StridedShard
-"""A shard of a dim that later mesh axes have already cut in ``split_factor`` blocks."""
-
-_functional = torch.ops._c10d_functional
-_AS_BYTES = (torch.int16, torch.complex64, torch.complex128)
-"""Dtypes that gloo cannot move: sent as bytes."""
+# --- fake tensors -----------------------------------------------------------------------------------------------------
 
 
-def split_factor_of(placement: Placement) -> int | None:
+def fake_mode() -> Any:
+    """A mode in which tensors have shape, dtype and device but no memory (``FakeTensorMode``); what export traces with.
+
+    Real tensors met on the way (constants in the model's code) are converted rather than refused.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory because it belongs to a fake mode."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+# --- trees of arguments -----------------------------------------------------------------------------------------------
+
+
+def flatten_with_paths(tree: Any) -> tuple[list[tuple[tuple[str, ...], Any]], Any]:
+    """Leaves of nested containers with their paths (dict keys, attribute names and indices as text), and the structure.
+
+    ``torch.utils._pytree``: the registry of containers that export itself uses, third-party output classes included.
+    """
+    from torch.utils import _pytree
+
+    leaves, structure = _pytree.tree_flatten_with_path(tree)
+    return [(tuple(_step(key) for key in path), leaf) for path, leaf in leaves], structure
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def unflatten(leaves: list[Any], structure: Any) -> Any:
+    """The containers of ``flatten_with_paths`` around other leaves."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_unflatten(leaves, structure)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """The same containers with ``function`` applied to every tensor."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map_only(torch.Tensor, function, tree)
+
+
+# --- tracing ----------------------------------------------------------------------------------------------------------
+
+ORIGIN = "autopar_origin"
+
+
+@contextmanager
+def recorded_origins() -> Iterator[Callable[[str], Any]]:
+    """Within it, ``with origin(name):`` marks the traced nodes; ``origin_of`` reads the mark back.
+
+    ``torch.fx.traceback``: AOTAutograd copies the mark of a forward node to the backward nodes that it gives rise to.
+    """
+    from torch.fx import traceback
+
+    with traceback.preserve_node_meta():
+        yield lambda name: traceback.annotate({ORIGIN: name})
+
+
+def origin_of(node: torch.fx.Node) -> str:
+    """The mark under which a node was traced, empty when it has none (sums of gradients)."""
+    return (node.meta.get("custom") or {}).get(ORIGIN, "")
+
+
+def traced_in_backward(node: torch.fx.Node) -> bool:
+    """Whether a joint graph's node was traced while autograd ran."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def trace_joint(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
+    """The functional graph of ``module(*inputs)`` and, where an input requires grad, of its backward.
+
+    ``aot_export_joint_with_descriptors`` without decompositions. Placeholders and the output carry descriptors in
+    ``meta["desc"]``, which ``role`` reads.
+    """
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    with ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={}, _disable_torch_fn_metadata_mode=True)
+        return joint.graph_module
+
+
+def role(descriptor: Any) -> tuple[str, int]:
+    """What a placeholder or output of ``trace_joint`` is, with the flat position of the input or output it belongs to.
+
+    One of ``input``, ``tangent``, ``output``, ``gradient``, ``mutation`` (an input's new value), ``other``.
+    """
+    from torch._functorch._aot_autograd import descriptors as d
+
+    match descriptor:
+        case d.PlainAOTInput(idx):
+            return "input", idx
+        case d.TangentAOTInput(d.PlainAOTOutput(idx)):
+            return "tangent", idx
+        case d.PlainAOTOutput(idx):
+            return "output", idx
+        case d.GradAOTOutput(d.PlainAOTInput(idx)):
+            return "gradient", idx
+        case d.InputMutationAOTOutput(d.PlainAOTInput(idx)):
+            return "mutation", idx
+        case _:
+            return "other", -1
+
+
+# --- runtime: DTensor placements, collectives on process groups, the running backward ----------------------------------
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """DTensor's placement of a dim that ``split_factor`` blocks of later mesh axes have already cut (``_StridedShard``)."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+def split_factor_of(placement: Any) -> int | None:
     """1 for a plain shard, the split factor for a strided one, None for anything else."""
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
     if isinstance(placement, _StridedShard):
         return placement.split_factor
     return 1 if isinstance(placement, Shard) else None
 
 
-def all_gather_buffer(flat: torch.Tensor, size: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The group's one-dim tensors, one after another."""
-    if flat.dtype in _AS_BYTES:
-        return all_gather_buffer(flat.view(torch.uint8), size, group).view(flat.dtype)
-    return _functional.wait_tensor(_functional.all_gather_into_tensor(flat, size, group.group_name))
+def functional_collectives() -> Any:
+    """``torch.ops._c10d_functional``, with its operators registered."""
+    import torch.distributed._functional_collectives  # registers them
 
-
-def reduce_scatter_buffer(flat: torch.Tensor, reduction: str, size: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's part of the group's reduced one-dim tensors."""
-    return _functional.wait_tensor(_functional.reduce_scatter_tensor(flat, reduction, size, group.group_name))
-
-
-def all_reduce_buffer(tensor: torch.Tensor, reduction: str, group: dist.ProcessGroup) -> torch.Tensor:
-    """The group's tensors reduced, in a new tensor."""
-    return _functional.wait_tensor(_functional.all_reduce(tensor, reduction, group.group_name))
-
-
-def all_to_all_buffer(flat: torch.Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """One-dim exchange: ``sent[i]`` elements go to member ``i``, ``received[i]`` come from it."""
-    if flat.dtype in _AS_BYTES:
-        scale = flat.element_size()
-        sizes = [size * scale for size in received], [size * scale for size in sent]
-        return all_to_all_buffer(flat.view(torch.uint8), *sizes, group).view(flat.dtype)
-    return _functional.wait_tensor(_functional.all_to_all_single(flat, list(received), list(sent), group.group_name))
+    return torch.ops._c10d_functional
 
 
 def keeps_autograd_graph() -> bool:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from autopar.runtime.groups import create_process_groups, group_of
 from autopar.runtime.placement import REDUCE
-from autopar.torch_compat import all_gather_buffer, all_reduce_buffer, all_to_all_buffer, reduce_scatter_buffer
+from autopar.torch_compat import functional_collectives
 from cost_models import Mesh, SubAxis
 
 
@@ -138,6 +138,28 @@ class ProcessRanks:
         return [_OVER_GROUP[exchange.kind](tensor, exchange, self._groups[exchange.axes], self.ranks[0])]
 
 
+_AS_BYTES = (torch.int16, torch.complex64, torch.complex128)
+"""Dtypes that gloo cannot move: sent as bytes."""
+
+
+def _gathered(flat: torch.Tensor, size: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """The group's one-dim tensors, one after another."""
+    if flat.dtype in _AS_BYTES:
+        return _gathered(flat.view(torch.uint8), size, group).view(flat.dtype)
+    functional = functional_collectives()
+    return functional.wait_tensor(functional.all_gather_into_tensor(flat, size, group.group_name))
+
+
+def _exchanged(flat: torch.Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """One-dim exchange: ``sent[i]`` elements go to member ``i``, ``received[i]`` come from it."""
+    if flat.dtype in _AS_BYTES:
+        scale = flat.element_size()
+        found = _exchanged(flat.view(torch.uint8), [size * scale for size in received], [size * scale for size in sent], group)
+        return found.view(flat.dtype)
+    functional = functional_collectives()
+    return functional.wait_tensor(functional.all_to_all_single(flat, list(received), list(sent), group.group_name))
+
+
 def _cut(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
     """``[count, ...]``: the equal parts along ``dim``, stacked."""
     shape = tensor.shape
@@ -151,24 +173,27 @@ def _join(stacked: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _group_all_gather(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    stacked = all_gather_buffer(tensor.contiguous().view(-1), exchange.size, group)
+    stacked = _gathered(tensor.contiguous().view(-1), exchange.size, group)
     return _join(stacked.view(exchange.size, *tensor.shape), exchange.dims[0])
 
 
 def _group_reduce_scatter(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
     stacked = _cut(tensor, exchange.dims[0], exchange.size)
-    return reduce_scatter_buffer(stacked.view(-1), exchange.reduction, exchange.size, group).view(stacked.shape[1:])
+    functional = functional_collectives()
+    reduced = functional.reduce_scatter_tensor(stacked.view(-1), exchange.reduction, exchange.size, group.group_name)
+    return functional.wait_tensor(reduced).view(stacked.shape[1:])
 
 
 def _group_all_reduce(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    return all_reduce_buffer(tensor.contiguous(), exchange.reduction, group)
+    functional = functional_collectives()
+    return functional.wait_tensor(functional.all_reduce(tensor.contiguous(), exchange.reduction, group.group_name))
 
 
 def _group_all_to_all(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
     joined, cut = exchange.dims
     stacked = _cut(tensor, cut, exchange.size)
     each = [stacked[0].numel()] * exchange.size
-    return _join(all_to_all_buffer(stacked.view(-1), each, each, group).view(stacked.shape), joined)
+    return _join(_exchanged(stacked.view(-1), each, each, group).view(stacked.shape), joined)
 
 
 def _group_permute(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
@@ -179,7 +204,7 @@ def _group_permute(tensor: torch.Tensor, exchange: Exchange, group: dist.Process
     sent = [flat.numel() if exchange.sources[member] == rank and member != rank else 0 for member in members]
     received = [flat.numel() if exchange.sources[rank] == member and member != rank else 0 for member in members]
     outgoing = flat.repeat(sum(size > 0 for size in sent))
-    found = all_to_all_buffer(outgoing, received, sent, group)
+    found = _exchanged(outgoing, received, sent, group)
     return tensor.clone() if exchange.sources[rank] == rank else found.view(tensor.shape)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from autopar.errors import MismatchError
 from autopar.sharding import REDUCTIONS, ShardingSpec
-from autopar.torch_compat import StridedShard, split_factor_of
+from autopar.torch_compat import split_factor_of, strided_shard
 from cost_models import Mesh
 
 
@@ -96,7 +96,7 @@ def to_placements(spec: ShardingSpec, sizes: Sequence[int]) -> tuple[Placement, 
     for dim, axes in enumerate(spec.dims):
         for position, axis in enumerate(axes):
             later = math.prod(sizes[other] for other in axes[:position] if other > axis)
-            placements[axis] = Shard(dim) if later == 1 else StridedShard(dim, split_factor=later)
+            placements[axis] = Shard(dim) if later == 1 else strided_shard(dim, later)
     for axis, reduction in spec.partial:
         placements[axis] = Partial(reduction)
     return tuple(placements)

@@ -1,0 +1,106 @@
+"""A call's arguments matched to the graph's inputs, and the graph's outputs put back into the result's nesting.
+
+The graph records the call as a JSON tree (``Graph.arguments``): ``{"tensor": NAME}`` where a tensor was, containers, and the plain
+values that were baked into the graph, which a later call must repeat.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.errors import UsageError
+
+_HINT = "call the module with the arguments it was planned with, or plan it again with these"
+
+
+def is_leaf(tree: Any) -> bool:
+    """Whether a node of the tree stands for a tensor."""
+    return isinstance(tree, Mapping) and set(tree) == {"tensor"} and isinstance(tree["tensor"], str)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a module that was captured is called.
+
+    Args:
+        arguments: ``Graph.arguments``.
+        forward: the original forward, so that an argument captured by position may be passed by name, and the other way round.
+    """
+
+    arguments: Mapping[str, Any]
+    forward: Callable[..., Any]
+
+    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensor for each input name of a call with the model's arguments, then the loss's.
+
+        Raises:
+            UsageError: naming the argument that differs from the captured call.
+        """
+        recorded, named, extra = self.arguments["args"], self.arguments.get("kwargs", {}), self.arguments.get("loss_args", [])
+        if extra:
+            if len(args) < len(extra):
+                raise UsageError(f"the call has {len(args)} positional arguments, the loss alone takes {len(extra)}", _HINT)
+            args, loss_args = args[: len(args) - len(extra)], args[len(args) - len(extra) :]
+        else:
+            loss_args = ()
+        found: dict[str, Any] = {}
+        if len(args) != len(recorded) or set(kwargs) != set(named):
+            (recorded, named), (args, kwargs) = self._by_name(recorded, named), self._by_name(args, kwargs)
+        if set(kwargs) != set(named) or len(args) != len(recorded):
+            differing = sorted(set(kwargs) ^ set(named)) or [f"{len(args)} positional arguments instead of {len(recorded)}"]
+            raise UsageError(f"the call differs from the captured one in {', '.join(differing)}", _HINT)
+        for index, (tree, value) in enumerate(zip(recorded, args, strict=True)):
+            found.update(_match(tree, value, f"argument {index}"))
+        for key, tree in named.items():
+            found.update(_match(tree, kwargs[key], f"argument {key}"))
+        for index, (tree, value) in enumerate(zip(extra, loss_args, strict=True)):
+            found.update(_match(tree, value, f"loss argument {index}"))
+        return found
+
+    def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        try:
+            bound = inspect.signature(self.forward).bind(*args, **kwargs)
+        except TypeError as error:
+            raise UsageError(f"the arguments do not fit the model's forward: {error}", _HINT) from None
+        bound.apply_defaults()
+        return (), dict(bound.arguments)
+
+    def result(self, outputs: Mapping[str, Any]) -> Any:
+        """The outputs, by tensor name, in the nesting of the captured result (lists come back as tuples)."""
+        return _rebuild(self.arguments["outputs"], outputs)
+
+
+def _match(tree: Any, value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if is_leaf(tree):
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"{place} is a {type(value).__name__}, the plan was made for a tensor", _HINT)
+        yield tree["tensor"], value
+    elif isinstance(tree, Mapping):
+        for key, child in tree.items():
+            try:
+                below = value[key] if isinstance(value, Mapping) else getattr(value, key)
+            except (KeyError, AttributeError):
+                raise UsageError(f"{place} has no {key}, the captured call had one", _HINT) from None
+            yield from _match(child, below, f"{place}.{key}")
+    elif isinstance(tree, (list, tuple)):
+        if not isinstance(value, (list, tuple)) or len(value) != len(tree):
+            raise UsageError(f"{place} is {value!r:.80}, the captured call had {len(tree)} items there", _HINT)
+        for index, (child, below) in enumerate(zip(tree, value, strict=True)):
+            yield from _match(child, below, f"{place}[{index}]")
+    elif isinstance(value, torch.Tensor) or value != tree:
+        raise UsageError(f"{place} is {value!r:.80}, the plan was made for {tree!r:.80}", _HINT)
+
+
+def _rebuild(tree: Any, outputs: Mapping[str, Any]) -> Any:
+    if is_leaf(tree):
+        return outputs[tree["tensor"]]
+    if isinstance(tree, Mapping):
+        return {key: _rebuild(child, outputs) for key, child in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return tuple(_rebuild(child, outputs) for child in tree)
+    return tree

@@ -1,0 +1,88 @@
+"""Operators by target, and their arguments with local tensors put in.
+
+Devices and attention kernels are bound here, at run time: a graph names neither. Views run as reshapes, since a local part
+may lie in memory otherwise than the whole tensor did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import autopar.dialect  # noqa: F401  registers torch.ops.autopar
+from autopar.errors import MismatchError
+from autopar.graph import Argument, Dtype, Op, Ref
+
+_AS_RESHAPE = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+
+
+@lru_cache(maxsize=4096)
+def find_operator(target: str) -> Callable[..., Any]:
+    """The torch operator named ``aten.add.Tensor``.
+
+    Raises:
+        MismatchError: torch has none of this name.
+    """
+    if target in _AS_RESHAPE:
+        return torch.reshape
+    found: Any = torch.ops
+    try:
+        for word in target.split("."):
+            found = getattr(found, word)
+    except AttributeError:
+        hint = "use the torch version that the plan was made with, and import the package that registers the operator"
+        raise MismatchError(f"this torch ({torch.__version__}) has no operator {target}", hint) from None
+    return found
+
+
+def takes_device(op: Op) -> bool:
+    """Whether the operator makes tensors from nothing, so that it must be told where."""
+    function = find_operator(op.target)
+    schema = getattr(function, "_schema", None)
+    return not op.inputs and schema is not None and any(argument.name == "device" for argument in schema.arguments)
+
+
+def with_torch_values(argument: Argument) -> Any:
+    """Dtypes by their torch objects; ``Ref`` stays."""
+    match argument:
+        case Dtype(name):
+            return getattr(torch, name)
+        case tuple() | list():
+            return [with_torch_values(item) for item in argument]
+        case dict():
+            return {key: with_torch_values(item) for key, item in argument.items()}
+        case _:
+            return argument
+
+
+def with_tensors(argument: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """``Ref(i)`` replaced by ``tensors[i]``."""
+    match argument:
+        case Ref(index):
+            return tensors[index]
+        case list():
+            return [with_tensors(item, tensors) for item in argument]
+        case dict():
+            return {key: with_tensors(item, tensors) for key, item in argument.items()}
+        case _:
+            return argument
+
+
+def named_results(op: Op, result: Any) -> list[torch.Tensor]:
+    """The operator's results in the order of ``op.outputs``; results that are None have no name."""
+    found = list(_flat(result))
+    if len(found) != len(op.outputs):
+        found = [item for item in found if item is not None]
+    assert len(found) == len(op.outputs), f"{op.target} gave {len(found)} results, the graph names {len(op.outputs)}"
+    return found
+
+
+def _flat(result: Any) -> Iterator[Any]:
+    if isinstance(result, (tuple, list)):
+        for item in result:
+            yield from _flat(item)
+    else:
+        yield result

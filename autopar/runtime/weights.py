@@ -1,0 +1,159 @@
+"""A model's parameters and buffers as DTensors in the plan's specs: loaded weights kept, meta weights initialised, state loaded.
+
+Every rank slices its own part of a weight that all ranks hold equal; nothing is sent. The module tree is copied without its
+tensors, so names, nesting and the user's own methods stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import MismatchError
+from autopar.runtime.placement import from_placements, local_part, to_dtensor
+from autopar.sharding import ShardingSpec
+from autopar.torch_compat import is_fake
+from cost_models import Mesh
+
+Initialise = Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank's parts go: the mesh in both forms, the rank, the device."""
+
+    mesh: Mesh
+    device_mesh: DeviceMesh
+    rank: int
+    device: torch.device
+
+    def own_part(self, tensor: torch.Tensor, spec: ShardingSpec) -> torch.Tensor:
+        """This rank's part of a global tensor (or of a DTensor in any placement), in its own storage on the device."""
+        if isinstance(tensor, DTensor):
+            if tensor.device_mesh == self.device_mesh and from_placements(tensor.placements, tensor.dim(), self.mesh.sizes) == spec:
+                return tensor.to_local().detach()
+            tensor = tensor.full_tensor()
+        part = local_part(tensor.detach(), spec, self.mesh, self.rank)
+        return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)
+
+    def dtensor(self, local: torch.Tensor, spec: ShardingSpec, shape: Sequence[int]) -> DTensor:
+        """The DTensor of which this rank holds ``local``."""
+        return to_dtensor(local, spec, shape, self.device_mesh)
+
+
+def has_no_values(tensor: torch.Tensor) -> bool:
+    """A meta or fake tensor."""
+    return tensor.is_meta or is_fake(tensor)
+
+
+def own_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    """Every place a parameter or buffer is kept, tied ones at each of their names: (full name, module, name in it, tensor)."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, module, name, tensor
+
+
+def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[int, nn.Module] | None = None) -> nn.Module:
+    """The module with every parameter and buffer replaced by ``tensors[id(it)]``; shared submodules stay shared."""
+    done = {} if done is None else done
+    if id(module) in done:
+        return done[id(module)]
+    copied = module.__class__.__new__(module.__class__)
+    done[id(module)] = copied
+    copied.__dict__.update(module.__dict__)
+    for kind in ("_parameters", "_buffers"):
+        held = module.__dict__[kind]
+        copied.__dict__[kind] = {name: None if tensor is None else tensors[id(tensor)] for name, tensor in held.items()}
+    copied.__dict__["_modules"] = {
+        name: None if child is None else copy_tree(child, tensors, done) for name, child in module._modules.items()
+    }  # fmt: skip
+    return copied
+
+
+def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Place) -> tuple[dict[int, torch.Tensor], set[int]]:
+    """A DTensor for each parameter and buffer of the model, by the original's identity, and the identities still without values.
+
+    Args:
+        specs: by any of a tensor's names; a tensor without one is replicated (the graph does not use it).
+    """
+    found: dict[int, torch.Tensor] = {}
+    empty: set[int] = set()
+    named: dict[int, str] = {}
+    for name, _, _, tensor in own_tensors(model):
+        if name in specs or id(tensor) not in named:
+            named[id(tensor)] = name
+    for _, _, _, tensor in own_tensors(model):
+        if id(tensor) in found:
+            continue
+        spec = specs.get(named[id(tensor)], ShardingSpec.replicated(tensor.dim()))
+        if has_no_values(tensor):
+            empty.add(id(tensor))
+            local = torch.empty(spec.local_shape(tensor.shape, place.mesh.sizes), dtype=tensor.dtype, device=place.device)
+        else:
+            local = place.own_part(tensor, spec)
+        sharded: torch.Tensor = place.dtensor(local, spec, tensor.shape)
+        found[id(tensor)] = nn.Parameter(sharded, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else sharded
+    return found, empty
+
+
+def initialise(model: nn.Module, found: Mapping[int, torch.Tensor], empty: set[int], init: Initialise | None, seed: int, place: Place) -> None:
+    """Gives values to the meta weights in ``empty``, in place, and takes them out of the set.
+
+    With ``init``, the whole model is made once on the device and handed to it. Without, each submodule that has
+    ``reset_parameters`` is made alone, so that at most one submodule is whole at a time; what no such method covers stays empty
+    until a state dict is loaded. All ranks draw from one seed, so they agree.
+    """
+    whole_device = place.device
+    with torch.random.fork_rng(devices=[whole_device] if whole_device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        if init is not None:
+            if empty:
+                _fill(model, model, init, found, empty, place)
+            return
+        for module in model.modules():
+            reset = getattr(module, "reset_parameters", None)
+            direct = [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
+            if reset is not None and any(id(tensor) in empty for tensor in direct):
+                _fill(module, model, lambda copied: copied.reset_parameters(), found, empty, place)
+
+
+def _fill(module: nn.Module, model: nn.Module, init: Initialise, found: Mapping[int, torch.Tensor], empty: set[int], place: Place) -> None:
+    whole: dict[int, torch.Tensor] = {}
+    for _, _, _, tensor in own_tensors(module):
+        if id(tensor) not in whole:
+            values = torch.empty(tensor.shape, dtype=tensor.dtype, device=place.device)
+            if not has_no_values(tensor):
+                values.copy_(tensor.detach())
+            whole[id(tensor)] = nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+    copied = copy_tree(module, whole)
+    init(copied)
+    after = {name: tensor for name, _, _, tensor in own_tensors(copied)}
+    for name, _, _, tensor in own_tensors(module):
+        if id(tensor) in empty:
+            sharded = found[id(tensor)]
+            assert isinstance(sharded, DTensor)
+            spec = from_placements(sharded.placements, sharded.dim(), place.mesh.sizes)
+            with torch.no_grad():
+                sharded.to_local().copy_(local_part(after[name].detach(), spec, place.mesh, place.rank))
+            empty.discard(id(tensor))
+
+
+def as_placed(value: torch.Tensor, like: DTensor, name: str, place: Place) -> DTensor:
+    """A loaded value, whole or a DTensor in any placement, as a DTensor placed as ``like``.
+
+    Raises:
+        MismatchError: another shape.
+    """
+    if tuple(value.shape) != tuple(like.shape):
+        raise MismatchError(
+            f"the state dict holds {name} with shape {list(value.shape)}, the model has {list(like.shape)}",
+            "load the state of the same model; whole tensors and DTensors are both fine",
+        )
+    spec = from_placements(like.placements, like.dim(), place.mesh.sizes)
+    return place.dtensor(place.own_part(value, spec), spec, like.shape)
