@@ -1,0 +1,18 @@
+"""How operators can be cut: the rule notation, THE table, and what follows from them. No torch.
+
+    find_rule(op, tensors)                  -> ShardingRule
+    strategies(rule, tensors, sizes)        -> every legal way to run it on a mesh
+    localize(op, tensors, strategy, ...)    -> its arguments on one rank
+"""
+
+from __future__ import annotations
+
+from autopar.rules.binding import bind
+from autopar.rules.expansion import strategies
+from autopar.rules.local import find_strategy, localize
+from autopar.rules.lookup import find_rule, table
+from autopar.rules.notation import parse
+from autopar.rules.rule import ShardingRule
+from autopar.rules.work import flops, is_alias
+
+__all__ = ["ShardingRule", "bind", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "strategies", "table"]

@@ -1,0 +1,135 @@
+"""Strategies: every way to give the mesh's axes to an operator's factors.
+
+Each axis is given to one factor, or carries a partial value through the operator, or is left out (replicated). A factor with
+several axes has one strategy for each order of them (``S01`` and ``S10``). In a dim of several factors, a factor may be split only
+when those before it are split down to one element: then the ranks' parts are again contiguous blocks of the dim.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from autopar.graph import DTYPE_BYTES, Tensor
+from autopar.rules.rule import Dims, ShardingRule
+from autopar.sharding import InnerCollective, ShardingSpec, Strategy
+
+MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
+"""The families that ``must_split`` is about (design: the communication model)."""
+
+Axes = tuple[int, ...]
+
+
+def strategies(rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[int], *, must_split: bool = False) -> tuple[Strategy, ...]:
+    """Every legal way to run an operator on a mesh, without doubles, in an order that depends on nothing else.
+
+    Args:
+        rule: the operator's rule.
+        tensors: the operator's inputs and outputs (their dtypes size the inner collectives).
+        sizes: the mesh's axis sizes; axes of size 1 are left out.
+        must_split: contractions, convolutions and attention keep only the strategies that give a largest set of axes to factors
+            and have no partial inputs.
+    """
+    itemsize = max(4, DTYPE_BYTES[tensors[0].dtype]) if rule.inner else 0
+    return _expand(rule, itemsize, tuple(sizes), must_split)
+
+
+@lru_cache(maxsize=65536)
+def _expand(rule: ShardingRule, itemsize: int, sizes: tuple[int, ...], must_split: bool) -> tuple[Strategy, ...]:
+    found: dict[Strategy, None] = {}
+    for factors, flows in _assignments(rule, sizes):
+        for ordered in itertools.product(*(itertools.permutations(axes) for axes in factors.values())):
+            strategy = _strategy(rule, dict(zip(factors, ordered, strict=True)), flows, itemsize, sizes)
+            found.setdefault(strategy)
+    return _splitting(tuple(found)) if must_split and rule.family in MUST_SPLIT else tuple(found)
+
+
+def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[dict[str, Axes], dict[int, Axes]]]:
+    """Every assignment of axes: to factors, to flows (by index), or to nothing; replicated first."""
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    dims = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
+    shapes = [extent for term, shape in zip(rule.inputs + rule.outputs, rule.shapes[0] + rule.shapes[1], strict=True)
+              for names, extent in zip(term, shape, strict=True) if len(names) > 1]  # fmt: skip
+    composites = list(dict.fromkeys(zip(dims, shapes, strict=True)))
+    options = [
+        [None, *(name for name in rule.free if rule.extent[name] % sizes[axis] == 0), *range(len(rule.flows))] for axis in axes
+    ]
+    for choice in itertools.product(*options):
+        factors: dict[str, Axes] = {}
+        flows: dict[int, Axes] = {}
+        for axis, chosen in zip(axes, choice, strict=True):
+            if isinstance(chosen, str):
+                factors[chosen] = (*factors.get(chosen, ()), axis)
+            elif chosen is not None:
+                flows[chosen] = (*flows.get(chosen, ()), axis)
+        parts = {name: math.prod(sizes[axis] for axis in some) for name, some in factors.items()}
+        if all(rule.extent[name] % count == 0 for name, count in parts.items()) and all(
+            _contiguous(names, extent, rule.extent, parts) for names, extent in composites
+        ):
+            yield factors, flows
+
+
+def _contiguous(names: tuple[str, ...], extent: int, extents: dict[str, int], parts: dict[str, int]) -> bool:
+    """Whether each rank's part of a dim of several factors is one block."""
+    open_before = False
+    for name in names:
+        if name == "_":
+            open_before = True
+            continue
+        if open_before and name in parts:
+            return False
+        open_before = open_before or parts.get(name, 1) != extents[name]
+    return True
+
+
+def _strategy(rule: ShardingRule, factors: dict[str, Axes], flows: dict[int, Axes], itemsize: int, sizes: tuple[int, ...]) -> Strategy:
+    flowing = [(axis, rule.flows[index]) for index, axes in flows.items() for axis in axes]
+    inputs = []
+    for index, (dims, partial) in enumerate(zip(rule.inputs, rule.input_partial, strict=True)):
+        through = [(axis, "sum") for axis, group in flowing if index in group]
+        inputs.append(_spec(dims, partial, factors, through))
+    through = [(axis, "sum") for axis, _ in flowing]
+    outputs = [_spec(dims, partial, factors, through) for dims, partial in zip(rule.outputs, rule.output_partial, strict=True)]
+    inner = []
+    for item in rule.inner:
+        if item.factor in factors:
+            elements = math.prod(rule.extent[name] // math.prod(sizes[a] for a in factors.get(name, ())) for name in item.factors)
+            inner.append(InnerCollective("all_reduce", factors[item.factor], elements * item.elements * itemsize, item.reduction))
+    parts = math.prod(sizes[axis] for name, axes in factors.items() if name in _cutting(rule) for axis in axes)
+    given = tuple((name, factors[name]) for name in rule.free if name in factors)
+    return Strategy(tuple(inputs), tuple(outputs), parts, tuple(inner), given)
+
+
+@lru_cache(maxsize=4096)
+def _cutting(rule: ShardingRule) -> frozenset[str]:
+    """The factors whose splitting cuts the work: those that some output depends on."""
+    found = {name for term in rule.outputs for names in term for name in names}
+    found |= {name for partial in rule.output_partial for name, _ in partial}
+    return frozenset(found)
+
+
+def _spec(dims: Dims, partial: tuple[tuple[str, str], ...], factors: dict[str, Axes], through: list[tuple[int, str]]) -> ShardingSpec:
+    split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)
+    reduced = [(axis, reduction) for name, reduction in partial for axis in factors.get(name, ())]
+    return _interned(split, tuple(sorted(reduced + through)))
+
+
+@lru_cache(maxsize=65536)
+def _interned(dims: tuple[Axes, ...], partial: tuple[tuple[int, str], ...]) -> ShardingSpec:
+    return ShardingSpec(dims, partial)
+
+
+def _splitting(found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    """Those that give a largest set of axes to factors, without partial inputs."""
+    used = {strategy: frozenset(axis for _, axes in strategy.factors for axis in axes) for strategy in found}
+    whole = [strategy for strategy in found if not any(spec.partial for spec in strategy.inputs)]
+    whole = [strategy for strategy in whole if not any(_flowing(strategy))]
+    return tuple(strategy for strategy in whole if not any(used[strategy] < used[other] for other in whole))
+
+
+def _flowing(strategy: Strategy) -> Iterator[int]:
+    """Axes over which an output is partial though no factor has them."""
+    given = {axis for _, axes in strategy.factors for axis in axes}
+    return (axis for spec in strategy.outputs for axis in spec.partial_axes if axis not in given)

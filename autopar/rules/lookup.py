@@ -1,0 +1,120 @@
+"""From an operator to its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from autopar.errors import RuleError
+from autopar.graph import Op, Tensor
+from autopar.rules.binding import bind
+from autopar.rules.notation import parse
+from autopar.rules.rule import ShardingRule
+from autopar.rules.signature import Call, Row, call_of, dims_of
+from autopar.rules.table import ROWS
+
+BY_NAME: Mapping[str, Row] = {row.name: row for row in ROWS}
+
+
+def find_row(target: str) -> Row | None:
+    """The row of an operator: by its full name (``aten.view.dtype``), else without the overload (``aten.view``)."""
+    return BY_NAME.get(target) or BY_NAME.get(target.rpartition(".")[0])
+
+
+def find_rule(op: Op, tensors: Mapping[str, Tensor]) -> ShardingRule:
+    """The sharding rule of an operator of a graph.
+
+    Args:
+        op: the operator.
+        tensors: the graph's tensors by name.
+
+    Returns:
+        its rule with shapes put in; ``known`` is False, and everything whole, for an operator without a row.
+
+    Raises:
+        RuleError: when the row does not fit the operator.
+    """
+    inputs = tuple(tensors[name] for name in op.inputs)
+    outputs = tuple(tensors[name] for name in op.outputs)
+    return _find(op.target, op.args, op.kwargs, tuple(_signature(t) for t in inputs), tuple(_signature(t) for t in outputs))
+
+
+def _signature(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    return tensor.shape, tensor.dtype
+
+
+Signature = tuple[tuple[int, ...], str]
+
+
+@lru_cache(maxsize=65536)
+def _find(target: str, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...], inputs: tuple[Signature, ...],
+          outputs: tuple[Signature, ...]) -> ShardingRule:  # fmt: skip
+    row = find_row(target)
+    if row is None:
+        return unknown(target, [shape for shape, _ in inputs], [shape for shape, _ in outputs])
+    op = Op(target, target, ("",) * len(inputs), ("",) * len(outputs), args, kwargs)
+    call = call_of(op, row, tuple(Tensor("", *item) for item in inputs), tuple(Tensor("", *item) for item in outputs))
+    return bound(row, call)
+
+
+def bound(row: Row, call: Call) -> ShardingRule:
+    """The row's rule with the call's shapes put in."""
+    texts = row.rule(call) if callable(row.rule) else row.rule
+    slots = list(call.slots) if "(" in row.operator else None
+    dims = dims_of(call, row)
+    keep = bool(row.keep and call.arguments[row.keep])
+    inputs, outputs = [t.shape for t in call.inputs], [t.shape for t in call.outputs]
+    problem: RuleError | None = None
+    for text in (texts,) if isinstance(texts, str) else texts:
+        text = _present(text, call, row)
+        try:
+            return bind(text, inputs, outputs, operator=call.target, family=row.family, slots=slots, dims=dims, keep=keep)
+        except RuleError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _present(text: str, call: Call, row: Row) -> str:
+    """The rule without the outputs that the call's mask leaves out."""
+    if not row.mask:
+        return text
+    wanted = call.arguments[row.mask]
+    body, bar, clauses = text.partition(" | ")
+    left, _, right = body.partition("->")
+    terms = right.split(",")
+    if len(call.outputs) == len(terms):
+        terms = [term if keep else "_..." for term, keep in zip(terms, wanted, strict=True)]
+    else:
+        terms = [term for term, keep in zip(terms, wanted, strict=True) if keep]
+    return f"{left}->{','.join(terms)}{bar}{clauses}"
+
+
+def unknown(target: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> ShardingRule:
+    """Everything whole on every rank."""
+    return ShardingRule(
+        target,
+        "unknown",
+        tuple(((),) * len(shape) for shape in inputs),
+        tuple(((),) * len(shape) for shape in outputs),
+        (tuple(inputs), tuple(outputs)),
+        input_partial=((),) * len(inputs),
+        output_partial=((),) * len(outputs),
+        known=False,
+    )
+
+
+def table() -> tuple[tuple[str, str, str], ...]:
+    """THE table as text: (family, operator, rule), one row an operator."""
+    return tuple((row.family, row.name, row.text) for row in ROWS)
+
+
+def check_table() -> None:
+    """Reads every rule that is written as text.
+
+    Raises:
+        RuleError: for the first that cannot be read.
+    """
+    for row in ROWS:
+        for text in (row.rule,) if isinstance(row.rule, str) else row.rule if isinstance(row.rule, tuple) else ():
+            parse(text)

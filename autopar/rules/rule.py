@@ -1,0 +1,116 @@
+"""ShardingRule: a rule with an operator's shapes put in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+Dims = tuple[tuple[str, ...], ...]
+"""For each tensor dim its factors, major to minor; ``()`` is a dim no factor splits."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """An all-reduce inside the operator, needed when ``factor`` is split.
+
+    Args:
+        factor: over the axes given to it.
+        reduction: ``sum``, ``max`` or ``min``.
+        factors: the factors of the statistic's dims (cut as they are cut).
+        elements: further elements for each of those (a packed pair counts 2).
+    """
+
+    factor: str
+    reduction: str
+    factors: tuple[str, ...]
+    elements: int = 1
+
+
+@dataclass(frozen=True)
+class ShardingRule:
+    """How one operator, of given shapes, can be cut.
+
+    Args:
+        operator: its target, for messages.
+        family: of the table's row.
+        inputs, outputs: the factors of each tensor's dims.
+        shapes: of the inputs and outputs.
+        extents: each factor with its size (factors of size 1 do not appear), in order of first appearance.
+        whole: the factors that no axis may split.
+        input_partial: for each input, the factors over whose axes it must come partial, with the reduction.
+        output_partial: for each output, the factors over whose axes it comes out partial, with the reduction. A factor
+            of neither its dims nor this list does not change the output: it is replicated there.
+        flows: groups of inputs: partial sums over an axis together, they make every output a partial sum over it.
+        inner: the all-reduces inside the operator.
+        known: False for an operator without a row: everything whole.
+    """
+
+    operator: str
+    family: str
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    shapes: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+    extents: tuple[tuple[str, int], ...] = ()
+    whole: frozenset[str] = frozenset()
+    input_partial: tuple[tuple[tuple[str, str], ...], ...] = ()
+    output_partial: tuple[tuple[tuple[str, str], ...], ...] = ()
+    flows: tuple[tuple[int, ...], ...] = ()
+    inner: tuple[Statistic, ...] = ()
+    known: bool = True
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        key = (self.operator, self.inputs, self.outputs, self.shapes, self.extents, self.output_partial, self.flows)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def extent(self) -> dict[str, int]:
+        """The size of each factor."""
+        return dict(self.extents)
+
+    @cached_property
+    def free(self) -> tuple[str, ...]:
+        """The factors that axes may split."""
+        return tuple(name for name, _ in self.extents if name not in self.whole)
+
+    def __str__(self) -> str:
+        """The whole rule in the notation, with every reduction, flow and inner collective.
+
+        >>> from autopar.rules.binding import bind
+        >>> print(bind("m k, k n -> m n | linear {0} {1}", [(4, 8), (8, 2)], [(4, 2)]))
+        m k, k n -> m n +k | linear {0} {1}
+        """
+        left = ", ".join(self._term(*item) for item in zip(self.inputs, self.input_partial, self.shapes[0], strict=True))
+        right = ", ".join(
+            self._term(dims, partial, shape, self._independent(dims, partial))
+            for dims, partial, shape in zip(self.outputs, self.output_partial, self.shapes[1], strict=True)
+        )
+        return f"{left} -> {right}{self._clauses()}".strip()
+
+    def _term(self, dims: Dims, partial: tuple[tuple[str, str], ...], shape: tuple[int, ...], same: tuple[str, ...] = ()) -> str:
+        words = []
+        for names, extent in zip(dims, shape, strict=True):
+            marked = [name + ("!" if name in self.whole else "") for name in names]
+            words.append(("1" if extent == 1 else "_") if not marked else marked[0] if len(marked) == 1 else f"({' '.join(marked)})")
+        words = words or ["()"]
+        words += [f"+{name}" + ("" if reduction == "sum" else f":{reduction}") for name, reduction in partial]
+        return " ".join(words + [f"~{name}" for name in same])
+
+    def _independent(self, dims: Dims, partial: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+        there = {name for names in dims for name in names} | {name for name, _ in partial}
+        return tuple(name for name in self.free if name not in there)
+
+    def _clauses(self) -> str:
+        groups = " ".join("{" + " ".join(map(str, inputs)) + "}" for inputs in self.flows)
+        clauses = f" | linear {groups}" if groups else ""
+        for factor in dict.fromkeys(item.factor for item in self.inner):
+            parts = [
+                f"{item.reduction}({' '.join(([str(item.elements)] if item.elements > 1 else []) + list(item.factors))})"
+                for item in self.inner
+                if item.factor == factor
+            ]
+            clauses += f" | inner {factor}: {' '.join(parts)}"
+        return clauses

@@ -1,0 +1,75 @@
+"""How many floating point operations an operator takes, whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from autopar.graph import Op, Tensor
+from autopar.rules.lookup import find_row, find_rule
+
+
+def flops(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """Floating point operations of the whole operator, a multiplication and an addition counted as two.
+
+    Contractions, convolutions and attention are exact (attention's softmax apart, and half of the products under a causal
+    mask); anything else counts one for each element of its largest tensor, and views and copies none.
+    """
+    row = find_row(op.target)
+    if row is not None and row.alias:
+        return 0.0
+    return _WORK[row.work if row else "elements"](op, tensors)
+
+
+def is_alias(op: Op) -> bool:
+    """Whether output 0 shares the storage of input 0 (views)."""
+    row = find_row(op.target)
+    return row is not None and row.alias
+
+
+def _none(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    return 0.0
+
+
+def _elements(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    return float(max(tensors[name].elements for name in (*op.inputs, *op.outputs)))
+
+
+def _contraction(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    return 2.0 * math.prod(find_rule(op, tensors).extent.values())
+
+
+def _convolution(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """2 x output elements x input channels of a group x kernel elements: the same for both gradients."""
+    first, second = (tensors[name].shape for name in op.inputs[:2])
+    result = tensors[op.outputs[0]].shape
+    if op.target.startswith("autopar.convolution_input_gradient"):
+        output, weight = first, second
+    elif op.target.startswith("autopar.convolution_weight_gradient"):
+        output, weight = first, result
+    else:
+        output, weight = result, second
+    return 2.0 * math.prod(output) * math.prod(weight[1:])
+
+
+def _attention(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """Two products of b h s t by d and by e."""
+    start = 1 if op.target.startswith("autopar.attention_backward") else 0
+    (b, h, s, d), (_, _, t, _), (*_, e) = (tensors[name].shape for name in op.inputs[start : start + 3])
+    causal = op.args[len(op.args) - 3] if len(op.args) >= 3 else dict(op.kwargs).get("causal", False)
+    return 2.0 * b * h * s * t * (d + e) * (0.5 if causal else 1.0)
+
+
+def _attention_backward(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """Five products where forward has two: the scores again, and the gradients of v, p, q and k."""
+    return 2.5 * _attention(op, tensors)
+
+
+_WORK: Mapping[str, Callable[[Op, Mapping[str, Tensor]], float]] = {
+    "none": _none,
+    "elements": _elements,
+    "contraction": _contraction,
+    "convolution": _convolution,
+    "attention": _attention,
+    "attention_backward": _attention_backward,
+}

@@ -1,0 +1,139 @@
+"""Operators that need collectives inside: their bodies on a rank's part, as generators.
+
+A body yields ``(kind, tensor, axes, reduction)`` for each collective that its strategy declares, in that order, is sent the
+reduced tensor, and returns what the operator returns. Statistics are at least float32, as in the whole operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.graph import Op
+from autopar.sharding import Strategy
+
+Request = tuple[str, Tensor, tuple[int, ...], str]
+Body = Generator[Request, Tensor, Any]
+
+
+def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
+    """The operator on one rank, under a strategy with inner collectives.
+
+    Args:
+        op: the operator.
+        strategy: declares the collectives.
+        sizes: the mesh's axis sizes.
+        args, kwargs: its arguments on this rank, with local tensors.
+    """
+    function = BODIES[op.target.rpartition(".")[0]]
+    parts = math.prod(sizes[axis] for axis in strategy.inner[0].axes)
+    running = function(parts, *args, **kwargs)
+    answer: Tensor | None = None
+    for item in strategy.inner:
+        tensor, reduction = running.send(answer)
+        assert reduction == item.reduction and tensor.numel() * tensor.element_size() == item.bytes, (op.target, reduction, tensor.shape, item)
+        answer = yield item.kind, tensor, item.axes, reduction
+    try:
+        running.send(answer)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError(f"{op.target} asks for more collectives than its strategy declares")
+
+
+Statistics = Generator[tuple[Tensor, str], Tensor, Any]
+"""Yields a local statistic and its reduction; is sent the reduced one."""
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _shifted(x: Tensor, dim: int) -> Generator[tuple[Tensor, str], Tensor, tuple[Tensor, Tensor]]:
+    """``x`` less its maximum over the whole dim, and the sum of exponentials of that."""
+    wide = _wide(x)
+    top = yield wide.amax(dim, keepdim=True), "max"
+    shifted = wide - top.masked_fill(top.isneginf(), 0.0)
+    total = yield shifted.exp().sum(dim, keepdim=True), "sum"
+    return shifted, total
+
+
+def _softmax(parts: int, x: Tensor, dim: int, half_to_float: bool = False) -> Statistics:
+    shifted, total = yield from _shifted(x, dim)
+    return (shifted.exp() / total).to(torch.float32 if half_to_float else x.dtype)
+
+
+def _log_softmax(parts: int, x: Tensor, dim: int, half_to_float: bool = False) -> Statistics:
+    shifted, total = yield from _shifted(x, dim)
+    return (shifted - total.log()).to(torch.float32 if half_to_float else x.dtype)
+
+
+def _softmax_backward(parts: int, grad: Tensor, out: Tensor, dim: int, input_dtype: torch.dtype) -> Statistics:
+    wide, probabilities = _wide(grad), _wide(out)
+    total = yield (wide * probabilities).sum(dim, keepdim=True), "sum"
+    return (probabilities * (wide - total)).to(input_dtype)
+
+
+def _log_softmax_backward(parts: int, grad: Tensor, out: Tensor, dim: int, input_dtype: torch.dtype) -> Statistics:
+    wide = _wide(grad)
+    total = yield wide.sum(dim, keepdim=True), "sum"
+    return (wide - _wide(out).exp() * total).to(input_dtype)
+
+
+def _channels(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+def _batch_norm(
+    parts: int,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Statistics:
+    """Mean first, then the squared distances from it, so that nothing is lost to cancellation."""
+    dims = [0, *range(2, x.dim())]
+    count = x.numel() // x.shape[1] * parts
+    wide = _wide(x)
+    mean = (yield wide.sum(dims), "sum") / count
+    centred = wide - _channels(mean, x)
+    variance = (yield centred.square().sum(dims), "sum") / count
+    invstd = torch.rsqrt(variance + eps)
+    out = centred * _channels(invstd, x)
+    if weight is not None:
+        out = out * _channels(weight, x)
+    if bias is not None:
+        out = out + _channels(bias, x)
+    unbiased = variance * (count / max(count - 1, 1))
+    new_mean = mean.clone() if running_mean is None else (1 - momentum) * running_mean + (momentum * mean).to(running_mean.dtype)
+    new_var = unbiased.clone() if running_var is None else (1 - momentum) * running_var + (momentum * unbiased).to(running_var.dtype)
+    return out.to(x.dtype), mean, invstd, new_mean, new_var
+
+
+def _batch_norm_backward(parts: int, grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor) -> Statistics:
+    dims = [0, *range(2, x.dim())]
+    count = x.numel() // x.shape[1] * parts
+    wide = grad.to(mean.dtype)
+    normal = (x.to(mean.dtype) - _channels(mean, x)) * _channels(invstd, x)
+    dweight, dbias = yield torch.stack([(wide * normal).sum(dims), wide.sum(dims)]), "sum"
+    scale = invstd if weight is None else invstd * weight
+    dx = _channels(scale, x) * (wide - _channels(dbias / count, x) - normal * _channels(dweight / count, x))
+    dtype = mean.dtype if weight is None else weight.dtype
+    return dx.to(x.dtype), dweight.to(dtype), dbias.to(dtype)
+
+
+BODIES: Mapping[str, Callable[..., Statistics]] = {
+    "aten._softmax": _softmax,
+    "aten._log_softmax": _log_softmax,
+    "aten._softmax_backward_data": _softmax_backward,
+    "aten._log_softmax_backward_data": _log_softmax_backward,
+    "autopar.batch_norm": _batch_norm,
+    "autopar.batch_norm_backward": _batch_norm_backward,
+}
+"""By operator without its overload."""
