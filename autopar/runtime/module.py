@@ -1,0 +1,369 @@
+"""The module that trains: the model's own parameter names with DTensors, and a forward that runs the planned program.
+
+The whole step is one autograd function. Its forward runs the forward instructions and keeps what the backward instructions read; its
+backward runs those and returns each gradient in its parameter's spec. Autograd never sees a collective: through collectives injected
+into a forward graph it gives wrong gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.distributed.tensor import DTensor
+
+from autopar.dialect import random_step
+from autopar.errors import MismatchError, UsageError
+from autopar.graph import Graph, GraphInput
+from autopar.runtime.calls import Signature
+from autopar.runtime.execution import Executable, Locals, Observed
+from autopar.runtime.placement import from_placements, local_part
+from autopar.runtime.weights import Place, as_placed
+from autopar.sharding import ShardingSpec
+
+Inputs = Literal["global", "local"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one call needs, the same for every call.
+
+    Args:
+        executable: the program on this rank.
+        place: mesh, rank and device.
+        inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
+    """
+
+    executable: Executable
+    place: Place
+    inputs: Inputs
+
+    @property
+    def graph(self) -> Graph:
+        return self.executable.program.graph
+
+    def spec(self, value: str) -> ShardingSpec:
+        """The spec of a value of the program."""
+        return self.executable.program.specs[value]
+
+    def enter(self, item: GraphInput, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of an input (or of an output's gradient), on the device.
+
+        Raises:
+            UsageError: another shape or dtype than planned.
+        """
+        planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
+        local = self.inputs == "local" and not isinstance(tensor, DTensor)
+        shape = spec.local_shape(planned.shape, mesh.sizes) if local else planned.shape
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tuple(tensor.shape) != tuple(shape) or dtype != planned.dtype:
+            whose = "each rank's part of " if local else ""
+            message = f"{whose}{item.kind} {item.name} is {dtype} {list(tensor.shape)}, the plan was made for {planned.dtype} {list(shape)}"
+            raise UsageError(message, "plan the model again for these shapes")
+        if local:
+            return tensor.detach().to(self.place.device)
+        if isinstance(tensor, DTensor):
+            return self.place.own_part(tensor, spec)
+        return local_part(tensor.detach(), spec, mesh, self.place.rank).to(self.place.device)
+
+    def leave(self, value: str, tensor: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
+        """A value for the user: a DTensor when it is split, else plain."""
+        spec = self.spec(value)
+        if plain or spec.is_replicated:
+            return tensor.detach()
+        shape = self.graph.tensors[self.executable.program.tensor_of[value]].shape
+        return self.place.dtensor(tensor, spec, shape)
+
+
+class Saved:
+    """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
+
+    def __init__(self, values: dict[str, Locals], inputs: Mapping[str, torch.Tensor]) -> None:
+        self._values: dict[str, Locals] | None = values
+        self._versions = {name: tensor._version for name, tensor in inputs.items() if name in values}
+
+    def take(self, *, keep: bool) -> dict[str, Locals]:
+        """The values by name.
+
+        Raises:
+            RuntimeError: already taken, or a parameter or input was changed in place since the forward pass.
+        """
+        if self._values is None:
+            raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
+        for name, version in self._versions.items():
+            if self._values[name][0]._version != version:
+                raise RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
+        found = self._values
+        self._values = dict(found) if keep else None
+        return found
+
+
+class TrainingStep(torch.autograd.Function):
+    """Forward and backward instructions as one differentiable function of the trained parameters and inputs."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, call: Call, *trained: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        outputs = call.forward(keep=True)
+        ctx.mark_non_differentiable(*(tensor for tensor, name in zip(outputs, call.names, strict=True) if not call.differentiable(name)))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        from autopar.torch_compat import keeps_autograd_graph
+
+        return (None, *ctx.call.backward(gradients, keep=keeps_autograd_graph()))
+
+
+class Call:
+    """One forward pass, and its backward pass if there is one.
+
+    Args:
+        locals_: this rank's part of every graph input but tangents, by tensor name.
+        trained: tensor names of the graph inputs whose gradients autograd wants, in the order they are given to ``TrainingStep``.
+        global_inputs: of those, inputs that came as plain global tensors: their gradient is given back whole.
+    """
+
+    def __init__(
+        self, step: Step, locals_: Mapping[str, torch.Tensor], trained: Sequence[str], global_inputs: frozenset[str], number: int,
+        observed: list[Observed] | None,
+    ) -> None:  # fmt: skip
+        self.step, self.locals, self.trained, self.global_inputs = step, locals_, trained, global_inputs
+        self.number, self.observed = number, observed
+        graph, program = step.graph, step.executable.program
+        self.leaving = [(output, value) for output, value in program.outputs if output.kind == "output"]
+        self.names = [output.name for output, _ in self.leaving]
+        self.tangents = {item.name: item for item in graph.of_kind("tangent")}
+        self.updates = [(output, value) for output, value in program.outputs if output.kind == "buffer"]
+        self.saved: Saved | None = None
+
+    def differentiable(self, name: str) -> bool:
+        """Whether gradients of this output are used: it has a tangent, or it is the loss."""
+        return name in self.tangents if self.tangents else name == self.loss
+
+    @property
+    def loss(self) -> str | None:
+        """The output whose gradient the graph takes as 1, when there are no tangents."""
+        return "loss" if "loss" in self.names and not self.tangents else None
+
+    def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
+        """The outputs in order; what the backward pass needs is kept when asked."""
+        executable = self.step.executable
+        values: dict[str, Locals] = {name: [tensor] for name, tensor in self.locals.items()}
+        with random_step(self.number):
+            executable.forward(values, self.observed)
+        outputs = tuple(self.step.leave(value, values[value][0]) for _, value in self.leaving)
+        kept = {name: values[name] for name in executable.kept if name in values} if keep else {}
+        with torch.no_grad():
+            self._update_buffers(values, kept)
+        if keep:
+            self.saved = Saved(kept, self.locals)
+        return outputs
+
+    def _update_buffers(self, values: Mapping[str, Locals], kept: dict[str, Locals]) -> None:
+        storage = self.step.executable.program.storage
+        buffers = {item.name: item.tensor for item in self.step.graph.of_kind("buffer")}
+        changed = {storage[buffers[output.name]] for output, _ in self.updates}
+        for name in kept:
+            if storage[name] in changed:
+                kept[name] = [kept[name][0].clone()]
+        for output, value in self.updates:
+            self.locals[buffers[output.name]].copy_(values[value][0])
+
+    @torch.no_grad()
+    def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
+        """The gradient of each entry of ``trained``."""
+        assert self.saved is not None
+        executable, program = self.step.executable, self.step.executable.program
+        values, scale = self.saved.take(keep=keep), None
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if name in self.tangents:
+                values[self.tangents[name].tensor] = [self._tangent(self.tangents[name], gradient)]
+            elif name == self.loss:
+                scale = gradient
+        executable.backward(values, self.observed)
+        found = {output.name: value for output, value in program.outputs if output.kind == "gradient"}
+        names = {item.tensor: item.name for item in self.step.graph.inputs}
+        taken: set[int] = set()
+        result: list[torch.Tensor | None] = []
+        for tensor in self.trained:
+            value = found.get(names[tensor])
+            if value is None:
+                result.append(None)
+                continue
+            local = self._own(values.pop(value)[0] if _last(value, tensor, self.trained, found, names) else values[value][0], taken)
+            if scale is not None and (scale.device.type != "cpu" or scale.item() != 1.0):
+                local.mul_(scale)
+            if tensor in self.global_inputs:
+                result.append(self._whole(value, local))
+            else:
+                result.append(local if self._came_local(tensor) else self._as_dtensor(value, local))
+        return result
+
+    def _tangent(self, item: GraphInput, gradient: torch.Tensor | None) -> torch.Tensor:
+        if gradient is None:
+            planned = self.step.graph.tensors[item.tensor]
+            shape = self.step.spec(item.tensor).local_shape(planned.shape, self.step.place.mesh.sizes)
+            return torch.zeros(shape, dtype=getattr(torch, planned.dtype), device=self.step.place.device)
+        spec = self.step.spec(item.tensor)
+        if isinstance(gradient, DTensor):
+            return self.step.place.own_part(gradient, spec)
+        return local_part(gradient, spec, self.step.place.mesh, self.step.place.rank)
+
+    def _own(self, tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
+        """The gradient in its own dense storage: optimizers and clipping write into it in place."""
+        inputs = {value.untyped_storage().data_ptr() for value in self.locals.values()}
+        pointer = tensor.untyped_storage().data_ptr()
+        whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+        if not whole or pointer in taken or pointer in inputs or self.saved._values is not None:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        taken.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    def _came_local(self, tensor: str) -> bool:
+        kind = next(item.kind for item in self.step.graph.inputs if item.tensor == tensor)
+        return kind == "input" and self.step.inputs == "local"
+
+    def _as_dtensor(self, value: str, local: torch.Tensor) -> DTensor:
+        program = self.step.executable.program
+        return self.step.place.dtensor(local, program.specs[value], self.step.graph.tensors[program.tensor_of[value]].shape)
+
+    def _whole(self, value: str, local: torch.Tensor) -> torch.Tensor:
+        return self._as_dtensor(value, local).full_tensor()
+
+
+def _last(value: str, tensor: str, trained: Sequence[str], found: Mapping[str, str], names: Mapping[str, str]) -> bool:
+    """Whether no later entry of ``trained`` has the same gradient value."""
+    later = trained[trained.index(tensor) + 1 :]
+    return all(found.get(names[other]) != value for other in later)
+
+
+class ShardedModule(nn.Module):
+    """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned program.
+
+    What the plan was captured with is fixed: ``train()`` and ``eval()`` change nothing in it.
+
+    Attributes:
+        plan: the plan it runs, None when compiled from a bare program.
+        dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
+    """
+
+    def __init__(self, tree: nn.Module, step: Step, signature: Signature, constants: Mapping[str, torch.Tensor], plan: Any, empty: set[str]) -> None:
+        super().__init__()
+        for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
+            self.__dict__[kind] = tree.__dict__[kind]
+        self.__dict__["plan"] = plan
+        self.__dict__["dropout_step"] = 0
+        self._step, self._signature, self._constants, self._empty = step, signature, constants, empty
+        self._observed: list[Observed] | None = None
+        self.training = tree.training
+        self._register_load_hooks()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's arguments, then the loss's; the model's (or the loss's) result.
+
+        Raises:
+            UsageError: arguments that differ from the planned ones; weights that have no values yet.
+        """
+        if self._empty:
+            some = ", ".join(sorted(self._empty)[:3])
+            hint = "pass init= to compile, or load a state dict"
+            raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
+        tensors = self._signature.tensors(args, kwargs)
+        step, graph = self._step, self._step.graph
+        held = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
+        locals_: dict[str, torch.Tensor] = {}
+        trained: list[tuple[str, torch.Tensor]] = []
+        global_inputs: set[str] = set()
+        with_gradient = {output.name for output in graph.outputs if output.kind == "gradient"}
+        for item in graph.inputs:
+            if item.kind in ("parameter", "buffer"):
+                tensor = held[item.name]
+                with torch.no_grad():
+                    locals_[item.tensor] = tensor.to_local()
+                if tensor.requires_grad and item.name in with_gradient:
+                    trained.append((item.tensor, tensor))
+            elif item.kind == "input":
+                tensor = _input_of(tensors, item)
+                locals_[item.tensor] = step.enter(item, tensor)
+                if tensor.requires_grad and torch.is_grad_enabled():
+                    if item.name not in with_gradient:
+                        hint = "plan the model with an input that requires grad, or detach it"
+                        raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
+                    trained.append((item.tensor, tensor))
+                    if not isinstance(tensor, DTensor) and step.inputs == "global":
+                        global_inputs.add(item.tensor)
+            elif item.kind == "constant":
+                locals_[item.tensor] = self._constants[item.tensor]
+        call = Call(step, locals_, [name for name, _ in trained], frozenset(global_inputs), self.dropout_step, self._observed)
+        if graph.mode == "train" and torch.is_grad_enabled() and trained:
+            outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
+            self.__dict__["dropout_step"] += 1
+        else:
+            outputs = call.forward(keep=False)
+        by_name = dict(zip(call.names, outputs, strict=True))
+        by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
+        return self._signature.result(by_name)
+
+    @contextmanager
+    def observed_collectives(self) -> Iterator[list[Observed]]:
+        """Records every collective that this rank executes within, forward and backward."""
+        self._observed = []
+        try:
+            yield self._observed
+        finally:
+            self._observed = None
+
+    def extra_repr(self) -> str:
+        program = self._step.executable.program
+        return f"mesh={program.machine.mesh}, mode={self._step.graph.mode}, collectives={sum(1 for _ in program.collectives())}"
+
+    def _register_load_hooks(self) -> None:
+        self.register_load_state_dict_pre_hook(_place_state)
+        self.register_load_state_dict_post_hook(_note_loaded)
+
+
+def _input_of(tensors: Mapping[str, Any], item: GraphInput) -> torch.Tensor:
+    return tensors[item.name] if item.name in tensors else tensors[item.tensor]
+
+
+def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Whole tensors and DTensors in other placements become DTensors placed as the module's."""
+    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    for name, tensor in held.items():
+        value = state.get(prefix + name)
+        if isinstance(tensor, DTensor) and isinstance(value, torch.Tensor):
+            state[prefix + name] = as_placed(value, tensor, name, module._step.place)
+            module._empty.discard(name)
+
+
+def _note_loaded(module: ShardedModule, incompatible: Any) -> None:
+    """A tied parameter is loaded under any of its names."""
+    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    full = {id(tensor) for name, tensor in held.items() if name not in module._empty}
+    module._empty.difference_update({name for name, tensor in held.items() if id(tensor) in full})
+
+
+def check_gradient_specs(step: Step) -> None:
+    """Every gradient must come out in its parameter's spec, so that optimizers work on local parts.
+
+    Raises:
+        MismatchError: naming the first parameter whose gradient does not.
+    """
+    by_name = {item.name: item for item in step.graph.inputs}
+    for output, value in step.executable.program.outputs:
+        if output.kind in ("gradient", "buffer"):
+            wanted, found = step.spec(by_name[output.name].tensor), step.spec(value)
+            if wanted != found:
+                message = f"the plan's {output.kind} of {output.name} has the spec {found}, {output.name} itself {wanted}"
+                raise MismatchError(message, "write the plan again with autopar plan")
+
+
+__all__ = ["Inputs", "ShardedModule", "Step", "check_gradient_specs", "from_placements"]
