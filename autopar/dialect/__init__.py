@@ -1,0 +1,13 @@
+"""The dialect: operators of ours that stay whole in captured graphs, registered with torch as ``autopar::*``.
+
+Importing this package registers them; ``torch.ops.autopar.contract`` and the others then exist. Each exists because its
+torch counterparts hide what can be split (linears flatten their batch), differ by device (attention kernels), or fuse
+parts that split differently (both gradients of a convolution in one operator).
+"""
+
+from __future__ import annotations
+
+from autopar.dialect import attention, batch_norm, contraction, convolution, dropout, lookup
+from autopar.dialect.dropout import random_step
+
+__all__ = ["attention", "batch_norm", "contraction", "convolution", "dropout", "lookup", "random_step"]

@@ -1,0 +1,113 @@
+"""``autopar.batch_norm``: normalisation by the statistics of the batch, and its gradient.
+
+Whole-tensor statistics are visible as outputs, so that a split batch can sum them over ranks. In evaluation mode batch
+norm is pointwise and is captured as such.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.dialect.library import define
+
+
+def _channels(values: Tensor, like: Tensor) -> Tensor:
+    """A per-channel vector ``[c]`` shaped to broadcast over ``like [n, c, ...]``."""
+    return values.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Statistics are at least float32; new running values are ``(1 - momentum) * old + momentum * batch`` (unbiased variance)."""
+    dims = [0, *range(2, x.dim())]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    count = x.numel() // x.shape[1]
+    variance, mean = torch.var_mean(wide, dims, correction=0)
+    invstd = torch.rsqrt(variance + eps)
+    out = (wide - _channels(mean, x)) * _channels(invstd, x)
+    if weight is not None:
+        out = out * _channels(weight, x)
+    if bias is not None:
+        out = out + _channels(bias, x)
+    unbiased = variance * (count / max(count - 1, 1))
+    new_mean = mean.clone() if running_mean is None else (1 - momentum) * running_mean + (momentum * mean).to(running_mean.dtype)
+    new_var = unbiased.clone() if running_var is None else (1 - momentum) * running_var + (momentum * unbiased).to(running_var.dtype)
+    return out.to(x.dtype), mean, invstd, new_mean, new_var
+
+
+def _batch_norm_shapes(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    statistic = x.new_empty([x.shape[1]], dtype=wide)
+    new_mean = statistic if running_mean is None else running_mean
+    new_var = statistic if running_var is None else running_var
+    empty = torch.empty_like
+    return x.new_empty(x.shape), empty(statistic), empty(statistic), empty(new_mean), empty(new_var)
+
+
+def _batch_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """``dx = weight * invstd * (grad - mean(grad) - x_hat * mean(grad * x_hat))``, ``dweight = sum(grad * x_hat)``, ``dbias = sum(grad)``."""
+    dims = [0, *range(2, x.dim())]
+    count = x.numel() // x.shape[1]
+    wide = grad.to(mean.dtype)
+    normal = (x.to(mean.dtype) - _channels(mean, x)) * _channels(invstd, x)
+    dbias = wide.sum(dims)
+    dweight = (wide * normal).sum(dims)
+    scale = invstd if weight is None else invstd * weight
+    dx = _channels(scale, x) * (wide - _channels(dbias / count, x) - normal * _channels(dweight / count, x))
+    dtype = mean.dtype if weight is None else weight.dtype
+    return dx.to(x.dtype), dweight.to(dtype), dbias.to(dtype)
+
+
+def _batch_norm_backward_shapes(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    like = mean if weight is None else weight
+    return x.new_empty(x.shape), torch.empty_like(like), torch.empty_like(like)
+
+
+def _save(context: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, *_ = inputs
+    _, mean, invstd, new_mean, new_var = output
+    context.set_materialize_grads(False)
+    context.mark_non_differentiable(mean, invstd, new_mean, new_var)
+    context.affine = weight is not None, bias is not None
+    context.save_for_backward(x, weight, mean, invstd)
+
+
+def _gradient(context: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return (None,) * 7
+    has_weight, has_bias = context.affine
+    dx, dweight, dbias = torch.ops.autopar.batch_norm_backward.default(gradient, *context.saved_tensors)
+    return dx, dweight if has_weight else None, dbias if has_bias else None, None, None, None, None
+
+
+define(
+    "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, float momentum, float eps)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _batch_norm, _batch_norm_shapes, _gradient, _save,
+)  # fmt: skip
+define(
+    "batch_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor mean, Tensor invstd) -> (Tensor, Tensor, Tensor)",
+    _batch_norm_backward, _batch_norm_backward_shapes,
+)  # fmt: skip

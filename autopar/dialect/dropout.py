@@ -1,0 +1,60 @@
+"""``autopar.dropout``: dropout whose mask is a function of a seed in the graph and of the step.
+
+A seed in the graph, not the process's generator, is what lets replicas agree and shards differ: the rank's program
+changes the seed where the tensor is split. ``random_step`` moves all seeds on, once a training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.dialect.library import define
+
+_STEP: ContextVar[int] = ContextVar("autopar_random_step", default=0)
+
+
+@contextmanager
+def random_step(step: int) -> Iterator[None]:
+    """Run dropout with the masks of this training step; all ranks must give the same number."""
+    token = _STEP.set(step)
+    try:
+        yield
+    finally:
+        _STEP.reset(token)
+
+
+def _dropout(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+    """``mask`` is true where kept, with probability ``1 - p``; ``out = x * mask / (1 - p)``."""
+    generator = torch.Generator(x.device)
+    generator.manual_seed((seed * 1_000_003 + _STEP.get()) % 2**63)
+    mask = torch.rand(x.shape, device=x.device, generator=generator) >= p
+    return x * mask * _scale(p), mask
+
+
+def _scale(p: float) -> float:
+    return 0.0 if p >= 1 else 1 / (1 - p)
+
+
+def _dropout_shapes(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
+
+
+def _save(context: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    context.set_materialize_grads(False)
+    context.mark_non_differentiable(output[1])
+    context.p = inputs[1]
+    context.save_for_backward(output[1])
+
+
+def _gradient(context: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+    (mask,) = context.saved_tensors
+    return None if gradient is None else gradient * mask * _scale(context.p), None, None
+
+
+define("dropout(Tensor x, float p, int seed) -> (Tensor, Tensor)", _dropout, _dropout_shapes, _gradient, _save)

@@ -1,0 +1,43 @@
+"""How an operator of the dialect is declared: one schema, one eager body, one shape function, one gradient.
+
+The operators live in the ``autopar::`` namespace of torch, so that a captured graph names them like any other operator
+and runs them without this package's Python types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+NAMESPACE = torch.library.Library("autopar", "DEF")
+"""Keeps the registrations alive for as long as the process."""
+
+
+def define(
+    schema: str,
+    body: Callable[..., Any],
+    shapes: Callable[..., Any],
+    gradient: Callable[..., Any] | None = None,
+    save: Callable[..., None] | None = None,
+) -> None:
+    """Register ``autopar::<schema>``.
+
+    Args:
+        schema: the operator's name and signature, ``contract(Tensor a, Tensor b, str equation) -> Tensor``.
+        body: what it computes, for every device.
+        shapes: the same arguments to empty tensors of the results' shapes, dtypes and strides.
+        gradient: ``(context, *output gradients) -> input gradients``; absent for operators that are gradients themselves.
+        save: ``(context, inputs, output)``: what the gradient needs.
+    """
+    name = "autopar::" + schema.partition("(")[0]
+    NAMESPACE.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    NAMESPACE.impl(name, body, "CompositeExplicitAutograd")
+    torch.library.register_fake(name, shapes, lib=NAMESPACE)
+    if gradient is not None and save is not None:
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # torch passes these by name
+            save(ctx, inputs, output)
+
+        torch.library.register_autograd(name, gradient, setup_context=setup_context, lib=NAMESPACE)

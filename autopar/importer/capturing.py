@@ -1,0 +1,107 @@
+"""The capture, stage by stage: fake weights, export, joint trace in the dialect, lowering, equal layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+import autopar.dialect  # noqa: F401  registers the operators that the trace calls
+from autopar import torch_compat
+from autopar.errors import CaptureError, UsageError
+from autopar.graph import Graph
+from autopar.importer.exported import Exported, export
+from autopar.importer.groups import find_groups
+from autopar.importer.joint import DialectProgram, trace
+from autopar.importer.lowering import Lowering
+from autopar.importer.weights import fake_weights
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A graph, and the values of its inputs of kind ``constant`` by name."""
+
+    graph: Graph
+    constants: Mapping[str, Tensor]
+
+
+def capture_graph(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: Literal["train", "inference"] = "train",
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+) -> Graph:
+    """The model's graph without torch types; see ``capture``."""
+    return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args).graph
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: Literal["train", "inference"] = "train",
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+) -> Capture:
+    """Capture a model on example inputs.
+
+    Args:
+        model: parameters real, fake, meta or distributed; only their shapes and dtypes are read. It is unchanged afterwards.
+            In inference it is captured in evaluation mode, in training as its modules are set.
+        args, kwargs: example inputs with global shapes, real, fake or meta; values are not read.
+        mode: ``train`` captures forward and backward, ``inference`` the forward.
+        loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or when there is none.
+
+    Raises:
+        UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
+    """
+    args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
+    train = mode == "train"
+    with fake_weights(model, torch_compat.fake_mode(), train=train) as weights:
+        exported = export(model, args, kwargs, loss, loss_args, weights, train=train)
+        program = DialectProgram(exported)
+        traced = trace(program, train=train)
+        graph = Lowering(exported, traced.graph, program.origins, train=train).run()
+        if train:
+            _check_gradients(exported, graph)
+        constants = {
+            value.name: weights.constants.get(value.name, value.value) for value in exported.values if value.kind == "constant"
+        }
+    return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants)
+
+
+def _check(
+    model: Any, args: Any, kwargs: Mapping[str, Any] | None, mode: str, loss: Any, loss_args: Any
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"capture needs an nn.Module, got {type(model).__name__}", "wrap a function in an nn.Module")
+    if mode not in ("train", "inference"):
+        raise UsageError(f"unknown mode {mode!r}", "use mode='train' or mode='inference'")
+    if not isinstance(args, (tuple, list)):
+        raise UsageError(f"the example inputs are a {type(args).__name__}, not a tuple", "pass a tuple, (tokens,) for one input")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise UsageError(f"kwargs is a {type(kwargs).__name__}, not a mapping", "pass keyword inputs as a dictionary")
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss is a {type(loss).__name__}, not a function", "pass loss(outputs, *loss_args) -> scalar")
+    if not isinstance(loss_args, (tuple, list)):
+        raise UsageError(f"loss_args is a {type(loss_args).__name__}, not a tuple", "pass a tuple, (targets,) for one")
+    return tuple(args), dict(kwargs or {}), tuple(loss_args)
+
+
+def _check_gradients(exported: Exported, graph: Graph) -> None:
+    """Every parameter that requires grad and that the outputs depend on must have a gradient."""
+    have = {output.name for output in graph.outputs if output.kind == "gradient"}
+    used = {tensor for op in graph.ops if op.phase == "forward" for tensor in op.inputs}
+    lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.name not in have]
+    if lost:
+        raise CaptureError(
+            f"no gradient reaches {len(lost)} parameters that the forward uses: {', '.join(lost[:5])}",
+            "return a differentiable loss, or set requires_grad to False on parameters that are not trained",
+        )

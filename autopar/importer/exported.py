@@ -1,0 +1,227 @@
+"""The model as torch.export sees it: a graph of torch operators over named inputs.
+
+The model runs once, on fake tensors, through the user's own Python; module paths and source lines are known here and
+nowhere later.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from autopar import torch_compat
+from autopar.errors import CaptureError, UsageError
+from autopar.importer.weights import FakeWeights
+
+
+@dataclass(frozen=True)
+class Value:
+    """One flat input of the exported graph: a fake tensor, or a plain value that was baked in (``kind`` is ``plain``)."""
+
+    kind: Literal["input", "parameter", "buffer", "constant", "plain"]
+    name: str
+    value: Any
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model.
+
+    Args:
+        graph_module: the pre-dispatch graph; its placeholders are ``values``, in order.
+        outputs: names of the tensors among the graph's flat results, in order.
+        arguments: JSON trees of call and result, as in ``Graph.arguments``.
+        loss: position of the scalar loss in ``outputs``, None when there is none.
+    """
+
+    graph_module: torch.fx.GraphModule
+    values: tuple[Value, ...]
+    outputs: tuple[str, ...]
+    arguments: Mapping[str, Any]
+    loss: int | None
+
+    @cached_property
+    def tensors(self) -> tuple[Value, ...]:
+        """The tensors among the values, a tied one once: what the joint trace takes, so that it sums the gradients of ties."""
+        unique = {(value.kind, value.name): value for value in reversed(self.values) if value.kind != "plain"}
+        return tuple(reversed(unique.values()))
+
+
+class Program(nn.Module):
+    """The model and its loss as one module."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
+        outputs = self.model(*args, **kwargs)
+        return outputs if self.loss is None else self.loss(outputs, *loss_args)
+
+
+def argument_names(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], loss: Callable[..., Any] | None, loss_args: Sequence[Any]
+) -> dict[tuple[str, ...], str]:
+    """The public name of each top-level argument, by its path in ``(args, kwargs, loss_args)``.
+
+    Raises:
+        UsageError: the arguments do not fit the signature of ``forward`` or of the loss.
+    """
+    names = {("0", str(index)): name for index, name in enumerate(_positional_names(model.forward, args, kwargs, "the model's forward"))}
+    names |= {("1", key): key for key in kwargs}
+    if loss is not None:
+        call = loss.forward if isinstance(loss, nn.Module) else loss
+        for index, name in enumerate(_positional_names(call, [None, *loss_args], {}, "the loss")[1:]):
+            names["2", str(index)] = f"loss.{name}" if name in names.values() else name
+    return names
+
+
+def _positional_names(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> list[str]:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return [str(index) for index in range(len(args))]
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{what} takes {signature}: {error}", "give one example for each argument, in order") from None
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}.{index}" for index in range(len(args) - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[: len(args)]
+
+
+def export(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss: Callable[..., Any] | None,
+    loss_args: tuple[Any, ...],
+    weights: FakeWeights,
+    *,
+    train: bool,
+) -> Exported:
+    """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them."""
+    tops = argument_names(model, args, kwargs, loss, loss_args)
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        with weights.mode:
+            fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+        return fake.requires_grad_(train and tensor.requires_grad)
+
+    call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
+    with torch.set_grad_enabled(train):
+        program = torch.export.export(Program(model, loss), call, strict=False)
+    leaves, _ = torch_compat.flatten_with_paths(call)
+    names = [_input_name(path, tops) for path, _ in leaves]
+    values = _values(program, [leaf for _, leaf in leaves], names, weights)
+    outputs, tree, position = _outputs(program)
+    arguments = {
+        "args": [_tree(item, tops, ("0", str(i))) for i, item in enumerate(args)],
+        "kwargs": {key: _tree(item, tops, ("1", key)) for key, item in kwargs.items()},
+        "loss_args": [_tree(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
+        "outputs": tree,
+    }
+    return Exported(program.graph_module, values, outputs, arguments, position if train else None)
+
+
+def _input_name(path: tuple[str, ...], tops: Mapping[tuple[str, ...], str]) -> str:
+    return ".".join((tops[path[:2]], *path[2:]))
+
+
+def _tree(item: Any, tops: Mapping[tuple[str, ...], str], top: tuple[str, ...]) -> Any:
+    """A JSON tree of one argument, tensors as ``{"tensor": NAME}``."""
+    leaves, _ = torch_compat.flatten_with_paths(item)
+    named = [(path, {"tensor": ".".join((tops[top], *path))} if isinstance(leaf, Tensor) else _plain(leaf)) for path, leaf in leaves]
+    return _nest(item, named)
+
+
+def _nest(item: Any, leaves: Sequence[tuple[tuple[str, ...], Any]]) -> Any:
+    """Containers as JSON lists and objects around leaves given by path."""
+    if len(leaves) == 1 and leaves[0][0] == ():
+        return leaves[0][1]
+    sequence = isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
+    groups: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
+    for path, leaf in leaves:
+        groups.setdefault(path[0], []).append((path[1:], leaf))
+    if sequence:
+        return [_nest(item[int(key)], group) for key, group in groups.items()]
+    return {key: _nest(_child(item, key), group) for key, group in groups.items()}
+
+
+def _child(item: Any, key: str) -> Any:
+    if isinstance(item, Mapping):
+        return next(value for name, value in item.items() if str(name) == key)
+    return getattr(item, key, None)
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf if leaf is None or isinstance(leaf, (bool, int, float, str)) else str(leaf)
+
+
+def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names: list[str], weights: FakeWeights) -> tuple[Value, ...]:
+    from torch.export.graph_signature import InputKind
+
+    inputs = iter(zip(flat_inputs, names, strict=True))
+    found: list[Value] = []
+    for spec in program.graph_signature.input_specs:
+        target = (spec.target or "").removeprefix("model.")
+        if spec.kind is InputKind.USER_INPUT:
+            value, name = next(inputs)
+            found.append(Value("input" if isinstance(value, Tensor) else "plain", name, value))
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            value = program.state_dict.get(spec.target or "", program.constants.get(spec.target or ""))
+            assert value is not None, f"export names {spec.target} but does not hold it"
+            name, *aliases = weights.paths.get(id(value), [target])
+            kind: Any = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
+            kind = "constant" if target in weights.constants else kind
+            found.append(Value(kind, target if kind == "constant" else name, value, tuple(aliases)))
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            found.append(Value("constant", target, program.constants[spec.target or ""]))
+        else:
+            raise CaptureError(
+                f"the model holds an object torch.export passes as {spec.kind.name.lower()}: {spec.target}",
+                "keep tensors in parameters, buffers or plain tensor attributes",
+            )
+    return tuple(found)
+
+
+def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], Any, int | None]:
+    """Names of the flat outputs, their JSON tree, and which one is the scalar loss."""
+    from torch.export.graph_signature import OutputKind
+
+    specs = program.graph_signature.output_specs
+    if any(spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT) for spec in specs):
+        kinds = sorted({spec.kind.name.lower() for spec in specs})
+        raise CaptureError(f"torch.export returns results of kinds {', '.join(kinds)}", "return plain tensors from forward")
+    nodes = program.graph_module.graph.output_node().args[0]
+    out_spec = program.call_spec.out_spec
+    assert out_spec is not None
+    result = torch_compat.unflatten(list(nodes), out_spec)  # type: ignore[arg-type]
+    leaves, _ = torch_compat.flatten_with_paths(result)
+    scalar = [_is_scalar(leaf) for _, leaf in leaves]
+    single = len(leaves) == 1
+    names = ["loss" if single and scalar[0] else ".".join(path) or "0" for path, _ in leaves]
+    named = list(zip(leaves, names, strict=True))
+    tree = _nest(result, [(path, {"tensor": name} if isinstance(leaf, torch.fx.Node) else _plain(leaf)) for (path, leaf), name in named])
+    tensors = [(name, leaf) for (_, leaf), name in named if isinstance(leaf, torch.fx.Node)]
+    loss = next((index for index, (name, leaf) in enumerate(tensors) if name == "loss" and _is_scalar(leaf)), None)
+    return tuple(name for name, _ in tensors), tree, loss
+
+
+def _is_scalar(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.fx.Node):
+        return False
+    value = leaf.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()

@@ -1,0 +1,97 @@
+"""The exported model in the dialect, traced to one functional graph: forward, or forward and backward.
+
+The exported graph is walked node by node under AOTAutograd's tracing; operators with a dialect replacement run that
+instead. Each walked node's name marks what is traced from it, so that backward operators know their forward origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autopar import torch_compat
+from autopar.errors import CaptureError
+from autopar.importer.exported import Exported
+from autopar.importer.rewrite import Replacement, replacements
+
+
+class DialectProgram(nn.Module):
+    """Runs the exported graph on flat tensors, with replacements. Every result is a fresh value (``clone``), so that
+    AOTAutograd has no aliased outputs to treat apart; lowering removes the clones again."""
+
+    def __init__(self, exported: Exported) -> None:
+        super().__init__()
+        self.exported = exported
+        self.running: torch.fx.Node | None = None
+        self.origins: dict[str, torch.fx.Node] = {}
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        table = replacements()
+        given = {(value.kind, value.name): tensor for value, tensor in zip(self.exported.tensors, tensors, strict=True)}
+        values = [value.value if value.kind == "plain" else given[value.kind, value.name] for value in self.exported.values]
+        with torch_compat.recorded_origins() as origin:
+            results = self._walk(self.exported.graph_module, values, table, origin)
+        loss = self.exported.loss
+        outputs = [result for result in results if isinstance(result, Tensor)]
+        if loss is not None:
+            outputs = [result if index == loss else result.detach() for index, result in enumerate(outputs)]
+        return tuple(torch.ops.aten.clone.default(result) for result in outputs)
+
+    def _walk(
+        self,
+        graph_module: torch.fx.GraphModule,
+        inputs: list[Any],
+        table: Mapping[Any, Replacement],
+        origin: Callable[[str], Any],
+        prefix: str = "",
+    ) -> list[Any]:
+        values: dict[torch.fx.Node, Any] = {}
+        given = iter(inputs)
+        for node in graph_module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = _attribute(graph_module, node.target)
+            elif node.op == "output":
+                return [values[item] if isinstance(item, torch.fx.Node) else item for item in node.args[0]]
+            else:
+                self.running = node
+                args = torch.fx.node.map_arg(node.args, values.__getitem__)
+                kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+                if isinstance(node.target, torch._ops.HigherOrderOperator):
+                    values[node] = self._region(node, args, table, origin)
+                    continue
+                mark = f"{prefix}{node.name}"
+                self.origins[mark] = node
+                with origin(mark):
+                    values[node] = table.get(node.target, node.target)(*args, **kwargs)
+        raise AssertionError("an exported graph ends in an output node")
+
+    def _region(self, node: torch.fx.Node, args: Any, table: Mapping[Any, Replacement], origin: Callable[[str], Any]) -> Any:
+        """A stretch of the model under ``torch.no_grad()`` or ``torch.autocast``, which export keeps as a sub-graph."""
+        name = node.target.name()  # type: ignore[union-attr]
+        if name == "wrap_with_set_grad_enabled":
+            enabled, body, *inputs = args
+            with torch.set_grad_enabled(enabled):
+                return self._walk(body, inputs, table, origin, f"{node.name}.")
+        if name == "wrap_with_autocast":
+            device, dtype, enabled, cache, body, *inputs = args
+            with torch.autocast(device, dtype, enabled, cache):
+                return self._walk(body, inputs, table, origin, f"{node.name}.")
+        raise CaptureError(f"the operator {name} runs its own sub-graph, which is not supported", "write this part with plain tensor operators")
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def trace(program: DialectProgram, *, train: bool) -> torch.fx.GraphModule:
+    """The functional graph; nodes carry ``meta["val"]``, descriptors and origins (see ``torch_compat``)."""
+    tensors = tuple(value.value for value in program.exported.tensors)
+    with torch.set_grad_enabled(train):
+        return torch_compat.trace_joint(program, tensors)

@@ -1,0 +1,387 @@
+"""The traced functional graph as the values that the planner reads: Op, Tensor and names, without torch types.
+
+Device, layout and memory format leave the arguments; what only moved between formats or named a value twice leaves the
+graph; what nobody needs is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor as TorchTensor
+from torch.fx import Node
+
+from autopar import torch_compat
+from autopar.errors import CaptureError
+from autopar.graph import Argument, Dtype, Graph, GraphInput, GraphOutput, Op, Phase, Ref, Tensor
+from autopar.importer.exported import Exported, Value
+
+aten = torch.ops.aten
+FORMAT_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy"})
+"""Arguments about where and how a tensor lies; the runtime binds the device itself."""
+
+
+# --- values that are the same tensor ----------------------------------------------------------------------------------
+
+
+def _same_value(node: Node) -> Node | None:
+    """The argument that a node merely repeats, if that is all it does."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node) or not isinstance(source.meta.get("val"), TorchTensor):
+        return None
+    if node.target in _ALWAYS_SAME:
+        return source
+    test = _SOMETIMES_SAME.get(node.target)
+    return source if test is not None and test(node, source.meta["val"], node.meta["val"]) else None
+
+
+def _same_layout(node: Node, before: TorchTensor, after: TorchTensor) -> bool:
+    return before.shape == after.shape and before.dtype == after.dtype and before.stride() == after.stride()
+
+
+def _same_shape(node: Node, before: TorchTensor, after: TorchTensor) -> bool:
+    return before.shape == after.shape
+
+
+def _same_order(node: Node, before: TorchTensor, after: TorchTensor) -> bool:
+    dims: Any = node.args[1]
+    return [dim % max(before.dim(), 1) for dim in dims] == list(range(before.dim()))
+
+
+_ALWAYS_SAME = frozenset({
+    aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.positive.default,
+})  # fmt: skip
+_SOMETIMES_SAME: Mapping[Any, Callable[[Node, TorchTensor, TorchTensor], bool]] = {
+    aten.clone.default: _same_layout,
+    aten._to_copy.default: _same_layout,
+    aten.view.default: _same_shape,
+    aten._unsafe_view.default: _same_shape,
+    aten.expand.default: _same_shape,
+    aten.slice.Tensor: _same_shape,
+    aten.permute.default: _same_order,
+}
+
+_SIZED = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default})
+"""Operators whose second argument is the result's shape, where -1 may stand for a size; graphs name every size."""
+
+
+# --- one pass over the nodes ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The traced graph's inputs and outputs, told apart.
+
+    Args:
+        inputs: placeholder to the exported value it is; tangents: placeholder to the output whose gradient it is.
+        outputs: name and node; gradients and buffers: the exported value and the node.
+    """
+
+    inputs: Mapping[Node, Value]
+    tangents: Mapping[Node, int]
+    outputs: Sequence[tuple[str, Node]]
+    gradients: Sequence[tuple[Value, Node]]
+    buffers: Sequence[tuple[Value, Node]]
+
+
+def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
+    """Read the descriptors of the traced graph."""
+    tensors = exported.tensors
+    inputs: dict[Node, Value] = {}
+    tangents: dict[Node, int] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        kind, index = torch_compat.role(node.meta["desc"])
+        if kind == "input":
+            inputs[node] = tensors[index]
+        elif kind == "tangent":
+            tangents[node] = index
+        else:
+            raise CaptureError(f"the traced graph has an input of an unknown kind: {node.meta['desc']}", "report this model")
+    outputs: list[tuple[str, Node]] = []
+    gradients: list[tuple[Value, Node]] = []
+    buffers: list[tuple[Value, Node]] = []
+    output = graph.output_node()
+    for result, descriptor in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
+        kind, index = torch_compat.role(descriptor)
+        if not isinstance(result, Node):
+            continue
+        if kind == "output":
+            outputs.append((exported.outputs[index], result))
+        elif kind == "gradient":
+            gradients.append((tensors[index], result))
+        elif kind == "mutation":
+            buffers.append((tensors[index], result))
+        else:
+            raise CaptureError(f"the traced graph has an output of an unknown kind: {descriptor}", "report this model")
+    return Roles(inputs, tangents, outputs, gradients, buffers)
+
+
+class Lowering:
+    """Builds the graph; one instance for one capture."""
+
+    def __init__(self, exported: Exported, graph: torch.fx.Graph, origins: Mapping[str, Node], *, train: bool) -> None:
+        self.exported = exported
+        self.graph = graph
+        self.origins = origins
+        self.train = train
+        self.roles = roles(graph, exported)
+        self.same: dict[Node, Node] = {}
+        self.names: dict[tuple[Node, int], str] = {}
+        self.taken: set[str] = set()
+        self.counters: dict[str, int] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.provenance: dict[Node, tuple[str, str]] = {}
+
+    def run(self) -> Graph:
+        nodes = self._needed()
+        inputs = self._inputs()
+        ones = self._loss_tangent()
+        backward = self._backward(nodes)
+        ordered = [node for node in nodes if node not in backward] + [node for node in nodes if node in backward]
+        ops: list[Op] = []
+        for node in ordered:
+            phase: Phase = "backward" if node in backward else "forward"
+            if ones is not None and phase == "backward":
+                ops.append(ones)
+                ones = None
+            ops.append(self._op(node, phase))
+        return Graph(
+            mode="train" if self.train else "inference",
+            tensors=self.tensors,
+            inputs=inputs,
+            ops=tuple(ops),
+            outputs=self._outputs(),
+            arguments=self.exported.arguments,
+        )
+
+    # - nodes -
+
+    def _root(self, node: Node) -> Node:
+        """The node whose value this is, through no-ops."""
+        while node in self.same:
+            node = self.same[node]
+        return node
+
+    def _needed(self) -> list[Node]:
+        """Call nodes that some result needs, in order, without no-ops and tuple accesses."""
+        for node in self.graph.find_nodes(op="get_attr"):
+            raise CaptureError(f"the traced graph holds a tensor outside its inputs: {node.target}", "register it as a buffer")
+        for node in self.graph.nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                source = _same_value(node)
+                if source is not None:
+                    self.same[node] = source
+        results = [node for _, node in (*self.roles.outputs, *self.roles.gradients, *self.roles.buffers)]
+        pending = [self._root(node) for node in results]
+        needed: set[Node] = set()
+        while pending:
+            node = pending.pop()
+            if node not in needed:
+                needed.add(node)
+                pending += [self._root(source) for source in node.all_input_nodes]
+        return [n for n in self.graph.nodes if n in needed and n.op == "call_function" and n.target is not operator.getitem]
+
+    def _backward(self, nodes: Sequence[Node]) -> set[Node]:
+        """Nodes that depend on a tangent, or that autograd ran and no result of the forward needs."""
+        later: set[Node] = set(self.roles.tangents)
+        for node in self.graph.nodes:
+            if any(self._root(source) in later for source in node.all_input_nodes):
+                later.add(node)
+        wanted: set[Node] = set()
+        pending = [self._root(node) for _, node in (*self.roles.outputs, *self.roles.buffers)]
+        while pending:
+            node = pending.pop()
+            if node not in wanted:
+                wanted.add(node)
+                pending += [self._root(source) for source in node.all_input_nodes]
+        return {n for n in nodes if n in later or (n not in wanted and torch_compat.traced_in_backward(n))}
+
+    # - names -
+
+    def _fresh(self, base: str) -> str:
+        while True:
+            number = self.counters.get(base, 0)
+            self.counters[base] = number + 1
+            name = f"{base}_{number}" if number else base
+            if name not in self.taken:
+                self.taken.add(name)
+                return name
+
+    def _declare(self, name: str, value: TorchTensor) -> Tensor:
+        tensor = Tensor(name, tuple(int(size) for size in value.shape), dtype_name(value.dtype))
+        self.tensors[name] = tensor
+        return tensor
+
+    def _inputs(self) -> tuple[GraphInput, ...]:
+        found: list[GraphInput] = []
+        public = [value.name for value in self.roles.inputs.values()]
+        for node, value in self.roles.inputs.items():
+            name = value.name
+            if value.kind in ("input", "constant") and (public.count(name) > 1 or name in self.taken):
+                name = f"{value.kind}:{name}"
+            found.append(self._input(node, value.kind, name, value.name, value.aliases, value))  # type: ignore[arg-type]
+        for node, index in self.roles.tangents.items():
+            if index != self.exported.loss:
+                output = self.exported.outputs[index]
+                found.append(self._input(node, "tangent", f"tangent:{output}", output, (), None))
+        return tuple(found)
+
+    def _input(self, node: Node, kind: Any, tensor: str, name: str, aliases: tuple[str, ...], value: Value | None) -> GraphInput:
+        assert tensor not in self.taken, f"two inputs named {tensor}"
+        self.taken.add(tensor)
+        self.names[node, 0] = tensor
+        self._declare(tensor, node.meta["val"])
+        trained = self.train and kind == "parameter" and value is not None and value.value.requires_grad
+        return GraphInput(tensor, kind, name, aliases, trained)
+
+    def _loss_tangent(self) -> Op | None:
+        """The gradient of the loss by itself: an operator that makes a one."""
+        for node, index in self.roles.tangents.items():
+            if index == self.exported.loss:
+                name = self._fresh("full")
+                self.names[node, 0] = name
+                tensor = self._declare(name, node.meta["val"])
+                return Op(name, "aten.full.default", (), (name,), ((), 1.0), (("dtype", Dtype(tensor.dtype)),), phase="backward")
+        return None
+
+    # - operators -
+
+    def _op(self, node: Node, phase: Phase) -> Op:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise CaptureError(f"the traced graph calls {target}, which is not a torch operator", "use plain tensor operators")
+        name = self._fresh(target._schema.name.split("::")[1].lstrip("_"))
+        results = node.meta["val"]
+        listed = list(results) if isinstance(results, (tuple, list)) else [results]
+        outputs = tuple(name if index == 0 else f"{name}:{index}" for index in range(len(listed)))
+        for index, (output, value) in enumerate(zip(outputs, listed, strict=True)):
+            self.names[node, index] = output
+            self._declare(output, value if isinstance(value, TorchTensor) else _absent(node, index))
+        inputs: list[str] = []
+        args, kwargs = self._arguments(node, inputs)
+        module, location = self._provenance(node)
+        return Op(name, f"{target.namespace}.{target}".replace(f"{target.namespace}.{target.namespace}.", f"{target.namespace}."),
+                  tuple(inputs), outputs, args, kwargs, module, phase, location)  # fmt: skip
+
+    def _arguments(self, node: Node, inputs: list[str]) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
+        schema = node.target._schema  # type: ignore[union-attr]
+        args = list(node.args)
+        kwargs = {key: value for key, value in node.kwargs.items() if key not in FORMAT_ARGUMENTS}
+        for index, argument in enumerate(schema.arguments[: len(args)]):
+            if argument.name in FORMAT_ARGUMENTS:
+                args[index] = None if argument.name != "non_blocking" else False
+        result = node.meta["val"]
+        if node.target in _SIZED:
+            args[1] = tuple(result.shape)
+        if isinstance(result, TorchTensor) and not node.all_input_nodes and any(a.name == "dtype" for a in schema.arguments):
+            kwargs["dtype"] = result.dtype
+        return (
+            tuple(self._argument(item, inputs) for item in args),
+            tuple((key, self._argument(kwargs[key], inputs)) for key in sorted(kwargs)),
+        )
+
+    def _argument(self, item: Any, inputs: list[str]) -> Argument:
+        match item:
+            case Node():
+                inputs.append(self._tensor(item))
+                return Ref(len(inputs) - 1)
+            case list() | tuple():
+                return tuple(self._argument(part, inputs) for part in item)
+            case torch.dtype():
+                return Dtype(dtype_name(item))
+            case None | bool() | int() | float() | str():
+                return item
+            case torch.SymInt():
+                return int(item)
+            case _:
+                raise CaptureError(f"an operator has an argument {item!r} that a plan cannot hold", "use plain numbers and tensors")
+
+    def _tensor(self, node: Node) -> str:
+        node = self._root(node)
+        if node.target is operator.getitem:
+            source, index = node.args
+            return self.names[self._root(source), index]  # type: ignore[arg-type, index]
+        return self.names[node, 0]
+
+    def _provenance(self, node: Node) -> tuple[str, str]:
+        """Module path and source line; a node without a mark (a sum of gradients) takes those of its latest argument."""
+        origin = self.origins.get(torch_compat.origin_of(node))
+        if origin is not None:
+            found = module_path(origin), source_line(origin)
+        else:
+            sources = [self._root(source) for source in node.all_input_nodes]
+            sources = [source.args[0] if source.target is operator.getitem else source for source in sources]  # type: ignore[misc]
+            known = [self.provenance[source] for source in sources if source in self.provenance]
+            found = known[-1] if known else ("", "")
+        self.provenance[node] = found
+        return found
+
+    # - results -
+
+    def _outputs(self) -> tuple[GraphOutput, ...]:
+        found = [GraphOutput(self._tensor(node), "output", name) for name, node in self.roles.outputs]
+        found += [GraphOutput(self._tensor(node), "buffer", value.name) for value, node in self.roles.buffers]
+        found += [GraphOutput(self._tensor(node), "gradient", value.name) for value, node in self.roles.gradients]
+        return tuple(found)
+
+
+def _absent(node: Node, index: int) -> TorchTensor:
+    """A stand-in for a result that the operator was told not to compute (``output_mask``); nobody reads it.
+
+    Gradients of input, weight and bias come in this order; an absent one is given the size it would have.
+    """
+    schema = node.target._schema  # type: ignore[union-attr]
+    by_name = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+    like = by_name.get("input") if index == 0 else by_name.get("weight")
+    if isinstance(like, Node):
+        return like.meta["val"]  # type: ignore[no-any-return]
+    normalized = by_name.get("normalized_shape")
+    present = next(value for value in node.meta["val"] if isinstance(value, TorchTensor))
+    return present.new_empty(tuple(normalized) if isinstance(normalized, (list, tuple)) else (0,))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+# --- where an operator comes from -------------------------------------------------------------------------------------
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def module_path(node: Node) -> str:
+    """The innermost module around an exported node, ``layers.0.attn``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((str(path) for path, _ in reversed(list(stack.values()))), "")
+    path = path.removeprefix("L['self'].")
+    return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else ""
+
+
+def user_frame(node: Node) -> tuple[str, int] | None:
+    """File and line of the innermost frame outside torch that made an exported node."""
+    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(node.meta.get("stack_trace") or "")]
+    outside = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    return outside[-1] if outside else None
+
+
+def source_line(node: Node) -> str:
+    """``model.py:12``: the file relative to the working directory or to where its package is installed."""
+    frame = user_frame(node)
+    return f"{short_path(frame[0])}:{frame[1]}" if frame else ""
+
+
+def short_path(file: str) -> str:
+    """A file's path below the working directory, else below the directory it is imported from."""
+    bases = [os.getcwd(), *sorted((path for path in sys.path if path), key=len, reverse=True)]
+    return next((os.path.relpath(file, base) for base in bases if file.startswith(base.rstrip("/") + "/")), os.path.basename(file))

@@ -1,0 +1,83 @@
+"""The user's module with its tensors replaced by fake ones on the cpu, for the time of a capture.
+
+Nothing is copied and nothing is initialised: real, meta, fake and distributed tensors all become shapes on the cpu, which
+is the one device where the joint capture keeps every gradient. Ties are kept by identity. On leaving, the module is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class FakeWeights:
+    """What stands in for what.
+
+    Args:
+        mode: the fake mode that all stand-ins belong to.
+        paths: for each stand-in, by identity, every path at which the module holds its original.
+        constants: plain tensor attributes of modules, by path: neither parameters nor buffers, yet part of the model.
+    """
+
+    mode: Any
+    stand_ins: dict[int, Tensor] = field(default_factory=dict)
+    originals: list[Tensor] = field(default_factory=list)
+    paths: dict[int, list[str]] = field(default_factory=dict)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+    def fake(self, tensor: Tensor, *, train: bool) -> Tensor:
+        """The stand-in of a tensor, the same for the same tensor."""
+        known = self.stand_ins.get(id(tensor))
+        if known is None:
+            with self.mode:
+                known = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+            trained = train and tensor.requires_grad
+            known = nn.Parameter(known, requires_grad=trained) if isinstance(tensor, nn.Parameter) else known.requires_grad_(trained)
+            self.stand_ins[id(tensor)] = known
+            self.originals.append(tensor)
+        return known
+
+
+@contextmanager
+def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeWeights]:
+    """Replace every parameter, buffer and plain tensor attribute of ``module``; ``train`` keeps what requires grad."""
+    weights = FakeWeights(mode)
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    added: list[tuple[nn.Module, str]] = []
+    training = [(part, part.training) for part in module.modules()]
+    try:
+        for prefix, part in module.named_modules():
+            for values in (part._parameters, part._buffers):
+                for name, tensor in list(values.items()):
+                    if tensor is not None:
+                        undo.append((values, name, tensor))
+                        values[name] = weights.fake(tensor, train=train)
+                        weights.paths.setdefault(id(values[name]), []).append(_path(prefix, name))
+            for name, value in list(vars(part).items()):
+                if isinstance(value, Tensor):
+                    undo.append((vars(part), name, value))
+                    del vars(part)[name]
+                    part.register_buffer(name, weights.fake(value, train=False), persistent=False)
+                    added.append((part, name))
+                    weights.constants[_path(prefix, name)] = value
+        if not train:
+            module.eval()
+        yield weights
+    finally:
+        for part, name in added:
+            part._buffers.pop(name, None)
+            part._non_persistent_buffers_set.discard(name)
+        for values, name, tensor in undo:
+            values[name] = tensor
+        for part, flag in training:
+            part.training = flag
+
+
+def _path(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

@@ -1,0 +1,155 @@
+"""The built-in models: plain torch, one file each, no import of autopar's other parts.
+
+``build("gpt2", layers=4, batch=8)`` gives a ``Target``. Keys and defaults are tables here, so that listing them needs no
+torch. Defaults are small: a test on a CPU takes about a second, and every dim that one would split divides by 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Literal
+
+from autopar.errors import UsageError
+
+Keys = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a TARGET of the command line gives: a model and example inputs.
+
+    Args:
+        model: an ``nn.Module``.
+        args, kwargs: example inputs of ``model.forward``.
+        loss, loss_args: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    loss: Callable[..., Any] | None = None
+    loss_args: tuple[Any, ...] = ()
+
+
+_LLAMA: Keys = {
+    "batch": 8, "seq": 16, "layers": 2, "width": 64, "heads": 8, "kv_heads": 8, "hidden": 128, "vocab": 128,
+    "rope_base": 10000.0, "dtype": "float32",
+}  # fmt: skip
+_LLAMA_8B: Keys = {
+    "batch": 1, "seq": 8192, "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocab": 128256,
+    "rope_base": 500000.0, "dtype": "bfloat16",
+}  # fmt: skip
+
+_MODELS: Mapping[str, tuple[str, Keys]] = {
+    "mlp": ("mlp", {"batch": 16, "inputs": 32, "width": 64, "layers": 2, "outputs": 16, "dtype": "float32"}),
+    "gpt2": (
+        "gpt2",
+        {"batch": 8, "seq": 16, "layers": 2, "width": 64, "heads": 8, "vocab": 128, "dropout": 0.0, "dtype": "float32"},
+    ),
+}
+"""Name to the module that builds it and its keys with defaults. The sizes of Llama 3 are those of its published configuration."""
+
+
+def names() -> tuple[str, ...]:
+    """The built-in models."""
+    return tuple(_MODELS)
+
+
+def keys(name: str) -> dict[str, Any]:
+    """The keys of a model and their defaults.
+
+    Raises:
+        UsageError: no such model.
+    """
+    if name not in _MODELS:
+        raise UsageError(f"no built-in model {name!r}", _nearest(name, _MODELS))
+    return dict(_MODELS[name][1])
+
+
+def build(name: str, *, mode: Literal["train", "inference"] = "train", device: str = "cpu", **given: Any) -> Target:
+    """A built-in model with example inputs.
+
+    Args:
+        name: one of ``names()``.
+        mode: ``train``: forward takes targets too and returns the loss; ``inference``: forward returns logits.
+        device: ``meta`` builds without memory, for planning; ``materialize`` gives such a model its initial weights.
+        given: sizes by key; text is read as the key's type (``layers="4"``).
+
+    Raises:
+        UsageError: an unknown model or key, or a value that cannot be read, with the nearest known names.
+    """
+    import torch
+
+    settings = _settings(name, given)
+    module = import_module(f"autopar.zoo.{_MODELS[name][0]}")
+    settings["dtype"] = getattr(torch, settings["dtype"])
+    with torch.device(device) if device != "cpu" else nullcontext():
+        try:
+            model, inputs = module.build(**settings)
+        except ValueError as error:
+            raise UsageError(f"zoo:{name}: {error}", f"defaults are {_listed(keys(name))}") from None
+    return Target(model, inputs if mode == "train" else inputs[:1])
+
+
+def materialize(model: Any, seed: int = 0, device: str = "cpu") -> Any:
+    """Give a model built on ``meta`` memory and its initial weights: every module's own ``reset_parameters``, then the model's
+    ``initialize`` where it has one. Ties are kept. Returns the model."""
+    import torch
+
+    tied = {name: value for name, value in model.named_parameters(remove_duplicate=False)}
+    same: dict[int, list[str]] = {}
+    for name, value in tied.items():
+        same.setdefault(id(value), []).append(name)
+    model.to_empty(device=device)
+    for first, *others in same.values():
+        for other in others:
+            owner, _, leaf = other.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for part in model.modules():
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+        if hasattr(model, "initialize"):
+            model.initialize()
+    return model
+
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def _settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    settings = keys(name)
+    for key, value in given.items():
+        if key not in settings:
+            raise UsageError(f"zoo:{name} has no key {key!r}", _nearest(key, settings))
+        settings[key] = _read(name, key, value, type(settings[key]))
+    return settings
+
+
+def _read(name: str, key: str, value: Any, kind: type) -> Any:
+    if key == "dtype":
+        text = str(value).removeprefix("torch.")
+        if text not in DTYPES:
+            raise UsageError(f"zoo:{name}: dtype {text!r} is not one of {', '.join(DTYPES)}", f"defaults are {_listed(keys(name))}")
+        return text
+    try:
+        read = kind(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"zoo:{name}: {key}={value!r} is not {kind.__name__}", f"defaults are {_listed(keys(name))}") from None
+    if read < 0 or (kind is int and read == 0):
+        raise UsageError(f"zoo:{name}: {key}={value!r} must be positive", f"defaults are {_listed(keys(name))}")
+    return read
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
