@@ -36,12 +36,8 @@ class Target:
 
 
 _LLAMA: Keys = {
-    "batch": 8, "seq": 16, "layers": 2, "width": 64, "heads": 8, "kv_heads": 8, "hidden": 128, "vocab": 128,
-    "rope_base": 10000.0, "dtype": "float32",
-}  # fmt: skip
-_LLAMA_8B: Keys = {
-    "batch": 1, "seq": 8192, "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocab": 128256,
-    "rope_base": 500000.0, "dtype": "bfloat16",
+    "batch": 8, "seq": 16, "layers": 2, "width": 128, "heads": 16, "kv_heads": 8, "hidden": 256, "vocab": 128,
+    "rope_base": 500000.0, "dtype": "float32",
 }  # fmt: skip
 
 _MODELS: Mapping[str, tuple[str, Keys]] = {
@@ -50,7 +46,33 @@ _MODELS: Mapping[str, tuple[str, Keys]] = {
         "gpt2",
         {"batch": 8, "seq": 16, "layers": 2, "width": 64, "heads": 8, "vocab": 128, "dropout": 0.0, "dtype": "float32"},
     ),
-}
+    "llama3": ("llama3", _LLAMA),
+    "llama3-8b": (
+        "llama3",
+        {
+            **_LLAMA, "batch": 1, "seq": 8192, "layers": 32, "width": 4096, "heads": 32, "hidden": 14336, "vocab": 128256,
+            "dtype": "bfloat16",
+        },
+    ),
+    "llama3-70b": (
+        "llama3",
+        {
+            **_LLAMA, "batch": 1, "seq": 8192, "layers": 80, "width": 8192, "heads": 64, "hidden": 28672, "vocab": 128256,
+            "dtype": "bfloat16",
+        },
+    ),
+    "resnet": (
+        "resnet",
+        {"batch": 8, "image": 32, "width": 16, "blocks": "2-2", "bottleneck": False, "classes": 16, "dtype": "float32"},
+    ),
+    "moe": (
+        "moe",
+        {
+            "batch": 8, "seq": 16, "layers": 2, "width": 64, "heads": 8, "hidden": 64, "experts": 8, "capacity_factor": 2.0,
+            "vocab": 128, "dtype": "float32",
+        },
+    ),
+}  # fmt: skip
 """Name to the module that builds it and its keys with defaults. The sizes of Llama 3 are those of its published configuration."""
 
 
@@ -137,6 +159,13 @@ def _read(name: str, key: str, value: Any, kind: type) -> Any:
         if text not in DTYPES:
             raise UsageError(f"zoo:{name}: dtype {text!r} is not one of {', '.join(DTYPES)}", f"defaults are {_listed(keys(name))}")
         return text
+    if kind is bool:
+        words = {"true": True, "1": True, "false": False, "0": False}
+        if str(value).lower() not in words:
+            raise UsageError(f"zoo:{name}: {key}={value!r} is not true or false", f"defaults are {_listed(keys(name))}")
+        return words[str(value).lower()]
+    if kind is str:
+        return str(value)
     try:
         read = kind(value)
     except (TypeError, ValueError):

@@ -74,5 +74,7 @@ def build(
     *, batch: int, seq: int, layers: int, width: int, heads: int, vocab: int, dropout: float, dtype: torch.dtype
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and its training inputs ``(tokens, targets)``; inference takes the first."""
+    if width % heads:
+        raise ValueError(f"width {width} is not a multiple of heads {heads}")
     model = GPT2(vocab, seq, layers, width, heads, dropout, dtype)
     return model, (torch.randint(vocab, (batch, seq)), torch.randint(vocab, (batch, seq)))

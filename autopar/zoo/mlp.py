@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, width: int, layers: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__()
         sizes = [inputs, *[width] * layers]
-        self.layers = nn.ModuleList(nn.Linear(a, b, dtype=dtype) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b, dtype=dtype) for a, b in pairwise(sizes))
         self.head = nn.Linear(width, outputs, dtype=dtype)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
