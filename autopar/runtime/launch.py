@@ -1,0 +1,198 @@
+"""Ranks as processes of this machine: forked, one thread each, joined over loopback by a file store.
+
+Forking from a parent that has imported torch starts eight ranks in under a second; spawning would import torch once a rank.
+When a rank dies or fails, the others are stopped and the error says which rank it was and why. No rank outlives the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.errors import AutoparError, VerificationError
+
+GRACE_SECONDS = 1.0
+"""After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
+PARENT_DEATH_SIGNAL = 1
+"""``PR_SET_PDEATHSIG`` of prctl(2)."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank ended without a result."""
+
+    rank: int
+    reason: str
+    consequence: bool = False
+    error: AutoparError | None = None
+
+
+def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 300.0) -> list[Any]:
+    """Runs ``function(rank)`` in ``ranks`` forked processes with a gloo process group, and gives their results.
+
+    Args:
+        function: may close over anything, since processes are forked; its result must pickle.
+        timeout: seconds that a rank waits in a collective for the others.
+
+    Raises:
+        VerificationError: a rank died or raised; the others have been stopped. An AutoparError raised in a rank is raised again.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
+        processes: list[BaseProcess] = []
+        readers: list[Connection] = []
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            for rank in range(ranks):
+                reader, writer = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_rank_main, args=(function, rank, ranks, Path(folder) / "store", writer, timeout, os.getpid()), daemon=True
+                )
+                with warnings.catch_warnings():
+                    # Newer Pythons warn of any fork while threads run; these children use no lock of the parent's and end by _exit.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                writer.close()
+                processes.append(process)
+                readers.append(reader)
+            return _collect(processes, readers)
+        finally:
+            _stop(processes)
+            for reader in readers:
+                reader.close()
+
+
+def _rank_main(
+    function: Callable[[int], Any], rank: int, ranks: int, store: Path, writer: Connection, timeout: float, parent: int
+) -> None:  # fmt: skip
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    if Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    status = 0
+    try:
+        rendezvous = dist.FileStore(str(store), ranks)
+        dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
+        message: tuple[str, Any] = ("done", function(rank))
+        dist.barrier()
+    except AutoparError as error:
+        message = ("refused", (type(error), error.message, error.hint))
+    except BaseException as error:
+        # Whatever it is, the parent must hear of it: this is the process's top.
+        lines = traceback.format_exception(error)
+        message = ("failed", (type(error).__name__, str(error), "".join(lines), _is_consequence(error)))
+        status = 1
+    try:
+        writer.send_bytes(pickle.dumps(message))
+        writer.close()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """On Linux, the kernel ends this process when its parent ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Whether the error says that another rank is gone, rather than that this one failed."""
+    text = str(error).lower()
+    return isinstance(error, (RuntimeError, ConnectionError)) and any(word in text for word in ("gloo", "connection", "peer", "timed out"))
+
+
+def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection]) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: list[Failure] = []
+    deadline: float | None = None
+    pending = dict(enumerate(readers))
+    while pending:
+        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait(list(pending.values()), remaining)
+        if not ready:
+            break
+        for rank in [rank for rank, reader in pending.items() if reader in ready]:
+            outcome = _receive(rank, pending.pop(rank), processes[rank])
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+                deadline = deadline or time.monotonic() + GRACE_SECONDS
+            else:
+                results[rank] = outcome[0]
+    if failures:
+        raise _explain(failures, len(processes))
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _receive(rank: int, reader: Connection, process: BaseProcess) -> Failure | tuple[Any]:
+    """A result in a tuple, or a failure."""
+    try:
+        kind, content = pickle.loads(reader.recv_bytes())
+    except (EOFError, OSError):
+        process.join(GRACE_SECONDS)
+        return Failure(rank, f"it {describe_exit(process.exitcode)}")
+    if kind == "done":
+        return (content,)
+    if kind == "refused":
+        cls, message, hint = content
+        return Failure(rank, message, error=cls(message, hint))
+    name, text, trace, consequence = content
+    sys.stderr.write(trace if not consequence else "")
+    return Failure(rank, f"{name}: {text.strip().splitlines()[0] if text.strip() else 'no message'}", consequence)
+
+
+def describe_exit(code: int | None) -> str:
+    """A process's end in words.
+
+    >>> describe_exit(-9), describe_exit(3)
+    ('was killed by SIGKILL', 'exited with status 3')
+    """
+    if code is None:
+        return "closed its pipe"
+    if code < 0:
+        names: Mapping[int, str] = {item.value: item.name for item in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
+    return f"exited with status {code}"
+
+
+def _explain(failures: Sequence[Failure], ranks: int) -> AutoparError:
+    causes = [item for item in failures if not item.consequence] or list(failures)
+    first = min(causes, key=lambda item: (item.error is not None, item.rank))
+    if first.error is not None:
+        return first.error
+    others = f"; the other {ranks - 1} were stopped" if ranks > 1 else ""
+    return VerificationError(f"rank {first.rank} of {ranks} died: {first.reason}{others}", "run it again; if it was killed, the machine may lack memory")
+
+
+def _stop(processes: Sequence[BaseProcess]) -> None:
+    for end in (BaseProcess.terminate, BaseProcess.kill):
+        for process in processes:
+            if process.is_alive():
+                end(process)
+        limit = time.monotonic() + 2.0
+        for process in processes:
+            process.join(max(0.0, limit - time.monotonic()))
