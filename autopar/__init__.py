@@ -11,13 +11,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.api import capture, compile, load, plan, verify
+    from autopar.api import capture, compile, load, plan
     from autopar.check import check
     from autopar.errors import AutoparError
     from autopar.graph import Graph
     from autopar.plan import Plan
     from autopar.reshard import reshard
     from autopar.sharding import ShardingSpec
+    from autopar.verify import verify
     from cost_models import Hardware, Mesh
 
 __version__ = "0.1.0"
@@ -40,7 +41,7 @@ _HOME = {
     "load": "autopar.api",
     "plan": "autopar.api",
     "reshard": "autopar.reshard",
-    "verify": "autopar.api",
+    "verify": "autopar.verify",
 }
 
 

@@ -1,0 +1,275 @@
+"""capture, plan, compile: the pipeline in order, nothing else. Torch is imported where a model is touched, not before."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from autopar.errors import AutoparError, FileError, InfeasibleError, UsageError
+from autopar.graph import Graph
+from autopar.plan import Plan
+from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh, load_hardware
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autopar.search import Found, Progress
+
+DEFAULT_HARDWARE = "h100-sxm"
+"""What is planned for when no hardware is named; the plan and the command line say so."""
+
+MESH_NAMES = ("x", "y", "z", "w")
+
+MeshLike = str | Mapping[str, int] | Mesh | Any
+"""``"dp=2,tp=4"``, ``"2x4"``, ``{"dp": 2, "tp": 4}``, a Mesh, or torch's DeviceMesh."""
+
+
+class UnknownOperatorWarning(UserWarning):
+    """Operators without a sharding rule: they run whole on every rank."""
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: Literal["train", "inference"] = "train",
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+) -> Graph:
+    """The model's graph for example inputs of global shapes; ``plan`` takes it in place of the model, many times.
+
+    Args:
+        model: weights real, fake, meta or DTensors; only shapes and dtypes are read.
+        args, kwargs: example inputs; values are not read.
+        mode: ``train`` captures forward and backward, ``inference`` the forward in evaluation mode.
+        loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or there is none.
+
+    Raises:
+        UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
+    """
+    from autopar.importer import capture_graph
+    from autopar.placements import without_placement
+
+    args, kwargs, loss_args = without_placement((args, dict(kwargs or {}), loss_args))
+    return capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+
+
+def plan(
+    model: nn.Module | Graph,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: MeshLike | None = None,
+    devices: int | None = None,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
+    mode: Literal["train", "inference"] = "train",
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+    optimizer: str = "adamw",
+    memory: str | int | float | None = None,
+    constraints: Mapping[str, str] | None = None,
+    cost_model: str = "roofline",
+    time_limit: float = 60.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    target: str | None = None,
+) -> Plan:
+    """The cheapest way found to split ``model`` over a mesh within a memory limit, with a proved bound.
+
+    Args:
+        model: a module, or a Graph from ``capture`` (then ``args`` to ``loss_args`` and ``mode`` are not used).
+        args, kwargs, mode, loss, loss_args: as for ``capture``. DTensors among arguments and parameters are pins.
+        mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes and keep the best plan.
+        hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
+        optimizer: ``adamw``, ``sgd`` or ``none``: its states count in memory and its step in time.
+        memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
+        constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
+        cost_model: ``roofline``, or ``communication`` for collectives alone.
+        time_limit: seconds for the solver, for each mesh tried; the answer then has a true bound and gap.
+        seed: the same seed gives the same plan where the time limit does not bind.
+        progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
+        target: what the plan calls the model.
+
+    Raises:
+        UsageError: a wrong mesh, pin, hardware name or option. CaptureError: a model that cannot be captured.
+        InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time.
+    """
+    meshes = list(_meshes(mesh, devices))
+    machine_hardware = resolve_hardware(hardware)
+    limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
+    _one_of("cost model", cost_model, COST_MODELS)
+    _one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    if not time_limit > 0:
+        raise UsageError(f"the time limit is {time_limit} s", "give the solver a positive number of seconds")
+    graph = model if isinstance(model, Graph) else capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    pins = dict(constraints or {})
+    if not isinstance(model, Graph):
+        from autopar.placements import placed_pins
+
+        pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
+    found = _best_of(
+        [Machine(candidate, machine_hardware, _cost_model(cost_model)) for candidate in meshes],
+        lambda machine: _find(graph, machine, limit, optimizer, pins, time_limit, seed, progress),
+    )
+    _warn_unknown(found)
+    from autopar.recording import record
+
+    name = target or ("graph" if isinstance(model, Graph) else type(model).__name__)
+    made = record(found, target=name, memory_bytes=limit, pins=pins)
+    made.remember_loss(loss)
+    return made
+
+
+def compile(model: nn.Module, plan: Plan, **options: Any) -> nn.Module:
+    """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.
+
+    Args:
+        model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict).
+        options: ``loss``, ``inputs``, ``device``, ``init``, ``seed``: see ``autopar.runtime.compile_plan``. The loss that ``plan`` was
+            made with in this process is known; a plan from a file needs it again.
+
+    Raises:
+        MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
+    """
+    from autopar.runtime import compile_plan
+
+    with _user_errors():
+        return compile_plan(model, plan, **{"loss": plan.loss, **options})
+
+
+def load(path: str | os.PathLike[str]) -> Plan:
+    """Reads a plan file. Raises FileError, naming what is wrong where."""
+    return Plan.load(path)
+
+
+def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
+    """The hardware of a name, a file or a value; the default when None. Raises UsageError or FileError."""
+    with _user_errors():
+        named = DEFAULT_HARDWARE if hardware is None else hardware
+        return load_hardware(named if isinstance(named, str | Hardware) else os.fspath(named))
+
+
+def parse_memory(memory: str | float) -> int:
+    """Bytes of ``"70GiB"``, ``"80GB"``, ``"1.5e9"`` or a number. Raises UsageError.
+
+    >>> parse_memory("70GiB"), parse_memory("80 GB"), parse_memory(1024)
+    (75161927680, 80000000000, 1024)
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*(?:([kmgtp]?)(i?)b?)?\s*", str(memory), re.IGNORECASE)
+    hint = "write bytes or a number with a unit: 70GiB, 80GB, 512MiB"
+    try:
+        value = float(match[1]) if match else 0.0
+    except ValueError:
+        value = 0.0
+    if match is None or value <= 0:
+        raise UsageError(f"{memory!r} is not an amount of memory", hint)
+    power = " kmgtp".index((match[2] or " ").lower())
+    return int(value * (1024 if match[3] else 1000) ** power)
+
+
+def parse_mesh(mesh: MeshLike) -> Mesh:
+    """The mesh of a text, a mapping, a Mesh or a DeviceMesh. Raises UsageError."""
+    if hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, Mesh):
+        names = mesh.mesh_dim_names or MESH_NAMES[: len(mesh.shape)]
+        mesh = dict(zip(names, mesh.shape, strict=True))
+    with _user_errors():
+        return Mesh.parse(mesh)
+
+
+def factorizations(devices: int) -> Iterator[Mesh]:
+    """Every mesh of one and two axes of ``devices`` ranks: ``dp`` alone, then each ``dp x tp``. Raises UsageError."""
+    if not isinstance(devices, int) or devices < 1:
+        raise UsageError(f"the number of devices is {devices!r}", "give a whole number from 1 on")
+    yield Mesh((("dp", devices),))
+    for inner in range(2, devices // 2 + 1):
+        if devices % inner == 0:
+            yield Mesh((("dp", devices // inner), ("tp", inner)))
+
+
+def _meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mesh]:
+    if mesh is not None and devices is not None:
+        found = parse_mesh(mesh)
+        if found.ranks != devices:
+            raise UsageError(f"the mesh {found} has {found.ranks} ranks, devices is {devices}", "give one of the two, or make them agree")
+        yield found
+    elif mesh is not None:
+        yield parse_mesh(mesh)
+    elif devices is not None:
+        yield from factorizations(devices)
+    else:
+        raise UsageError("neither a mesh nor a number of devices is given", "give a mesh, e.g. dp=2,tp=4, or devices, e.g. 8")
+
+
+def _find(
+    graph: Graph,
+    machine: Machine,
+    limit: int,
+    optimizer: str,
+    pins: Mapping[str, str],
+    time_limit: float,
+    seed: int,
+    progress: Progress | None,
+) -> Found:
+    from autopar.search import find_plan
+
+    with _user_errors():
+        return find_plan(
+            graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress
+        )
+
+
+def _best_of(machines: list[Machine], find: Callable[[Machine], Found]) -> Found:
+    """The cheapest of the plans of several meshes; the first error when none has a plan."""
+    found: list[Found] = []
+    failed: list[AutoparError] = []
+    for machine in machines:
+        try:
+            found.append(find(machine))
+        except InfeasibleError as error:
+            failed.append(error)
+    if not found:
+        raise failed[0]
+    return min(found, key=lambda item: item.seconds)
+
+
+def _warn_unknown(found: Found) -> None:
+    """Names the operators without a rule, with what running them whole on every rank costs."""
+    if not found.unknown:
+        return
+    from autopar.pricing import compute_seconds
+    from autopar.program import Run
+
+    program = found.program
+    runs = [item for item in program.instructions if isinstance(item, Run) and item.op.target in found.unknown]
+    whole = sum(compute_seconds(run.op, program.graph.tensors, run.strategy, program.machine) for run in runs)
+    names = ", ".join(f"{name} (at {place})" for name, place in sorted(found.unknown.items()))
+    warnings.warn(
+        f"no sharding rule for {names}: run whole on every rank, {whole:.3g} s of {found.seconds:.3g} s, beside the gathers "
+        "of what they read; autopar rules --missing TARGET lists them",
+        UnknownOperatorWarning,
+        stacklevel=3,
+    )
+
+
+def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise UsageError(f"unknown {what} {given!r}", f"use one of {', '.join(known)}")
+
+
+def _cost_model(name: str) -> Literal["roofline", "communication"]:
+    return "communication" if name == "communication" else "roofline"
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """The errors of ``cost_models`` as autopar's own, with the same message, hint and exit status."""
+    try:
+        yield
+    except CostModelError as error:
+        kind = UsageError if error.exit_status == UsageError.exit_status else FileError
+        raise kind(error.message, error.hint) from error

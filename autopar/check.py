@@ -1,0 +1,455 @@
+"""Recomputes a plan's legality, cost and peak memory from the plan alone, and says where it differs.
+
+Shares no code with the search, the solvers, the program or the recording of plans: what is wrong there must not be wrong here as well.
+It stands on the rules, the reshard planner and the cost model, which are tested against the real operators and real collectives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from autopar.errors import FileError
+from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
+from autopar.plan import CollectivePlan, OpPlan, ParameterSpec, Plan, ReshardPlan, TensorSpec
+from autopar.reshard import Reshard, find_reshard
+from autopar.rules import ShardingRule, find_rule, flops, is_alias, strategies
+from autopar.sharding import InnerCollective, ShardingSpec, Strategy
+from autopar.timeline import instructions, makespan, plan_tasks
+from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh, optimizer_bytes
+
+TOLERANCE = 1e-6
+"""Relative difference allowed between seconds in the file and seconds recomputed: the order of a sum may differ."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where the plan is not what it says: ``where`` in the file, and ``what`` is wrong."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
+    """Every difference between what ``plan`` says and what follows from it; empty when it holds.
+
+    Args:
+        plan: as read from the file.
+        graph: the model captured again, to compare its hash with the plan's.
+
+    Raises:
+        FileError: a plan whose hardware cannot be read.
+    """
+    found: list[Difference] = []
+    if graph is not None and graph.sha256 != plan.model.graph_sha256:
+        found.append(
+            Difference("model.graph_sha256", f"{plan.model.graph_sha256[:12]}... in the plan, {graph.sha256[:12]}... for the target")
+        )
+    try:
+        hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
+        machine = Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
+    except CostModelError as error:
+        raise FileError(error.message, error.hint) from error
+    assert plan.created_by.cost_model in COST_MODELS
+    if plan.model.optimizer not in OPTIMIZERS:
+        found.append(Difference("model.optimizer", f"unknown optimizer {plan.model.optimizer!r}"))
+        return tuple(found)
+    walk = _Walk(plan, machine)
+    found += walk.run()
+    if not walk.broken:
+        found += _totals(walk)
+    return tuple(found)
+
+
+@dataclass
+class _Walk:
+    """One pass over the plan in execution order, with what it learns on the way.
+
+    Args:
+        tensors: every tensor as its producer writes it.
+        specs: spec of every value made so far.
+        tensor_of: the tensor behind each value.
+        storage: the value whose storage each value shares.
+        collectives: the collectives that follow from the specs.
+        made, used: by storage, the index of the instruction that makes it and of the last that needs it.
+        broken: the wiring cannot be followed, so that cost and memory cannot be recomputed.
+    """
+
+    plan: Plan
+    machine: Machine
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    specs: dict[str, ShardingSpec] = field(default_factory=dict)
+    tensor_of: dict[str, str] = field(default_factory=dict)
+    storage: dict[str, str] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    collectives: list[CollectivePlan] = field(default_factory=list)
+    made: dict[str, int] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=dict)
+    extra: dict[int, int] = field(default_factory=dict)
+    compute: float = 0.0
+    steps: int = 0
+    broken: bool = False
+    _rules: dict[object, dict[object, Strategy]] = field(default_factory=dict)
+
+    def run(self) -> Iterator[Difference]:
+        yield from self._entering()
+        done: set[str] = set()
+        order = list(instructions(self.plan))
+        for index, row in enumerate(order):
+            if isinstance(row, OpPlan):
+                yield from self._op(index, row)
+            else:
+                done.add(row.value)
+                yield from self._reshard(index, row)
+        self.steps = len(order)
+        for row in self.plan.reshards:
+            if row.value not in done:
+                self.broken = True
+                yield Difference(f"reshards.{row.value}", f"it is made before {row.before!r} in {row.phase}, which the plan does not have")
+        yield from self._leaving()
+        yield from self._same_graph()
+        yield from self._same_collectives()
+
+    def _entering(self) -> Iterator[Difference]:
+        for index, (kind, name, spec) in enumerate(self.plan.entering):
+            where = f"{kind}s.{name}"
+            if spec.index != index:
+                yield Difference(where, f"its index is {spec.index}, its place is {index}")
+            if spec.tensor in self.specs:
+                self.broken = True
+                yield Difference(where, f"tensor {spec.tensor} enters twice")
+            yield from self._define(where, spec)
+            if self.specs[spec.tensor].partial:
+                yield Difference(where, f"{spec.spec} is partial; what enters is whole or split")
+            self.storage[spec.tensor] = spec.tensor
+            self.made[spec.tensor] = -1
+
+    def _define(self, where: str, row: TensorSpec) -> Iterator[Difference]:
+        """Takes a tensor in as its producer writes it."""
+        if row.dtype not in DTYPE_BYTES:
+            self.broken = True
+            yield Difference(where, f"unknown dtype {row.dtype!r}")
+        spec = ShardingSpec.parse(row.spec)
+        yield from self._legal(where, row.shape, spec)
+        self.tensors[row.tensor] = Tensor(row.tensor, row.shape, row.dtype)
+        self.specs[row.tensor] = spec
+        self.tensor_of[row.tensor] = row.tensor
+
+    def _legal(self, where: str, shape: tuple[int, ...], spec: ShardingSpec) -> Iterator[Difference]:
+        problem = spec.problem(shape, self.plan.sizes)
+        if problem is None and spec.normalized(self.plan.sizes) != spec:
+            problem = f"the spec {spec} names an axis of size 1"
+        if problem is not None:
+            self.broken = True
+            yield Difference(where, problem)
+
+    def _op(self, index: int, row: OpPlan) -> Iterator[Difference]:
+        where = f"ops.{row.name}"
+        for position, entry in enumerate(row.inputs):
+            yield from self._read(f"{where}.inputs[{position}]", entry, entry.value or entry.tensor)
+        for entry in row.outputs:
+            if entry.tensor in self.specs:
+                self.broken = True
+                yield Difference(where, f"makes {entry.tensor}, which already exists")
+            yield from self._define(f"{where}.outputs", entry)
+        if self.broken:
+            return
+        op = _as_op(row)
+        reads = [entry.value or entry.tensor for entry in row.inputs]
+        for number, name in enumerate(op.outputs):
+            shared = number == 0 and is_alias(op)
+            self._make(index, name, self.storage[reads[0]] if shared else name)
+        for value in (*reads, *op.outputs):
+            self.used[self.storage[value]] = index
+        self.ops.append(op)
+        strategy = self._strategy(where, row, op)
+        if isinstance(strategy, Difference):
+            yield strategy
+            return
+        seconds = 0.0 if is_alias(op) else self._roofline(row, op, strategy)
+        if not _close(row.seconds, seconds):
+            yield Difference(f"{where}.seconds", f"{row.seconds:.6g} in the plan, {seconds:.6g} recomputed")
+        self.compute += seconds
+        self.collectives += [self._inside(row, inner) for inner in strategy.inner]
+
+    def _make(self, index: int, value: str, storage: str) -> None:
+        self.storage[value] = storage
+        self.made.setdefault(storage, index)
+
+    def _read(self, where: str, entry: TensorSpec, value: str) -> Iterator[Difference]:
+        """What is read exists, is this tensor, and has this spec."""
+        known = self.tensors.get(entry.tensor)
+        if known is None or value not in self.specs:
+            self.broken = True
+            yield Difference(where, f"reads {value}, which has not been made before it")
+            return
+        if (known.shape, known.dtype) != (entry.shape, entry.dtype):
+            self.broken = True
+            yield Difference(where, f"{entry.tensor} is {known.dtype}{list(known.shape)}, here {entry.dtype}{list(entry.shape)}")
+        if self.tensor_of[value] != entry.tensor:
+            self.broken = True
+            yield Difference(where, f"reads {value}, which is a layout of {self.tensor_of[value]}, as {entry.tensor}")
+        if self.specs[value] != ShardingSpec.parse(entry.spec):
+            yield Difference(where, f"{value} has the spec {str(self.specs[value])!r}, it is read as {entry.spec!r}")
+
+    def _strategy(self, where: str, row: OpPlan, op: Op) -> Strategy | Difference:
+        """The strategy of the rules that the row names, or what is wrong with it."""
+        rule = find_rule(op, self.tensors)
+        offered = self._offered(rule, op)
+        axes = {name: number for number, name in enumerate(self.plan.mesh)}
+        split = row.factors or {}
+        unknown = [axis for chosen in split.values() for axis in chosen if axis not in axes]
+        if unknown:
+            return Difference(f"{where}.factors", f"the mesh has no axis {unknown[0]!r}")
+        key = _key(
+            (ShardingSpec.parse(entry.spec) for entry in row.inputs),
+            (ShardingSpec.parse(entry.spec) for entry in row.outputs),
+            ((name, tuple(axes[axis] for axis in chosen)) for name, chosen in split.items()),
+        )
+        found = offered.get(key)
+        if found is None:
+            sides = [", ".join(entry.spec or "scalar" for entry in entries) for entries in (row.inputs, row.outputs)]
+            specs = " -> ".join(sides)
+            return Difference(where, f"{row.op} has no strategy {specs} with the factors {split}; its rule is {rule}")
+        return found
+
+    def _offered(self, rule: ShardingRule, op: Op) -> dict[object, Strategy]:
+        if rule not in self._rules:
+            operands = [self.tensors[name] for name in (*op.inputs, *op.outputs)]
+            self._rules[rule] = {_key(s.inputs, s.outputs, s.factors): s for s in strategies(rule, operands, self.plan.sizes)}
+        return self._rules[rule]
+
+    def _roofline(self, row: OpPlan, op: Op, strategy: Strategy) -> float:
+        moved = sum(_bytes(self.tensors[e.tensor], ShardingSpec.parse(e.spec), self.plan.sizes) for e in (*row.inputs, *row.outputs))
+        return self.machine.compute_seconds(flops(op, self.tensors) / strategy.parts, moved, (row.inputs or row.outputs)[0].dtype)
+
+    def _reshard(self, index: int, row: ReshardPlan) -> Iterator[Difference]:
+        where = f"reshards.{row.value}"
+        source, target = ShardingSpec.parse(row.from_spec), ShardingSpec.parse(row.to_spec)
+        if row.value in self.specs or row.value in self.tensors:
+            self.broken = True
+            yield Difference(where, "a value of this name already exists")
+        if row.source not in self.specs or row.tensor not in self.tensors:
+            self.broken = True
+            yield Difference(where, f"is made from {row.source}, which has not been made before it")
+            return
+        if self.tensor_of[row.source] != row.tensor:
+            self.broken = True
+            yield Difference(where, f"is made from {row.source}, which is a layout of {self.tensor_of[row.source]}, as {row.tensor}")
+        tensor = self.tensors[row.tensor]
+        if self.specs[row.source] != source:
+            yield Difference(where, f"{row.source} has the spec {str(self.specs[row.source])!r}, the reshard starts from {row.from_spec!r}")
+        yield from self._legal(where, tensor.shape, target)
+        self.specs[row.value], self.tensor_of[row.value] = target, row.tensor
+        found = None if self.broken else find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
+        if found is None:
+            if not self.broken:
+                yield Difference(where, f"no collectives turn {row.from_spec!r} into {row.to_spec!r}")
+            self.broken = True
+            return
+        self._make(index, row.value, row.value if found.steps else self.storage[row.source])
+        for value in (row.source, row.value):
+            self.used[self.storage[value]] = index
+        self.extra[index] = _between(found, self.plan.sizes)
+        for step in found.steps:
+            if step.kind != "slice":
+                self.collectives.append(
+                    CollectivePlan.model_construct(
+                        kind=step.kind,
+                        axes=tuple(map(self.machine.mesh.sub_axis_name, step.axes)),
+                        phase=row.phase,
+                        tensor=row.tensor,
+                        value=row.value,
+                        from_spec=row.from_spec,
+                        to_spec=row.to_spec,
+                        before=row.before,
+                        bytes=step.full_bytes,
+                        received_bytes_per_rank=step.received_bytes_per_rank,
+                        seconds=step.seconds,
+                    )
+                )
+
+    def _inside(self, row: OpPlan, inner: InnerCollective) -> CollectivePlan:
+        """A collective inside an operator, as the plan must list it."""
+        parts = tuple(map(self.machine.mesh.whole, inner.axes))
+        size = math.prod(part.size for part in parts)
+        return CollectivePlan.model_construct(
+            kind=inner.kind, axes=tuple(map(self.machine.mesh.sub_axis_name, parts)), phase=row.phase,
+            tensor=row.inputs[0].tensor, value=None, from_spec=row.inputs[0].spec, to_spec=row.outputs[0].spec, before=row.name, bytes=inner.bytes,
+            received_bytes_per_rank=int(self.machine.received_bytes(inner.kind, inner.bytes, size)),
+            seconds=self.machine.collective_seconds(inner.kind, inner.bytes, parts),
+        )  # fmt: skip
+
+    def _same_collectives(self) -> Iterator[Difference]:
+        if self.broken:
+            return
+        for number, (listed, expected) in enumerate(zip_longest(self.plan.collectives, self.collectives)):
+            where = f"collectives[{number}]"
+            if listed is None:
+                yield Difference(where, f"missing: {_shown(expected)}")
+            elif expected is None:
+                yield Difference(where, f"one too many: {_shown(listed)}")
+            elif _identity(listed) != _identity(expected):
+                yield Difference(where, f"{_shown(listed)} in the plan, {_shown(expected)} recomputed")
+                return
+            elif not _close(listed.seconds, expected.seconds):
+                yield Difference(where, f"{listed.seconds:.6g} seconds in the plan, {expected.seconds:.6g} recomputed")
+
+    def _leaving(self) -> Iterator[Difference]:
+        homes: dict[str, TensorSpec] = {**self.plan.parameters, **self.plan.buffers}
+        for index, (kind, name, row) in enumerate(self.plan.leaving):
+            where = f"{kind}s.{name}"
+            if row.index != index:
+                yield Difference(where, f"its index is {row.index}, its place is {index}")
+            yield from self._read(where, row, row.value or row.tensor)
+            spec = ShardingSpec.parse(row.spec)
+            if spec.partial:
+                yield Difference(where, f"{row.spec} is partial; what leaves is whole or split")
+            home = homes.get(name)
+            if kind != "output" and home is not None and home.spec != row.spec:
+                yield Difference(where, f"leaves as {row.spec!r}, {name} itself lies as {home.spec!r}")
+
+    def _same_graph(self) -> Iterator[Difference]:
+        """The operators, arguments and shapes are those that were captured."""
+        if self.broken:
+            return
+        inputs = tuple(GraphInput(spec.tensor, kind, name) for kind, name, spec in self.plan.entering)
+        outputs = tuple(GraphOutput(spec.tensor, kind, name) for kind, name, spec in self.plan.leaving)
+        order = {row.name: number for number, row in enumerate(self.plan.ops)}
+        ops = tuple(sorted(self.ops, key=lambda op: order[op.name]))
+        found = Graph(self.plan.model.mode, self.tensors, inputs, ops, outputs).sha256
+        if found != self.plan.model.graph_sha256:
+            yield Difference("ops", f"their hash is {found[:12]}..., the plan was made for {self.plan.model.graph_sha256[:12]}...")
+
+
+def _totals(walk: _Walk) -> Iterator[Difference]:
+    plan, machine = walk.plan, walk.machine
+    communication = sum(row.seconds for row in walk.collectives)
+    trained = [spec for _, _, spec in plan.entering if isinstance(spec, ParameterSpec) and spec.trained]
+    optimizer = sum(machine.optimizer_seconds(plan.model.optimizer, _elements(spec, plan.sizes), spec.dtype) for spec in trained)
+    seconds = walk.compute + communication + optimizer
+    memory = _memory(walk, sum(optimizer_bytes(plan.model.optimizer, _elements(spec, plan.sizes), spec.dtype) for spec in trained))
+    objective, predicted = plan.objective, plan.predicted
+    gap = (objective.seconds - objective.bound_seconds) / objective.seconds if objective.seconds > 0 else 0.0
+    floats = {
+        "predicted.compute_seconds": (predicted.compute_seconds, walk.compute),
+        "predicted.communication_seconds": (predicted.communication_seconds, communication),
+        "predicted.optimizer_seconds": (predicted.optimizer_seconds, optimizer),
+        "predicted.step_seconds": (predicted.step_seconds, makespan(plan_tasks(plan)) + optimizer),
+        "objective.seconds": (objective.seconds, seconds),
+    }
+    for where, (given, right) in floats.items():
+        if not _close(given, right):
+            yield Difference(where, f"{given:.6g} in the plan, {right:.6g} recomputed")
+    if abs(objective.gap - gap) > TOLERANCE:
+        yield Difference("objective.gap", f"{objective.gap:.6g} in the plan, {gap:.6g} from seconds and bound_seconds")
+    if objective.status == "optimal" and gap > TOLERANCE:
+        yield Difference("objective.status", f"'optimal' with a gap of {gap:.3g}")
+    counts = {
+        "predicted.received_bytes_per_rank": (
+            predicted.received_bytes_per_rank,
+            sum(row.received_bytes_per_rank for row in walk.collectives),
+        ),
+        "predicted.peak_memory_bytes_per_rank": (predicted.peak_memory_bytes_per_rank, sum(memory.values())),
+        **{f"predicted.memory.{part}": (getattr(predicted.memory, part), size) for part, size in memory.items()},
+    }
+    for where, (count, expected) in counts.items():
+        if count != expected:
+            yield Difference(where, f"{count} in the plan, {expected} recomputed")
+    if sum(memory.values()) > plan.memory_limit_bytes_per_rank:
+        yield Difference(
+            "predicted.peak_memory_bytes_per_rank", f"{sum(memory.values())} is over the limit of {plan.memory_limit_bytes_per_rank}"
+        )
+
+
+def _memory(walk: _Walk, states: int) -> dict[str, int]:
+    """Bytes live at the peak, from the interval in which each storage lives: the instruction that makes it through the last that needs it.
+
+    What came in and what leaves lives to the end; parameters, buffers and constants are counted apart. At equal peaks the first counts.
+    """
+    plan = walk.plan
+    resting = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
+    kept = {walk.storage[row.value or row.tensor] for _, _, row in plan.leaving} | {spec.tensor for _, _, spec in plan.entering}
+    gradients = {walk.storage[row.value or row.tensor] for kind, _, row in plan.leaving if kind == "gradient"} - resting
+    size = {value: _bytes(walk.tensors[walk.tensor_of[value]], walk.specs[value], plan.sizes) for value in walk.made}
+    end = walk.steps
+    change, gradient_change = [0] * (end + 2), [0] * (end + 2)
+    for value, begin in walk.made.items():
+        if value in resting:
+            continue
+        last = end if value in kept else walk.used[value]
+        for table in (change, gradient_change) if value in gradients else (change,):
+            table[max(begin, 0)] += size[value]
+            table[last + 1] -= size[value]
+    best, live, live_gradients = (-1, 0, 0, 0), 0, 0
+    for index in range(end + 1):
+        live += change[index]
+        live_gradients += gradient_change[index]
+        extra = walk.extra.get(index, 0)
+        if live + extra > best[0]:
+            best = (live + extra, live, live_gradients, extra)
+    _, at_peak, grads, extra = best
+    return {
+        "parameters": sum(size[value] for value in resting),
+        "gradients": grads,
+        "optimizer": states,
+        "activations": at_peak - grads,
+        "temporaries": extra,
+    }
+
+
+def _between(reshard: Reshard, sizes: tuple[int, ...]) -> int:
+    """The largest value that a reshard of several steps holds between two of them, in bytes."""
+    size = math.prod(reshard.source.local_shape(reshard.shape, sizes)) * reshard.itemsize
+    largest = 0
+    for step in reshard.steps[:-1]:
+        parts = math.prod(part.size for part in step.axes)
+        if step.kind == "all_gather":
+            size *= parts
+        elif step.kind in ("slice", "reduce_scatter"):
+            size //= parts
+        largest = max(largest, size)
+    return largest
+
+
+def _as_op(row: OpPlan) -> Op:
+    attributes = row.attributes
+    if set(attributes) != {"args", "kwargs"} or not isinstance(attributes["args"], list) or not isinstance(attributes["kwargs"], dict):
+        raise FileError(f"ops.{row.name}.attributes: not the arguments of an operator", "undo the edit, or plan again")
+    return Op(
+        row.name, row.op, tuple(entry.tensor for entry in row.inputs), tuple(entry.tensor for entry in row.outputs),
+        from_json(attributes["args"]), tuple((key, from_json(value)) for key, value in attributes["kwargs"].items()), row.module,
+        "backward" if row.phase == "backward" else "forward",
+    )  # fmt: skip
+
+
+def _key(inputs: Iterable[ShardingSpec], outputs: Iterable[ShardingSpec], factors: Iterable[tuple[str, tuple[int, ...]]]) -> object:
+    return tuple(inputs), tuple(outputs), frozenset((name, tuple(axes)) for name, axes in factors if axes)
+
+
+def _bytes(tensor: Tensor, spec: ShardingSpec, sizes: tuple[int, ...]) -> int:
+    return math.prod(spec.local_shape(tensor.shape, sizes)) * DTYPE_BYTES[tensor.dtype]
+
+
+def _elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:
+    return math.prod(ShardingSpec.parse(row.spec).local_shape(row.shape, sizes))
+
+
+def _close(given: float, right: float) -> bool:
+    return math.isclose(given, right, rel_tol=TOLERANCE, abs_tol=1e-15)
+
+
+def _identity(row: CollectivePlan) -> tuple[object, ...]:
+    return (
+        row.kind, row.axes, row.phase, row.tensor, row.value, row.from_spec, row.to_spec, row.before, row.bytes, row.received_bytes_per_rank
+    )  # fmt: skip
+
+
+def _shown(row: CollectivePlan) -> str:
+    specs = f"{row.from_spec!r} to {row.to_spec!r}"
+    return f"{row.kind} of {row.tensor} over {','.join(row.axes)}, {row.bytes} bytes ({specs}) before {row.before}"

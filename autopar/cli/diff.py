@@ -1,0 +1,18 @@
+"""``autopar diff``: what changed between two plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopar import compare
+from autopar.plan import Plan
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(help="a plan file")],
+    second: Annotated[Path, typer.Argument(help="another plan file")],
+) -> None:
+    print("\n".join(compare.diff(Plan.load(first), Plan.load(second))) or compare.UNCHANGED)

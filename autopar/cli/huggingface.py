@@ -1,0 +1,59 @@
+"""``hf:CONFIG.json,batch=..,seq=..``: a Hugging Face model built from a local configuration, without weights and without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from autopar.errors import CaptureError, FileError, UsageError
+from autopar.zoo import Target
+
+_SIZES = {"batch": 1, "seq": 128}
+
+
+def build(path: str, settings: Mapping[str, str], mode: Literal["train", "inference"]) -> Target:
+    """The model of a configuration file on ``meta``, with token ids as input; in training its own loss, labels = inputs.
+
+    Raises:
+        UsageError: no such file or key, or transformers is not installed. FileError: not a configuration.
+    """
+    config_file = Path(path)
+    if not config_file.is_file():
+        raise UsageError(f"there is no file {path}", "write hf:CONFIG.json,batch=..,seq=.. with a local configuration file")
+    sizes = dict(_SIZES)
+    for key, value in settings.items():
+        if key not in sizes or not value.isdecimal() or int(value) < 1:
+            raise UsageError(f"cannot use {key}={value} for a Hugging Face model", "the keys are batch and seq, whole numbers from 1 on")
+        sizes[key] = int(value)
+    try:
+        data: Any = json.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read {path} as JSON: {error}", "give the model's config.json") from error
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise FileError(f"{path} has no key 'model_type'", "give the model's config.json")
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError("hf: targets need the package transformers, which is not installed", "pip install transformers") from error
+    import torch
+
+    kind = data.pop("model_type")
+    try:
+        config = transformers.AutoConfig.for_model(kind, **data)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptureError(
+            f"transformers cannot build {path} (model_type {kind!r}): {error}", "only causal language models are supported"
+        ) from error
+    model.config.use_cache = False
+    tokens = torch.empty(sizes["batch"], sizes["seq"], dtype=torch.int64, device="meta")
+    if mode == "inference":
+        return Target(model, (), {"input_ids": tokens})
+    return Target(model, (), {"input_ids": tokens, "labels": tokens}, _own_loss)
+
+
+def _own_loss(outputs: Any) -> Any:
+    return outputs["loss"]

@@ -1,0 +1,84 @@
+"""``autopar VERB ...``: finds the verb's file, runs it, and turns errors into a message, a hint and an exit status.
+
+A verb is imported only when it is run, so that ``autopar --help`` takes no longer than Python itself. Typer reads each verb's signature.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+VERBS = {
+    "plan": "choose how a model is split over a mesh, and write the plan",
+    "show": "what a plan says: time, memory, specs, collectives; --html and --trace write files",
+    "explain": "why one parameter, operator or tensor lies as it does",
+    "diff": "what changed between two plans",
+    "check": "recompute a plan's legality, cost and memory from the plan alone",
+    "verify": "run the sharded program on local ranks against the single-device model",
+    "sweep": "plan for several numbers of devices and compare",
+    "rules": "the table of sharding rules; --missing lists a model's operators without one",
+    "profile": "measure this machine and write a hardware file",
+    "solve": "solve a problem file of nodes, choices and a memory limit",
+    "demo": "plan and train a small model on local ranks beside the single-process run",
+}
+"""Every verb: the function of its name in the file of its name, and what it does."""
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if words else 2
+    if words[0] == "--version":
+        from autopar import __version__
+
+        print(f"autopar {__version__}")
+        return 0
+    if words[0] not in VERBS:
+        return _fail(f"there is no command {words[0]!r}", f"one of {', '.join(VERBS)}; autopar --help says what they do", 2)
+    try:
+        return _run(words[0], words[1:])
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say, nor at exit
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(verb: str, words: list[str]) -> int:
+    import typer
+
+    from autopar.errors import AutoparError
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=VERBS[verb])(getattr(import_module(f"autopar.cli.{verb}"), verb))
+    try:
+        app(args=words, prog_name=f"autopar {verb}")
+    except AutoparError as error:
+        return _fail(error.message, error.hint, error.exit_status)
+    except SystemExit as ended:
+        if ended.code == 2:
+            print(f"hint: autopar {verb} --help lists its arguments", file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    return 0
+
+
+def _fail(message: str, hint: str, status: int) -> int:
+    print(f"error: {message}\nhint: {hint}", file=sys.stderr)
+    return status
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    rows = "\n".join(f"  {verb.ljust(width)}  {text}" for verb, text in VERBS.items())
+    return (
+        "autopar: a PyTorch model, example inputs and a device mesh in; a sharding plan and the sharded program out\n\n"
+        f"usage: autopar COMMAND ...      autopar COMMAND --help\n\n{rows}\n\n"
+        "TARGET is file.py:function, package.module:function, zoo:NAME,key=value,... or hf:CONFIG.json,batch=..,seq=..;\n"
+        "autopar plan zoo: lists the built-in models. A plan starts with: autopar plan zoo:mlp --mesh dp=2,tp=2 -o plan.json"
+    )

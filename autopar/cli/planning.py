@@ -1,0 +1,109 @@
+"""What ``plan`` and ``sweep`` share: a target planned with its words on stderr."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from autopar import api
+from autopar.errors import UsageError
+from autopar.graph import Graph
+from autopar.plan import Plan
+from autopar.report import units
+
+
+def read_mode(text: str) -> Literal["train", "inference"]:
+    """The mode of an option's text. Raises UsageError."""
+    if text == "train":
+        return "train"
+    if text == "inference":
+        return "inference"
+    raise UsageError(f"unknown mode {text!r}", "use train or inference")
+
+
+def open_pins(pins: Sequence[str]) -> dict[str, str]:
+    """``NAME=SPEC`` texts as a mapping. Raises UsageError."""
+    found = {}
+    for text in pins:
+        name, equals, spec = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"cannot read the pin {text!r}", "write NAME=SPEC, e.g. --pin 'lm_head.weight=S1 R'")
+        found[name.strip()] = spec.strip()
+    return found
+
+
+def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Graph | None = None, **options: Any) -> Plan:
+    """Loads, captures and plans a target, checking the options that need no model first.
+
+    Args:
+        graph: the target's graph, when it has been captured before.
+        options: as for ``api.plan``.
+    """
+    from autopar.cli.target import load_target
+
+    check_options(**options)
+    if options.get("hardware") is None:
+        print(f"no hardware is named: planning for {api.DEFAULT_HARDWARE}", file=sys.stderr)
+    with words_on_stderr():
+        if graph is not None:
+            return api.plan(graph, progress=progress(), target=target, **options)
+        found = load_target(target, mode, device="meta")
+        return api.plan(
+            found.model,
+            found.args,
+            found.kwargs,
+            mode=mode,
+            loss=found.loss,
+            loss_args=found.loss_args,
+            progress=progress(),
+            target=target,
+            **options,
+        )
+
+
+def check_options(**options: Any) -> None:
+    """Raises what is wrong with mesh, hardware and memory before a model is loaded."""
+    if options.get("mesh") is not None:
+        api.parse_mesh(options["mesh"])
+    if options.get("devices") is not None:
+        list(api.factorizations(options["devices"]))
+    api.resolve_hardware(options.get("hardware"))
+    if options.get("memory") is not None:
+        api.parse_memory(options["memory"])
+
+
+def progress() -> Any:
+    """A line on stderr that is written over while the solver runs; None when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def report(best: float | None, bound: float, gap: float, elapsed: float) -> None:
+        plan = "no plan yet" if best is None else f"best {units.seconds(best)}, bound {units.seconds(max(bound, 0.0))}"
+        print(f"\r\x1b[Ksolving, {elapsed:.0f} s: {plan}; Ctrl-C keeps the best so far", end="\r", file=sys.stderr, flush=True)
+
+    return report
+
+
+@contextmanager
+def words_on_stderr() -> Iterator[None]:
+    """autopar's warnings as one line each; others are left to Python."""
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, api.UnknownOperatorWarning):
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *rest, **more)
+
+    usual = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", api.UnknownOperatorWarning)
+        warnings.showwarning = show
+        try:
+            yield
+        finally:
+            warnings.showwarning = usual
+            if sys.stderr.isatty():
+                print("\x1b[K", end="", file=sys.stderr, flush=True)

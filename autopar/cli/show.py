@@ -1,0 +1,28 @@
+"""``autopar show``: what a person asks of a plan first. Imports no torch, so that it answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopar.cli.files import write_text
+from autopar.plan import Plan
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
+    html: Annotated[Path | None, typer.Option(help="write a self-contained page")] = None,
+    trace: Annotated[Path | None, typer.Option(help="write the simulated timeline as a chrome trace")] = None,
+) -> None:
+    read = Plan.load(plan)
+    if html is not None:
+        from autopar.report.page import page
+
+        write_text(html, page(read))
+    if trace is not None:
+        from autopar.report.trace import trace as render
+
+        write_text(trace, render(read))
+    print(read)

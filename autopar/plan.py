@@ -1,0 +1,386 @@
+"""Plan: what the user keeps. The JSON file of schema ``autopar.plan/1`` and its models.
+
+A plan is self-contained: every tensor's shape, dtype and spec, every operator with its arguments, every reshard and every collective are
+in it, so that ``check`` can recompute it and a runtime can run it. One parameter, operator, reshard and collective a line, stable order,
+units in the keys: ``git diff`` is the review.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from autopar.errors import FileError, SpecError
+from autopar.sharding import ShardingSpec
+
+SCHEMA = "autopar.plan/1"
+
+PhaseName = Literal["forward", "backward", "recompute"]
+Status = Literal["optimal", "feasible"]
+EnteringKind = Literal["input", "parameter", "buffer", "constant", "tangent"]
+LeavingKind = Literal["output", "gradient", "buffer"]
+
+
+def _readable(text: str) -> str:
+    try:
+        ShardingSpec.parse(text)
+    except SpecError as error:
+        raise ValueError(error.message) from error
+    return text
+
+
+SpecText = Annotated[str, AfterValidator(_readable)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Shape = tuple[Count, ...]
+
+
+class _Row(BaseModel):
+    # strict: "16" is no size and true no count; forbid: a misspelt key is an error, not a default
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
+
+
+class CreatedBy(_Row):
+    """What made the plan."""
+
+    autopar: str
+    torch: str
+    solver: str
+    cost_model: Literal["roofline", "communication"]
+
+
+class Model(_Row):
+    """What was planned. ``arguments`` is ``Graph.arguments``: how the call's tensors and results are nested."""
+
+    target: str
+    mode: Literal["train", "inference"]
+    optimizer: str
+    graph_sha256: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Objective(_Row):
+    """Seconds of compute, communication and optimizer in sequence, with the bound proved over all choices for this mesh."""
+
+    seconds: Seconds
+    bound_seconds: Seconds
+    gap: float
+    status: Status
+    solve_seconds: Seconds
+
+
+class MemoryParts(_Row):
+    """What is live on a rank at the peak, in bytes."""
+
+    parameters: Count
+    gradients: Count
+    optimizer: Count
+    activations: Count
+    temporaries: Count
+
+
+class Predicted(_Row):
+    """Seconds of one step and bytes of one rank; ``step_seconds`` is the overlapped time of the simulated timeline."""
+
+    compute_seconds: Seconds
+    communication_seconds: Seconds
+    optimizer_seconds: Seconds
+    step_seconds: Seconds
+    received_bytes_per_rank: Count
+    peak_memory_bytes_per_rank: Count
+    memory: MemoryParts
+
+
+class BaselinePlan(_Row):
+    """A plan people write by hand, in our own specs, priced by the same model. Without seconds where it cannot be expressed."""
+
+    objective_seconds: Seconds | None = None
+    step_seconds: Seconds | None = None
+    peak_memory_bytes_per_rank: Count | None = None
+    feasible: bool
+
+
+class TensorSpec(_Row):
+    """Global shape, dtype and spec."""
+
+    tensor: str
+    shape: Shape
+    dtype: str
+    spec: SpecText
+
+
+class EnteringSpec(TensorSpec):
+    """A value that comes from outside; ``index`` is its place among all that enters."""
+
+    index: Count
+
+
+class ParameterSpec(EnteringSpec):
+    """A parameter; ``aliases`` are further module names of the same tied parameter."""
+
+    trained: bool | None = None
+    aliases: tuple[str, ...] | None = None
+
+
+class OutputSpec(TensorSpec):
+    """A result: ``value`` is read for it where that is a reshard of the tensor; ``index`` is its place among all that leaves."""
+
+    value: str | None = None
+    index: Count
+
+
+class LeavingSpec(OutputSpec):
+    """A gradient or a buffer's new value, of the parameter, input or buffer ``name``."""
+
+    name: str
+
+
+class ReadSpec(TensorSpec):
+    """An operator's input; ``value`` names the reshard it reads, absent where it reads the tensor as it was made."""
+
+    value: str | None = None
+
+
+class OpPlan(_Row):
+    """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule."""
+
+    name: str
+    op: str
+    module: str
+    location: str | None = None
+    phase: PhaseName
+    stage: Count = 0
+    times: Annotated[int, Field(ge=1)] = 1
+    attributes: dict[str, Any]
+    factors: dict[str, tuple[str, ...]] | None = None
+    inputs: tuple[ReadSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    seconds: Seconds
+
+
+class ReshardPlan(_Row):
+    """A tensor in a further spec: made once, just before ``before``, from ``source``."""
+
+    value: str
+    tensor: str
+    source: str
+    from_spec: SpecText = Field(alias="from")
+    to_spec: SpecText = Field(alias="to")
+    phase: PhaseName
+    before: str
+
+
+class CollectivePlan(_Row):
+    """One collective in execution order. ``value`` names its reshard; absent where it runs inside the operator ``before``."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
+    axes: tuple[str, ...]
+    phase: PhaseName
+    stage: Count = 0
+    times: Annotated[int, Field(ge=1)] = 1
+    tensor: str
+    value: str | None = None
+    from_spec: SpecText = Field(alias="from")
+    to_spec: SpecText = Field(alias="to")
+    before: str
+    bytes: Count
+    received_bytes_per_rank: Count
+    seconds: Seconds
+
+
+class Plan(_Row):
+    """A whole plan. Values, never changed: ``model_copy(update=...)`` makes another."""
+
+    schema_: Literal["autopar.plan/1"] = Field(SCHEMA, alias="schema")
+    created_by: CreatedBy
+    model: Model
+    hardware: dict[str, Any]
+    mesh: dict[str, Annotated[int, Field(ge=1)]]
+    microbatches: Annotated[int, Field(ge=1)] = 1
+    memory_limit_bytes_per_rank: Count
+    pins: dict[str, str] = Field(default_factory=dict)
+    objective: Objective
+    predicted: Predicted
+    baselines: dict[str, BaselinePlan]
+    inputs: dict[str, EnteringSpec]
+    outputs: dict[str, OutputSpec]
+    parameters: dict[str, ParameterSpec]
+    buffers: dict[str, EnteringSpec]
+    constants: dict[str, EnteringSpec] = Field(default_factory=dict)
+    tangents: dict[str, EnteringSpec] = Field(default_factory=dict)
+    gradients: tuple[LeavingSpec, ...] = ()
+    buffer_updates: tuple[LeavingSpec, ...] = ()
+    ops: tuple[OpPlan, ...]
+    reshards: tuple[ReshardPlan, ...]
+    collectives: tuple[CollectivePlan, ...]
+
+    _loss: Callable[..., Any] | None = PrivateAttr(None)
+
+    @property
+    def loss(self) -> Callable[..., Any] | None:
+        """The loss it was made with in this process; not in the file, since it is code."""
+        return self._loss
+
+    def remember_loss(self, loss: Callable[..., Any] | None) -> None:
+        """Keeps the loss for ``compile``."""
+        self._loss = loss
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes, in order."""
+        return tuple(self.mesh.values())
+
+    @property
+    def entering(self) -> tuple[tuple[EnteringKind, str, EnteringSpec], ...]:
+        """Every value that comes from outside, by its place: (kind, public name, spec)."""
+        kinds: tuple[tuple[EnteringKind, Mapping[str, EnteringSpec]], ...] = (
+            ("input", self.inputs), ("parameter", self.parameters), ("buffer", self.buffers),
+            ("constant", self.constants), ("tangent", self.tangents),
+        )  # fmt: skip
+        found = [(kind, name, spec) for kind, table in kinds for name, spec in table.items()]
+        return tuple(sorted(found, key=lambda item: item[2].index))
+
+    @property
+    def leaving(self) -> tuple[tuple[LeavingKind, str, OutputSpec], ...]:
+        """Everything that leaves, by its place: (kind, public name, spec)."""
+        found: list[tuple[LeavingKind, str, OutputSpec]] = [("output", name, spec) for name, spec in self.outputs.items()]
+        found += [("gradient", row.name, row) for row in self.gradients]
+        found += [("buffer", row.name, row) for row in self.buffer_updates]
+        return tuple(sorted(found, key=lambda item: item[2].index))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file whole or not at all: a temporary file beside it, then a rename.
+
+        Raises:
+            FileError: when the folder does not exist or cannot be written.
+        """
+        target = Path(path)
+        check_writable(target)
+        try:
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        except OSError as error:
+            raise FileError(f"cannot write {target}: {error.strerror}", "choose another path") from error
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def to_json(self) -> str:
+        """The file's text: one row a line."""
+        return "".join(_lines(self.model_dump(by_alias=True, exclude_none=True)))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan file.
+
+        Raises:
+            FileError: naming the place that is truncated, of another schema or of the wrong type.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise FileError(f"cannot read the plan {path}: {reason}", "give the path of a file written by autopar plan -o") from error
+        return Plan.from_json(text, str(path))
+
+    @staticmethod
+    def from_json(text: str, name: str = "the plan") -> Plan:
+        """Reads a plan from text; ``name`` is what errors call it. Raises FileError."""
+        try:
+            return Plan.model_validate_json(text)
+        except ValidationError as error:
+            raise _unreadable(text, name, error) from error
+
+    def __str__(self) -> str:
+        from autopar.report.terminal import summary
+
+        return summary(self)
+
+    def _repr_html_(self) -> str:
+        from autopar.report.page import page
+
+        return page(self)
+
+
+def check_writable(path: Path) -> None:
+    """Says at once, before any long work, that a file could not be written at ``path``. Raises FileError."""
+    if not path.parent.is_dir():
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}", f"make it first: mkdir -p {path.parent}")
+    if path.is_dir():
+        raise FileError(f"cannot write {path}: it is a folder", "give a file name in it")
+    if not os.access(path.parent, os.W_OK):
+        raise FileError(f"cannot write {path}: no permission in {path.parent}", "choose another folder")
+
+
+def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
+    """Why the text is no plan: not whole, of another schema, or the first key of the wrong type."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as broken:
+        cut = broken.pos >= len(text.rstrip()) or "Unterminated" in broken.msg
+        what = "it ends too early, as if truncated," if cut else broken.msg
+        return FileError(
+            f"{name} is not a whole JSON file: {what} at line {broken.lineno}, column {broken.colno}",
+            "write the plan again with autopar plan -o",
+        )
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        found = f"the schema {schema!r}" if schema is not None else "no schema"
+        return FileError(f"{name} has {found}, this autopar reads {SCHEMA!r}", "write the plan again with this version of autopar")
+    first = error.errors(include_url=False)[0]
+    more = f" ({error.error_count() - 1} further places)" if error.error_count() > 1 else ""
+    return FileError(
+        f"{name} is not a plan: {_place(first['loc'])}: {first['msg']}, found {_short(first['input'])}{more}",
+        "undo the edit, or write the plan again with autopar plan -o",
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_BY_ROW = (
+    "baselines", "inputs", "outputs", "parameters", "buffers", "constants", "tangents",
+    "gradients", "buffer_updates", "ops", "reshards", "collectives",
+)  # fmt: skip
+
+
+def _lines(data: Mapping[str, Any]) -> Iterator[str]:
+    yield "{"
+    for number, (key, value) in enumerate(data.items()):
+        yield f"{',' if number else ''}\n {json.dumps(key)}: "
+        if key not in _BY_ROW or not value:
+            yield _compact(value)
+        elif isinstance(value, dict):
+            yield "{\n  " + ",\n  ".join(f"{json.dumps(name)}: {_compact(row)}" for name, row in value.items()) + "\n }"
+        else:
+            yield "[\n  " + ",\n  ".join(map(_compact, value)) + "\n ]"
+    yield "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".") or "the top"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

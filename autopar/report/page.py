@@ -1,0 +1,67 @@
+"""A plan as one self-contained HTML page: the tables of the terminal and the timeline as a drawing. No script, nothing fetched."""
+
+from __future__ import annotations
+
+from html import escape
+
+from autopar.plan import Plan
+from autopar.report import tables, units
+from autopar.report.tables import Table
+from autopar.timeline import Slot, plan_tasks, simulate
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1c1c1c; background: #fff }
+table { border-collapse: collapse; margin: 0 0 2rem } th, td { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
+th { border-bottom: 1px solid #888; font-weight: 600 } td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums }
+svg { width: 100%; height: auto; background: #f4f4f4; margin-bottom: .3rem } .note { color: #555; margin-bottom: 2rem }
+.forward { fill: #3b6fb6 } .backward { fill: #7a4fa3 } .moving { fill: #c9702b }
+@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #161616 } svg { background: #242424 } .note { color: #aaa } }
+"""
+_WIDTH, _ROW = 1200.0, 26.0
+
+
+def page(plan: Plan) -> str:
+    """The whole page as text."""
+    title = f"autopar plan: {plan.model.target}"
+    parts = [
+        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>", _table(tables.overview(plan), header=False), "<h2>Against plans written by hand</h2>",
+        _table(tables.baselines(plan)), "<h2>One step, simulated</h2>", _drawing(plan), "<h2>Collectives</h2>",
+        _table(tables.collectives(plan)), "<h2>Tensors</h2>", _table(tables.tensors(plan)), "</body></html>",
+    ]  # fmt: skip
+    return "\n".join(parts) + "\n"
+
+
+def _table(table: Table, header: bool = True) -> str:
+    marks = [" class=figure" if name in table.right else "" for name in table.header]
+    head = "<tr>" + "".join(f"<th{mark}>{escape(name)}</th>" for name, mark in zip(table.header, marks, strict=True)) + "</tr>"
+    rows = [
+        "<tr>" + "".join(f"<td{mark}>{escape(cell)}</td>" for cell, mark in zip(row, marks, strict=True)) + "</tr>" for row in table.rows
+    ]
+    return "<table>" + (head if header else "") + "\n".join(rows) + "</table>"
+
+
+def _drawing(plan: Plan) -> str:
+    slots = [slot for slot in simulate(plan_tasks(plan)) if slot.end > slot.begin]
+    end = max((slot.end for slot in slots), default=0.0)
+    if end == 0.0:
+        return "<p class=note>Nothing takes time under this cost model.</p>"
+    bars = [bar for slot in slots for bar in _bars(slot, end)]
+    return (
+        f'<svg viewBox="0 0 {_WIDTH:.0f} {2 * _ROW + 4:.0f}" role=img aria-label="timeline">{"".join(bars)}</svg>'
+        f"<p class=note>Above the operators (blue forward, violet backward), below the collectives; {units.seconds(end)} in all, "
+        "the optimizer's step left out. Point at a bar for its name.</p>"
+    )
+
+
+def _bars(slot: Slot, end: float) -> list[str]:
+    rows = {"compute": (0,), "communication": (1,), "both": (0, 1)}[slot.task.stream]
+    left, width = slot.begin / end * _WIDTH, (slot.end - slot.begin) / end * _WIDTH
+    if width < 0.02:
+        return []
+    title = escape(f"{slot.task.name}: {units.seconds(slot.end - slot.begin)}")
+    return [
+        f'<rect x="{left:.2f}" y="{2 + row * _ROW:.0f}" width="{width:.2f}" height="{_ROW - 4:.0f}" '
+        f"class={slot.task.phase if row == 0 else 'moving'}><title>{title}</title></rect>"
+        for row in rows
+    ]

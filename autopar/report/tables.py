@@ -1,0 +1,157 @@
+"""The tables of a plan as rows of text: the terminal and the HTML page print the same ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.graph import DTYPE_BYTES
+from autopar.plan import Plan, TensorSpec
+from autopar.report import units
+from autopar.sharding import ShardingSpec
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; ``right`` names the columns of figures."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[str] = frozenset()
+
+    def lines(self) -> Iterator[str]:
+        """As aligned text, two blanks between columns."""
+        widths = [max(len(row[column]) for row in (self.header, *self.rows)) for column in range(len(self.header))]
+        for row in (self.header, *self.rows):
+            cells = [
+                cell.rjust(width) if name in self.right else cell.ljust(width)
+                for cell, width, name in zip(row, widths, self.header, strict=True)
+            ]
+            yield "  ".join(cells).rstrip()
+
+
+def overview(plan: Plan) -> Table:
+    """What a person asks first: where, how fast, how sure, how much memory."""
+    objective, predicted, memory = plan.objective, plan.predicted, plan.predicted.memory
+    spare = "" if plan.created_by.cost_model == "roofline" else " (collectives alone)"
+    parts = [(name, getattr(memory, name)) for name in ("parameters", "gradients", "optimizer", "activations", "temporaries")]
+    timing = [
+        ("compute", predicted.compute_seconds),
+        ("communication", predicted.communication_seconds),
+        ("optimizer", predicted.optimizer_seconds),
+    ]
+    rows = [
+        ("model", f"{plan.model.target}, {plan.model.mode}" + (f", {plan.model.optimizer}" if plan.model.optimizer != "none" else "")),
+        (
+            "mesh",
+            f"{' x '.join(f'{name}={size}' for name, size in plan.mesh.items())} on {plan.hardware.get('name')}; in specs {_legend(plan)}",
+        ),
+        (
+            "objective",
+            f"{units.seconds(objective.seconds)}{spare}, bound {units.seconds(objective.bound_seconds)}, "
+            f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s by {plan.created_by.solver}",
+        ),
+        ("", ", ".join(f"{name} {units.seconds(value)}" for name, value in timing)),
+        ("step", f"{units.seconds(predicted.step_seconds)} with compute and communication overlapped (simulated)"),
+        (
+            "memory",
+            f"{units.size(predicted.peak_memory_bytes_per_rank)} a rank at the peak, limit {units.size(plan.memory_limit_bytes_per_rank)}",
+        ),
+        ("", ", ".join(f"{name} {units.size(value)}" for name, value in parts)),
+        ("received", f"{units.size(predicted.received_bytes_per_rank)} a rank and step"),
+    ]
+    rows += [("pin", f"{name} = {spec!r}") for name, spec in plan.pins.items()]
+    return Table(("autopar", "plan"), tuple(rows))
+
+
+def baselines(plan: Plan) -> Table:
+    """The plan beside what people write by hand."""
+    mine = plan.objective.seconds
+    rows = [
+        (
+            "this plan",
+            units.seconds(mine),
+            "",
+            units.seconds(plan.predicted.step_seconds),
+            units.size(plan.predicted.peak_memory_bytes_per_rank),
+            "yes",
+        )
+    ]
+    for name, row in plan.baselines.items():
+        if row.objective_seconds is None or row.step_seconds is None or row.peak_memory_bytes_per_rank is None:
+            rows.append((name, "-", "", "-", "-", "no"))
+            continue
+        ratio = f"{row.objective_seconds / mine:.2f}x" if mine > 0 else ""
+        fits = "yes" if row.feasible else "no"
+        rows.append(
+            (
+                name,
+                units.seconds(row.objective_seconds),
+                ratio,
+                units.seconds(row.step_seconds),
+                units.size(row.peak_memory_bytes_per_rank),
+                fits,
+            )
+        )
+    return Table(
+        ("baseline", "objective", "ratio", "step", "memory", "fits"), tuple(rows), frozenset({"objective", "ratio", "step", "memory"})
+    )
+
+
+def tensors(plan: Plan) -> Table:
+    """Inputs, parameters, buffers and outputs; equal layers folded into one row."""
+    rows: list[tuple[str, ...]] = []
+    tables: tuple[tuple[str, Iterable[tuple[str, TensorSpec]]], ...] = (
+        ("input", plan.inputs.items()), ("parameter", plan.parameters.items()), ("buffer", plan.buffers.items()),
+        ("constant", plan.constants.items()), ("output", plan.outputs.items()),
+    )  # fmt: skip
+    for kind, items in tables:
+        for name, count, row in _folded(items):
+            held = units.size(local_bytes(row, plan))
+            rows.append((kind, name, str(count) if count > 1 else "", units.shape(row.shape), row.dtype, row.spec or "R", held))
+    return Table(("kind", "name", "times", "shape", "dtype", "spec", "on a rank"), tuple(rows), frozenset({"times", "on a rank"}))
+
+
+def collectives(plan: Plan) -> Table:
+    """Collectives summed by kind, axes and phase, dearest first."""
+    sums: dict[tuple[str, str, str], list[float]] = {}
+    for row in plan.collectives:
+        found = sums.setdefault((row.kind, ",".join(row.axes), row.phase), [0, 0, 0, 0.0])
+        for index, value in enumerate((1, row.bytes, row.received_bytes_per_rank, row.seconds)):
+            found[index] += value * row.times
+    rows = [
+        (kind, axes, phase, f"{found[0]:.0f}", units.size(found[1]), units.size(found[2]), units.seconds(found[3]))
+        for (kind, axes, phase), found in sorted(sums.items(), key=lambda item: (-item[1][3], item[0]))
+    ]
+    return Table(
+        ("collective", "axes", "phase", "count", "bytes", "received", "seconds"),
+        tuple(rows),
+        frozenset({"count", "bytes", "received", "seconds"}),
+    )
+
+
+def local_bytes(row: TensorSpec, plan: Plan) -> int:
+    """Bytes of one rank's part."""
+    spec = ShardingSpec.parse(row.spec)
+    return math.prod(spec.local_shape(row.shape, plan.sizes)) * DTYPE_BYTES.get(row.dtype, 0)
+
+
+def pattern(name: str) -> str:
+    """A name with the numbers of layers left out: ``layers.*.w1.weight``."""
+    return re.sub(r"(?<![^._])\d+(?![^._])", "*", name)
+
+
+def _folded(items: Iterable[tuple[str, TensorSpec]]) -> Iterator[tuple[str, int, TensorSpec]]:
+    """Rows that differ only in the numbers in their names, as one: (pattern, how many, the first)."""
+    groups: dict[tuple[str, Sequence[int], str, str], list[tuple[str, TensorSpec]]] = {}
+    for name, row in items:
+        groups.setdefault((pattern(name), row.shape, row.dtype, row.spec), []).append((name, row))
+    for (folded, *_), members in groups.items():
+        name, row = members[0]
+        yield (folded if len(members) > 1 else name), len(members), row
+
+
+def _legend(plan: Plan) -> str:
+    return ", ".join(f"{index} is {name}" for index, name in enumerate(plan.mesh))
