@@ -15,7 +15,7 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Phase
 from autopar.reshard import Reshard, find_reshard
 from autopar.rules import is_alias
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine, SubAxis, optimizer_bytes, optimizer_seconds
+from cost_models import Machine, SubAxis, optimizer_bytes
 
 OUTPUT = "output:"
 """Prefix of the reader name of a graph output: ``output:0`` is the first entry of ``Graph.outputs``."""
@@ -195,7 +195,7 @@ class Program:
 
     def _optimizer_seconds(self, item: GraphInput, optimizer: str) -> float:
         tensor = self.graph.tensors[item.tensor]
-        return optimizer_seconds(optimizer, self.local_bytes(item.tensor) // DTYPE_BYTES[tensor.dtype], tensor.dtype, self.machine)
+        return self.machine.optimizer_seconds(optimizer, self.local_bytes(item.tensor) // DTYPE_BYTES[tensor.dtype], tensor.dtype)
 
     @cached_property
     def storage(self) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from autopar.reshard import find_reshard
 from autopar.rules import find_rule, strategies
 from autopar.search.pins import Pins
 from autopar.sharding import ShardingSpec, Strategy, splits
-from cost_models import Machine, optimizer_seconds
+from cost_models import Machine
 
 IMPOSSIBLE = float("inf")
 
@@ -88,7 +88,7 @@ class Space:
         tensor = self.graph.tensors[item.tensor]
         size = DTYPE_BYTES[tensor.dtype]
         return np.array(
-            [optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype, self.machine) for spec in specs]
+            [self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype) for spec in specs]
         )
 
     def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
