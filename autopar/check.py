@@ -280,7 +280,8 @@ class _Walk:
         size = math.prod(part.size for part in parts)
         return CollectivePlan.model_construct(
             kind=inner.kind, axes=tuple(map(self.machine.mesh.sub_axis_name, parts)), phase=row.phase,
-            tensor=row.inputs[0].tensor, value=None, from_spec=row.inputs[0].spec, to_spec=row.outputs[0].spec, before=row.name, bytes=inner.bytes,
+            tensor=row.inputs[0].tensor, value=None, from_spec=row.inputs[0].spec, to_spec=row.outputs[0].spec,
+            before=row.name, bytes=inner.bytes,
             received_bytes_per_rank=int(self.machine.received_bytes(inner.kind, inner.bytes, size)),
             seconds=self.machine.collective_seconds(inner.kind, inner.bytes, parts),
         )  # fmt: skip

@@ -51,7 +51,8 @@ def overview(plan: Plan) -> Table:
         (
             "objective",
             f"{units.seconds(objective.seconds)}{spare}, bound {units.seconds(objective.bound_seconds)}, "
-            f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s by {plan.created_by.solver}",
+            f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s "
+            f"by {plan.created_by.solver}",
         ),
         ("", ", ".join(f"{name} {units.seconds(value)}" for name, value in timing)),
         ("step", f"{units.seconds(predicted.step_seconds)} with compute and communication overlapped (simulated)"),
