@@ -40,6 +40,9 @@ def _same_value(node: Node) -> Node | None:
         return None
     if node.target in _ALWAYS_SAME:
         return source
+    if node.target is aten.copy.default:  # (destination, source): the source, converted
+        other = node.args[1]
+        return other if isinstance(other, Node) and _same_layout(node, other.meta["val"], node.meta["val"]) else None
     test = _SOMETIMES_SAME.get(node.target)
     return source if test is not None and test(node, source.meta["val"], node.meta["val"]) else None
 
@@ -70,6 +73,7 @@ _SOMETIMES_SAME: Mapping[Any, Callable[[Node, TorchTensor, TorchTensor], bool]] 
     aten.permute.default: _same_order,
 }
 
+_RENAMED = {aten._unsafe_view.default: aten.view.default, aten.reshape.default: aten.view.default}
 _SIZED = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default})
 """Operators whose second argument is the result's shape, where -1 may stand for a size; graphs name every size."""
 
@@ -139,6 +143,7 @@ class Lowering:
         self.taken: set[str] = set()
         self.counters: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
+        self.squeezed: dict[Node, TorchTensor] = {}
         self.provenance: dict[Node, tuple[str, str]] = {}
 
     def run(self) -> Graph:
@@ -177,7 +182,7 @@ class Lowering:
             raise CaptureError(f"the traced graph holds a tensor outside its inputs: {node.target}", "register it as a buffer")
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
-                source = _same_value(node)
+                source = _same_value(node) or self._squeezed_sum(node)
                 if source is not None:
                     self.same[node] = source
         results = [node for _, node in (*self.roles.outputs, *self.roles.gradients, *self.roles.buffers)]
@@ -189,6 +194,20 @@ class Lowering:
                 needed.add(node)
                 pending += [self._root(source) for source in node.all_input_nodes]
         return [n for n in self.graph.nodes if n in needed and n.op == "call_function" and n.target is not operator.getitem]
+
+    def _squeezed_sum(self, node: Node) -> Node | None:
+        """The sum whose kept dims of size 1 a view drops (the gradient of a broadcast): one operator that does not keep them."""
+        if node.target is not aten.view.default:
+            return None
+        source = self._root(node.args[0])  # type: ignore[arg-type]
+        if source.target is not aten.sum.dim_IntList or len(source.users) != 1 or tuple(source.args[2:]) != (True,):
+            return None
+        before, after = source.meta["val"], node.meta["val"]
+        dims = {dim % before.dim() for dim in source.args[1]}  # type: ignore[union-attr]
+        if not dims or [size for dim, size in enumerate(before.shape) if dim not in dims] != list(after.shape):
+            return None
+        self.squeezed[source] = after
+        return source
 
     def _backward(self, nodes: Sequence[Node]) -> set[Node]:
         """Nodes that depend on a tangent, or that autograd ran and no result of the forward needs."""
@@ -259,18 +278,28 @@ class Lowering:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(f"the traced graph calls {target}, which is not a torch operator", "use plain tensor operators")
+        target = _RENAMED.get(target, target)
         name = self._fresh(target._schema.name.split("::")[1].lstrip("_"))
-        results = node.meta["val"]
-        listed = list(results) if isinstance(results, (tuple, list)) else [results]
-        outputs = tuple(name if index == 0 else f"{name}:{index}" for index in range(len(listed)))
-        for index, (output, value) in enumerate(zip(outputs, listed, strict=True)):
-            self.names[node, index] = output
-            self._declare(output, value if isinstance(value, TorchTensor) else _absent(node, index))
+        outputs = self._results(node, name)
         inputs: list[str] = []
         args, kwargs = self._arguments(node, inputs)
         module, location = self._provenance(node)
         return Op(name, f"{target.namespace}.{target}".replace(f"{target.namespace}.{target.namespace}.", f"{target.namespace}."),
                   tuple(inputs), outputs, args, kwargs, module, phase, location)  # fmt: skip
+
+    def _results(self, node: Node, name: str) -> tuple[str, ...]:
+        """Names of the results; those that the operator was told not to compute (``output_mask``) have none."""
+        results = node.meta["val"]
+        listed = list(results) if isinstance(results, (tuple, list)) else [results]
+        outputs: list[str] = []
+        for index, value in enumerate(listed):
+            if isinstance(value, TorchTensor):
+                output = f"{name}:{len(outputs)}" if outputs else name
+                outputs.append(output)
+                self.names[node, index] = output
+                value = self.squeezed.get(node, value)
+                self._declare(output, value)
+        return tuple(outputs)
 
     def _arguments(self, node: Node, inputs: list[str]) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
         schema = node.target._schema  # type: ignore[union-attr]
@@ -280,6 +309,8 @@ class Lowering:
             if argument.name in FORMAT_ARGUMENTS:
                 args[index] = None if argument.name != "non_blocking" else False
         result = node.meta["val"]
+        if node in self.squeezed:
+            args[2] = False
         if node.target in _SIZED:
             args[1] = tuple(result.shape)
         if isinstance(result, TorchTensor) and not node.all_input_nodes and any(a.name == "dtype" for a in schema.arguments):
@@ -332,21 +363,6 @@ class Lowering:
         found += [GraphOutput(self._tensor(node), "buffer", value.name) for value, node in self.roles.buffers]
         found += [GraphOutput(self._tensor(node), "gradient", value.name) for value, node in self.roles.gradients]
         return tuple(found)
-
-
-def _absent(node: Node, index: int) -> TorchTensor:
-    """A stand-in for a result that the operator was told not to compute (``output_mask``); nobody reads it.
-
-    Gradients of input, weight and bias come in this order; an absent one is given the size it would have.
-    """
-    schema = node.target._schema  # type: ignore[union-attr]
-    by_name = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
-    like = by_name.get("input") if index == 0 else by_name.get("weight")
-    if isinstance(like, Node):
-        return like.meta["val"]  # type: ignore[no-any-return]
-    normalized = by_name.get("normalized_shape")
-    present = next(value for value in node.meta["val"] if isinstance(value, TorchTensor))
-    return present.new_empty(tuple(normalized) if isinstance(normalized, (list, tuple)) else (0,))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

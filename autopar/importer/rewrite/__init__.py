@@ -1,0 +1,84 @@
+"""torch operators swapped for dialect compositions while the exported graph is traced again.
+
+One table at the end: torch operator to a function of the same arguments. The functions run under the joint tracing, so
+that what they call is what the graph holds, and autograd sees the dialect's own gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.importer.rewrite.attentions import attention_replacement
+from autopar.importer.rewrite.contractions import addmm, einsum, linear, matmul
+from autopar.importer.rewrite.convolutions import convolution, convolve
+from autopar.importer.rewrite.losses import (
+    Flattened,
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    embedding,
+    huber_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+)
+from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
+
+aten = torch.ops.aten
+Replacement = Callable[..., Any]
+
+
+def dropout_replacement(next_seed: Callable[[], int]) -> Replacement:
+    def dropout(x: Tensor, p: float, train: bool) -> Tensor:
+        return torch.ops.autopar.dropout.default(x, p, next_seed())[0] if train and p > 0 else x
+
+    return dropout
+
+
+def replacements() -> dict[Any, Replacement]:
+    """The table for one walk over one exported graph; dropout seeds count from 1 in it."""
+    seeds = count(1)
+    flattened = Flattened()
+
+    def next_seed() -> int:
+        return next(seeds)
+
+    return {
+        aten.linear.default: linear,
+        aten.matmul.default: matmul,
+        aten.mm.default: matmul,
+        aten.bmm.default: matmul,
+        aten.mv.default: matmul,
+        aten.dot.default: matmul,
+        aten.addmm.default: addmm,
+        aten.baddbmm.default: addmm,
+        aten.einsum.default: einsum,
+        aten.conv1d.default: convolve(1),
+        aten.conv2d.default: convolve(2),
+        aten.conv3d.default: convolve(3),
+        aten.conv1d.padding: convolve(1),
+        aten.conv2d.padding: convolve(2),
+        aten.conv3d.padding: convolve(3),
+        aten.convolution.default: convolution,
+        aten.scaled_dot_product_attention.default: attention_replacement(next_seed),
+        aten.embedding.default: embedding,
+        aten.view.default: flattened.noting(aten.view.default),
+        aten.reshape.default: flattened.noting(aten.reshape.default),
+        aten.flatten.using_ints: flattened.noting(aten.flatten.using_ints),
+        aten.cross_entropy_loss.default: flattened.cross_entropy,
+        aten.nll_loss.default: nll_loss,
+        aten.nll_loss_nd.default: nll_loss,
+        aten.nll_loss2d.default: nll_loss,
+        aten.mse_loss.default: mse_loss,
+        aten.smooth_l1_loss.default: smooth_l1_loss,
+        aten.huber_loss.default: huber_loss,
+        aten.binary_cross_entropy.default: binary_cross_entropy,
+        aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
+        aten.batch_norm.default: batch_norm,
+        aten.rms_norm.default: rms_norm,
+        aten.dropout.default: dropout_replacement(next_seed),
+    }

@@ -1,0 +1,101 @@
+"""linear, matmul, addmm and einsum as contractions of two tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_letters
+
+import torch
+from torch import Tensor
+
+from autopar.dialect import contraction
+
+def contract(a: Tensor, first: Sequence[str], b: Tensor, second: Sequence[str], result: Sequence[str]) -> Tensor:
+    """A contraction of two tensors by factor letters, in the form the dialect wants.
+
+    Dims of size 1 that the other operand has larger are dropped (broadcasting), and factors that only one operand has
+    and the result has not are summed first, so that each operand's gradient is again a contraction.
+    """
+    sizes = {factor: max(n, 1) for factor, n in zip(first, a.shape, strict=True)}
+    for factor, n in zip(second, b.shape, strict=True):
+        sizes[factor] = max(sizes.get(factor, 1), n)
+    a, first = _prepare(a, tuple(first), sizes, {*second, *result})
+    b, second = _prepare(b, tuple(second), sizes, {*first, *result})
+    return torch.ops.autopar.contract.default(a, b, contraction.write(first, second, tuple(result)))
+
+
+def _prepare(tensor: Tensor, factors: tuple[str, ...], sizes: Mapping[str, int], wanted: set[str]) -> tuple[Tensor, tuple[str, ...]]:
+    broadcast = [dim for dim, factor in enumerate(factors) if tensor.shape[dim] == 1 and sizes[factor] > 1]
+    alone = [dim for dim, factor in enumerate(factors) if factor not in wanted and dim not in broadcast]
+    if broadcast:
+        tensor = tensor.squeeze(broadcast)
+        alone = [dim - sum(other < dim for other in broadcast) for dim in alone]
+    if alone:
+        tensor = tensor.sum(alone)
+    dropped = {factors[dim] for dim in broadcast} | {factor for factor in factors if factor not in wanted}
+    return tensor, tuple(factor for factor in factors if factor not in dropped)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    batch = _batch_letters(x.dim() - 1)
+    out = contract(x, (*batch, "k"), weight, ("n", "k"), (*batch, "n")) if weight.dim() == 2 else contract(x, (*batch, "k"), weight, ("k",), batch)
+    return out if bias is None else out + bias
+
+
+def _batch_letters(dims: int) -> tuple[str, ...]:
+    """Letters for leading dims: b, s and so on for the common cases, never k, m, n."""
+    return tuple("bsthuvwxyzacdefg"[:dims])
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    letters = _batch_letters(max(a.dim(), b.dim(), 2) - 2)
+    first = ("k",) if a.dim() == 1 else (*letters[len(letters) - (a.dim() - 2) :], "m", "k")
+    second = ("k",) if b.dim() == 1 else (*letters[len(letters) - (b.dim() - 2) :], "k", "n")
+    kept = [*letters, *(["m"] if a.dim() > 1 else []), *(["n"] if b.dim() > 1 else [])]
+    return contract(a, first, b, second, kept)
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _scaled(bias, beta) + _scaled(matmul(a, b), alpha)
+
+
+def _scaled(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else tensor * factor
+
+
+def einsum(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None = None) -> Tensor:
+    """Operands are contracted left to right, keeping at each step the factors that are still needed."""
+    parsed = _parse_einsum(equation, operands)
+    if parsed is None or len(operands) < 2 or any(operand.is_complex() for operand in operands):
+        return aten.einsum.default(equation, operands)
+    factors, result = parsed
+    tensor, have = operands[0], factors[0]
+    for index in range(1, len(operands)):
+        later = {factor for rest in factors[index + 1 :] for factor in rest} | set(result)
+        last = index == len(operands) - 1
+        keep = result if last else tuple(f for f in dict.fromkeys((*have, *factors[index])) if f in later)
+        tensor = contract(tensor, have, operands[index], factors[index], keep)
+        have = keep
+    return tensor
+
+
+def _parse_einsum(equation: str, operands: Sequence[Tensor]) -> tuple[list[tuple[str, ...]], tuple[str, ...]] | None:
+    """Factors of operands and result, ellipses spelled out; None when a factor repeats inside one operand (a diagonal)."""
+    text, arrow, right = equation.replace(" ", "").partition("->")
+    terms = text.split(",")
+    spare = [letter for letter in ascii_letters if letter not in equation]
+    widest = max(operand.dim() - len(term.replace("...", "")) for term, operand in zip(terms, operands, strict=True))
+    rest = tuple(spare[:widest]) if "..." in text else ()
+
+    def spell(term: str, dims: int) -> tuple[str, ...]:
+        before, dots, after = term.partition("...")
+        missing = dims - len(before) - len(after)
+        return (*before, *(rest[len(rest) - missing :] if dots else ()), *after)
+
+    factors = [spell(term, operand.dim()) for term, operand in zip(terms, operands, strict=True)]
+    if any(len(set(term)) != len(term) for term in factors):
+        return None
+    if not arrow:
+        every = [factor for term in factors for factor in term]
+        return factors, (*rest, *sorted(factor for factor in set(every) - set(rest) if every.count(factor) == 1))
+    return factors, spell(right, len(right.replace("...", "")) + len(rest))

@@ -1,0 +1,53 @@
+"""Convolutions of any number of spatial dims, with their bias as an addition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+def convolve(dims: int) -> Callable[..., Any]:
+    def replacement(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | str | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        if x.dim() == dims + 1:
+            return replacement(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+        steps, spread = _each(stride, dims), _each(dilation, dims)
+        if isinstance(padding, str):
+            totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(spread, weight.shape[2:], strict=True)]
+            if any(total % 2 for total in totals):
+                x = torch.nn.functional.pad(x, [side for total in reversed(totals) for side in (0, total % 2)])
+            padding = [total // 2 for total in totals]
+        out = torch.ops.autopar.convolution.default(x, weight, steps, _each(padding, dims), spread, groups)
+        return out if bias is None else out + bias.reshape(-1, *[1] * dims)
+
+    return replacement
+
+
+def _each(value: int | Sequence[int], dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    if transposed:
+        return torch.ops.aten.convolution.default(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return convolve(weight.dim() - 2)(x, weight, bias, stride, padding, dilation, groups)

@@ -1,0 +1,163 @@
+"""Lookups and losses: embedding, cross entropy and the elementwise losses, reduced by plain sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.dialect.lookup import PaddedEmbedding
+
+def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
+    if scale_grad_by_freq:
+        return torch.ops.aten.embedding.default(weight, indices, padding_idx, scale_grad_by_freq, False)
+    if padding_idx >= 0 and weight.requires_grad:
+        return PaddedEmbedding.apply(weight, indices, padding_idx)  # type: ignore[no-any-return]
+    return torch.ops.autopar.embedding.default(weight, indices, 0)
+
+
+
+class Flattened:
+    """Remembers which tensors are others with their leading dims merged, for as long as one walk over the graph.
+
+    Models flatten ``[b, s, c]`` logits to ``[b * s, c]`` for the loss only. A merged dim can be split along ``b`` but not along ``s``,
+    so the loss is taken of the original instead, where both can be.
+    """
+
+    def __init__(self) -> None:
+        self._originals: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def noting(self, operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The operator, with its result remembered where it merges leading dims."""
+
+        def replacement(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            out = operator(x, *args, **kwargs)
+            logits = out.dim() == 2 and x.dim() > 2 and out.shape[-1] == x.shape[-1]
+            targets = out.dim() == 1 and x.dim() > 1 and not x.is_floating_point()
+            if logits or targets:
+                self._originals[id(out)] = out, self.original(x)
+            return out
+
+        return replacement
+
+    def original(self, tensor: Tensor) -> Tensor:
+        """What a tensor was before its leading dims were merged; itself when they were not."""
+        _, original = self._originals.get(id(tensor), (tensor, tensor))
+        return original
+
+    def cross_entropy(
+        self,
+        x: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        reduction: int = 1,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Cross entropy of logits ``[c]``, ``[n, c]`` or ``[n, c, ...]``; targets are class indices or probabilities."""
+        dim = 0 if x.dim() == 1 else 1
+        logits = x.movedim(dim, -1)
+        if target.is_floating_point():
+            return _soft_cross_entropy(torch.log_softmax(logits, -1), target.movedim(dim, -1), weight, reduction, label_smoothing)
+        if x.dim() == 2 and reduction != 0 and self.original(x) is not x:
+            logits = self.original(x)
+            before = self.original(target)
+            target = before if before.shape == logits.shape[:-1] else target.view(logits.shape[:-1])
+        return _cross_entropy(torch.log_softmax(logits, -1), target, weight, reduction, ignore_index, label_smoothing)
+
+
+def _cross_entropy(
+    logp: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float
+) -> Tensor:  # fmt: skip
+    plain = _reduced_nll(logp, target, weight, reduction, ignore_index)
+    if label_smoothing == 0:
+        return plain
+    weighted = logp if weight is None else logp * weight
+    spread = (-weighted.sum(-1)).masked_fill(target == ignore_index, 0)
+    if reduction == 1:
+        spread = spread.sum() / _weight_total(target, weight, ignore_index, logp.dtype)
+    elif reduction == 2:
+        spread = spread.sum()
+    return (1 - label_smoothing) * plain + (label_smoothing / logp.shape[-1]) * spread
+
+
+def _soft_cross_entropy(logp: Tensor, target: Tensor, weight: Tensor | None, reduction: int, label_smoothing: float) -> Tensor:
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / logp.shape[-1]
+    weighted = logp if weight is None else logp * weight
+    rows = -(weighted * target).sum(-1)
+    if reduction == 0:
+        return rows
+    return rows.sum() / max(rows.numel(), 1) if reduction == 1 else rows.sum()
+
+
+def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100) -> Tensor:
+    logp = x if x.dim() == 1 else x.movedim(1, -1)
+    return _reduced_nll(logp, target, weight, reduction, ignore_index)
+
+
+def _reduced_nll(logp: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Tensor:
+    """``logp [..., c]``, ``target [...]``. The mean is over the (weights of the) targets that are not ignored."""
+    rows = torch.ops.autopar.nll_loss.default(logp, target, ignore_index, 0)
+    if weight is not None:
+        rows = rows * _target_weights(target, weight, ignore_index)
+    if reduction == 0:
+        return rows
+    total = rows.sum(dtype=_accumulation(logp.dtype))
+    if reduction == 1:
+        total = total / _weight_total(target, weight, ignore_index, total.dtype)
+    return total.to(logp.dtype)
+
+
+def _accumulation(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _target_weights(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
+    """The class weight of each target, 0 for ignored ones: the lookup of a one-column table."""
+    rows = torch.ops.autopar.embedding.default(weight.unsqueeze(-1), target, 0).squeeze(-1)
+    return rows.masked_fill(target == ignore_index, 0)
+
+
+def _weight_total(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    if weight is None:
+        return (target != ignore_index).sum().to(dtype)
+    return _target_weights(target, weight, ignore_index).sum().to(dtype)
+
+
+def _reduce(rows: Tensor, reduction: int) -> Tensor:
+    """An elementwise loss reduced: 0 not at all, 1 to the mean, 2 to the sum."""
+    return rows if reduction == 0 else rows.mean() if reduction == 1 else rows.sum()
+
+
+def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    difference = x - target
+    return _reduce(difference * difference, reduction)
+
+
+def smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+    distance = (x - target).abs()
+    if beta == 0:
+        return _reduce(distance, reduction)
+    return _reduce(torch.where(distance < beta, distance * distance * (0.5 / beta), distance - 0.5 * beta), reduction)
+
+
+def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    distance = (x - target).abs()
+    return _reduce(torch.where(distance <= delta, distance * distance * 0.5, (distance - 0.5 * delta) * delta), reduction)
+
+
+def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+    """Logarithms are kept above -100, as torch does."""
+    rows = -(target * x.log().clamp(min=-100) + (1 - target) * (1 - x).log().clamp(min=-100))
+    return _reduce(rows if weight is None else rows * weight, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:  # fmt: skip
+    scale = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
+    rows = (1 - target) * x + scale * torch.nn.functional.softplus(-x)
+    return _reduce(rows if weight is None else rows * weight, reduction)
