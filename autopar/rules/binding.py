@@ -78,9 +78,7 @@ class _Binder:
         self.inputs = self._input_terms()
         self.outputs = _repeated(pattern.outputs, len(outputs), "output")
         if keep:
-            self.outputs = [
-                replace(term, dims=(*term.dims, Token(size=1))) if [t.kind for t in term.dims] == ["ellipsis"] else term for term in self.outputs
-            ]
+            self.outputs = [_keeping(term) for term in self.outputs]
         self.given = dict(pattern.given)
         self.dims = None if dims is None else self._positions(dims)
         self.along = self._along()
@@ -150,7 +148,7 @@ class _Binder:
             extents,
             frozenset(name for name in order if name in whole),
             tuple(self._input_partial(term, splittable) for term in self.inputs),
-            tuple(self._output_partial(term, found, splittable, from_inputs) for term, found in zip(self.outputs, dims[count:], strict=True)),
+            tuple(self._output_partial(*item, splittable, from_inputs) for item in zip(self.outputs, dims[count:], strict=True)),
             self._flows(),
             tuple(item for item in self._inner() if item.factor in splittable),
         )
@@ -279,6 +277,12 @@ def _repeated(terms: tuple[Term, ...], count: int, what: str) -> list[Term]:
         return list(terms)
     times = count - len(terms) + 1
     return [*terms[: many[0]], *([terms[many[0]]] * times), *terms[many[0] + 1 :]]
+
+
+def _keeping(term: Term) -> Term:
+    """A reduced output with the reduced dims kept as dims of size 1."""
+    bare = [token.kind for token in term.dims] == ["ellipsis"]
+    return replace(term, dims=(*term.dims, Token(size=1))) if bare else term
 
 
 def _follower(term: Term) -> Token | None:

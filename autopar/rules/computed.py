@@ -6,7 +6,7 @@ import math
 import string
 from collections.abc import Sequence
 
-from autopar.graph import DTYPE_BYTES, Dtype
+from autopar.graph import DTYPE_BYTES
 from autopar.rules.signature import Call, refs
 
 Shape = tuple[int, ...]
@@ -73,7 +73,9 @@ def refine(first: Shape, second: Shape) -> tuple[list[str], list[str]]:
     return [_dim(*item) for item in zip(words[0], first, strict=True)], [_dim(*item) for item in zip(words[1], second, strict=True)]
 
 
-def _skip(first: Shape, second: Shape, i: int, j: int, left: int, right: int, words: tuple[list[list[str]], list[list[str]]]) -> tuple[int, int]:
+def _skip(
+    first: Shape, second: Shape, i: int, j: int, left: int, right: int, words: tuple[list[list[str]], list[list[str]]]
+) -> tuple[int, int]:  # fmt: skip
     """Past the dims up to the next place where both shapes have a boundary; what is left of them is whole."""
     words[0][i].append("_")
     words[1][j].append("_")
@@ -113,16 +115,23 @@ def transpose(call: Call) -> str:
 
 
 def squeeze(call: Call) -> str:
-    """Dims of size 1 disappear."""
-    words = ["1" if extent == 1 else name for name, extent in zip(_names(len(call.shape(0))), call.shape(0), strict=True)]
-    gone = len(words) - len(call.result())
+    """Dims of size 1 disappear; another dim that is named is never split down to 1, or it would disappear on the ranks."""
+    shape = call.shape(0)
+    dims = set(range(len(shape)))
     if "dim" in call.arguments:
         given = call.arguments["dim"]
-        dims = {dim % max(len(words), 1) for dim in ((given,) if isinstance(given, int) else given)}
-    else:
-        dims = set(range(len(words)))
-    kept = [word for dim, word in enumerate(words) if not (dim in dims and word == "1" and gone)]
-    return _rule([words], [kept], "linear {0}")
+        dims = {dim % max(len(shape), 1) for dim in ((given,) if isinstance(given, int) else given)}
+    words = ["1" if extent == 1 else name for name, extent in zip(_names(len(shape)), shape, strict=True)]
+    for dim in dims:
+        if shape and shape[dim] > 1:
+            words[dim] = _never_single(words[dim], shape[dim])
+    return _rule([words], [[word for dim, word in enumerate(words) if not (dim in dims and word == "1")]], "linear {0}")
+
+
+def _never_single(name: str, extent: int) -> str:
+    """A dim of which at least two elements stay together."""
+    least = next(factor for factor in range(2, extent + 1) if extent % factor == 0)
+    return f"({name}={extent // least} _)" if least < extent else "_"
 
 
 def expand(call: Call) -> str:
@@ -188,19 +197,11 @@ def index_put(call: Call) -> str:
     indices = [_index_term(call, item, placed) for item in refs(call.arguments["indices"])]
     (values,) = refs(call.arguments["values"])
     shape = call.shape(values)
-    padded = result[len(result) - len(shape) :]
-    value_words = ["1" if extent == 1 else word for extent, word in zip(shape, padded, strict=True)]
-    free = [] if not call.arguments["accumulate"] else [word for word in placed if word in value_words]
-    whole = {word for word in placed if word not in free}
-    suffix = [f"+{word}" for word in free]
-    terms = [[*words, *suffix], *indices, value_words]
-    rule = _rule(terms, [[*words, *suffix]], "linear {0 2}")
-    return rule if not whole else _marked(terms, [[*words, *suffix]], whole)
-
-
-def _marked(terms: list[list[str]], outputs: list[list[str]], whole: set[str]) -> str:
-    marked = [[word + "!" if word in whole else word for word in term] for term in terms]
-    return _rule(marked, outputs, "linear {0 2}")
+    given = ["1" if extent == 1 else word for extent, word in zip(shape, result[len(result) - len(shape) :], strict=True)]
+    summed = [word for word in placed if call.arguments["accumulate"] and word in given]
+    terms = [[word if word in summed or word not in placed else f"{word}!" for word in term] for term in ([*indices, given])]
+    whole = [*words, *(f"+{word}" for word in summed)]
+    return _rule([whole, *terms], [whole], f"linear {{0 {values}}}")
 
 
 def _indexing(call: Call) -> tuple[list[str], list[str], list[str]]:
@@ -235,43 +236,37 @@ def _index_term(call: Call, position: int, placed: list[str]) -> list[str]:
 
 def gather(call: Call) -> str:
     """The indexed dim is whole, the index's size along it free."""
-    words, index_words = _along_index(call, "index")
+    words, index_words = _along_index(call)
     return _rule([words, index_words], [index_words], "linear {0}")
 
 
 def scatter(call: Call) -> str:
     """The indexed dim is whole."""
-    words, index_words = _along_index(call, "index")
-    whole = [word + "!" if dim == call.arguments["dim"] % max(len(words), 1) and word != "_" else word for dim, word in enumerate(index_words)]
-    sources = [list(whole)] * len(refs(call.arguments.get("src")))
-    return _rule([words, whole, *sources], [words], "linear {0 2}" if sources else "")
+    words, index_words = _along_index(call, whole=True)
+    sources = [index_words] * len(refs(call.arguments.get("src")))
+    return _rule([words, index_words, *sources], [words], "linear {0 2}" if sources else "")
 
 
 def scatter_add(call: Call) -> str:
     """The indexed dim is whole; parts of the source add up."""
-    words, index_words = _along_index(call, "index")
-    dim = call.arguments["dim"]
-    if not words or call.inputs[2].shape != call.inputs[1].shape:
-        words, index_words = ["_"] * len(words), ["_"] * len(index_words)
-        return _rule([words, index_words, index_words], [words], "linear {0 2}")
-    summed = [*words, f"+{index_words[dim]}"]
+    words, index_words = _along_index(call)
+    if not words or call.shape(2) != call.shape(1):
+        words = ["_"] * len(words)
+        return _rule([words, words, words], [words], "linear {0 2}")
+    summed = [*words, f"+{index_words[call.arguments['dim']]}"]
     return _rule([summed, index_words, index_words], [summed], "linear {0 2}")
 
 
-def _along_index(call: Call, name: str) -> tuple[list[str], list[str]]:
+def _along_index(call: Call, *, whole: bool = False) -> tuple[list[str], list[str]]:
     """Words of a tensor and of an index of as many dims: dims of equal size are shared, the indexed one is not."""
-    shape, dim = call.shape(0), call.arguments["dim"]
-    (position,) = refs(call.arguments[name])
-    other = call.shape(position)
+    shape = call.shape(0)
+    (position,) = refs(call.arguments["index"])
     names = _names(len(shape) + 1)
     words, index_words = [], []
-    for at, (extent, size) in enumerate(zip(shape, other, strict=True)):
-        if at == dim % len(shape):
-            words.append("_")
-            index_words.append(names[-1])
-        else:
-            words.append(names[at] if extent == size else "_")
-            index_words.append(names[at] if extent == size else "_")
+    for at, (extent, size) in enumerate(zip(shape, call.shape(position), strict=True)):
+        indexed = at == call.arguments["dim"] % len(shape)
+        words.append(names[at] if extent == size and not indexed else "_")
+        index_words.append((names[-1] + "!" if whole else names[-1]) if indexed else words[-1])
     return words, index_words
 
 
@@ -298,32 +293,37 @@ def divide(call: Call) -> str:
 
 def full(call: Call) -> str:
     """Made on each rank; zeros are also a partial sum."""
-    zero = not call.arguments.get("fill_value", 0)
-    return "-> ..." + (" | linear {}" if zero else "")
+    return "-> ..." + ("" if call.arguments["fill_value"] else " | linear {}")
+
+
+def new(call: Call) -> str:
+    """Made on each rank whatever the first tensor's layout."""
+    names = _names(len(call.result()) + len(call.shape(0)))
+    result, like = names[: len(call.result())], names[len(call.result()) :]
+    return _rule([like], [[*result, *(f"~{name}" for name in like)]])
 
 
 def new_full(call: Call) -> str:
-    """Made on each rank whatever the first tensor's layout; zeros are also a partial sum."""
-    names = _names(len(call.result()) + len(call.shape(0)))
-    result, like = names[: len(call.result())], names[len(call.result()) :]
-    zero = not call.arguments.get("fill_value", 0)
-    return _rule([like], [[*result, *(f"~{name}" for name in like)]], "linear {}" if zero else "")
+    """As new; zeros are also a partial sum."""
+    return new(call) + ("" if call.arguments["fill_value"] else " | linear {}")
+
+
+def new_zeros(call: Call) -> str:
+    """As new, and a partial sum."""
+    return new(call) + " | linear {}"
 
 
 def attention(call: Call) -> str:
     """Batch and heads; query heads in groups of a key head; the query sequence when not causal."""
     s = "s!" if call.arguments["causal"] else "s"
-    mask = _mask(call)
-    return f"b (h g) {s} d!, b h t! d!, b h t! e!{mask} -> b (h g) s e!, b (h g) s"
+    return f"b (h g) {s} d!, b h t! d!, b h t! e!{_mask(call)} -> b (h g) s e!, b (h g) s"
 
 
 def attention_backward(call: Call) -> str:
     """As attention; gradients of keys and values add up over a split query sequence; linear in the gradient."""
     s = "s!" if call.arguments["causal"] else "s"
     q, k, v = f"b (h g) {s} d!", "b h t! d!", "b h t! e!"
-    g = " +g" if call.shape(1)[1] != call.shape(2)[1] else ""
-    mask = _mask(call)
-    return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{mask} -> {q}, {k}{g}, {v}{g} | linear {{0}}"
+    return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{_mask(call)} -> {q}, {k}, {v} | linear {{0}}"
 
 
 def _mask(call: Call) -> str:
@@ -350,22 +350,19 @@ def diagonal(call: Call) -> str:
 
 def negative_log_likelihood(call: Call) -> str:
     """Rows are free when the losses are not reduced."""
-    batched, weights = len(call.shape(0)) == 2, call.arguments["weight"] is not None
-    rows = "n" if batched and call.arguments["reduction"] == 0 else "n!"
-    classes = "c! -> " if not batched else f"{rows} c!, {rows}"
-    if not batched:
-        return f"c!, (){', c!' if weights else ''} -> (), ()"
-    return f"{classes}{', c!' if weights else ''} -> {'n' if rows == 'n' else '_...'}, ()"
+    weight = "" if call.arguments["weight"] is None else ", c!"
+    if len(call.shape(0)) != 2:
+        return f"c!, _...{weight} -> _..., ()"
+    return f"n c!, n{weight} -> n, ()" if call.arguments["reduction"] == 0 else f"n! c!, n!{weight} -> (), ()"
 
 
 def convolution(call: Call) -> str:
     """Batch, groups and channels; a transposed one has its weight the other way round."""
     weight = "(g i) o _..." if call.arguments["transposed"] else "(g o) i _..."
-    bias = "" if call.arguments["bias"] is None else ", (g o) +i"
-    g = f"g={call.arguments['groups']}"
-    return f"n ({g} i) _..., {weight}{bias} -> n (g o) _... | linear {{0}} {{1}}" if not bias else (
-        f"n ({g} i) _..., {weight}{bias} -> n (g o) _... | linear {{0 2}} {{1 2}}"
-    )  # fmt: skip
+    tensors = f"n (g={call.arguments['groups']} i) _..., {weight}"
+    if call.arguments["bias"] is None:
+        return f"{tensors} -> n (g o) _... | linear {{0}} {{1}}"
+    return f"{tensors}, (g o) +i -> n (g o) _... | linear {{0 2}} {{1 2}}"
 
 
 def unfold_backward(call: Call) -> str:
@@ -383,10 +380,21 @@ def embedding_backward(call: Call) -> str:
 
 def scatter_reduce(call: Call) -> str:
     """The indexed dim is whole."""
-    words, index_words = _along_index(call, "index")
     (source,) = refs(call.arguments["src"])
     if call.shape(source) != call.shape(1):
-        words, index_words = ["_"] * len(words), ["_"] * len(index_words)
-        return _rule([words, index_words, ["_"] * len(call.shape(source))], [words])
-    marked = [word + "!" if dim == call.arguments["dim"] % len(words) else word for dim, word in enumerate(index_words)]
-    return _rule([words, marked, marked], [words])
+        words = ["_"] * len(call.shape(0))
+        return _rule([words, words, words], [words])
+    words, index_words = _along_index(call, whole=True)
+    return _rule([words, index_words, index_words], [words])
+
+
+def add_product(call: Call) -> str:
+    """The bias broadcasts, and is added once: partial where the product is."""
+    bias = ["m? n?", "n?"][2 - len(call.shape(0))] if call.shape(0) else "()"
+    return f"{bias} +k, m k, k n -> m n | linear {{0 1}} {{0 2}}"
+
+
+def turned(call: Call) -> str:
+    """A matrix's dims change places."""
+    names = _names(len(call.shape(0)))
+    return _rule([names], [names[::-1]], "linear {0}")

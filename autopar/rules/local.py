@@ -70,13 +70,15 @@ def find_strategy(
     return next((item for item in strategies(find_rule(op, tensors), of_op, sizes) if (item.inputs, item.outputs) == wanted), None)
 
 
-def _factors(op: Op, rule: ShardingRule, tensors: Mapping[str, Tensor], strategy: Strategy, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def _factors(
+    op: Op, rule: ShardingRule, tensors: Mapping[str, Tensor], strategy: Strategy, sizes: Sequence[int]
+) -> dict[str, tuple[int, ...]]:  # fmt: skip
     specs = (*strategy.inputs, *strategy.outputs)
     if strategy.factors or not any(spec.split_axes or spec.partial_axes for spec in specs):
         return dict(strategy.factors)
     found = find_strategy(op, tensors, strategy.inputs, strategy.outputs, sizes)
     if found is None:
-        raise RuleError(f"{op.name} ({op.target}) cannot run as {strategy!s}: its rule is {rule!s}", "make the plan again with this version")
+        raise RuleError(f"{op.name} ({op.target}) cannot run as {strategy!s}: its rule is {rule!s}", "make the plan again")
     return dict(found.factors)
 
 

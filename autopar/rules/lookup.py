@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from autopar.errors import RuleError
@@ -47,8 +48,13 @@ Signature = tuple[tuple[int, ...], str]
 
 
 @lru_cache(maxsize=65536)
-def _find(target: str, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...], inputs: tuple[Signature, ...],
-          outputs: tuple[Signature, ...]) -> ShardingRule:  # fmt: skip
+def _find(
+    target: str,
+    args: tuple[object, ...],
+    kwargs: tuple[tuple[str, object], ...],
+    inputs: tuple[Signature, ...],
+    outputs: tuple[Signature, ...],
+) -> ShardingRule:
     row = find_row(target)
     if row is None:
         return unknown(target, [shape for shape, _ in inputs], [shape for shape, _ in outputs])
@@ -60,7 +66,7 @@ def _find(target: str, args: tuple[object, ...], kwargs: tuple[tuple[str, object
 def bound(row: Row, call: Call) -> ShardingRule:
     """The row's rule with the call's shapes put in."""
     texts = row.rule(call) if callable(row.rule) else row.rule
-    slots = list(call.slots) if "(" in row.operator else None
+    slots = list(call.slots) if "(" in row.operator and not callable(row.rule) else None
     dims = dims_of(call, row)
     keep = bool(row.keep and call.arguments[row.keep])
     inputs, outputs = [t.shape for t in call.inputs], [t.shape for t in call.outputs]
@@ -68,11 +74,18 @@ def bound(row: Row, call: Call) -> ShardingRule:
     for text in (texts,) if isinstance(texts, str) else texts:
         text = _present(text, call, row)
         try:
-            return bind(text, inputs, outputs, operator=call.target, family=row.family, slots=slots, dims=dims, keep=keep)
+            rule = bind(text, inputs, outputs, operator=call.target, family=row.family, slots=slots, dims=dims, keep=keep)
+            return _without_boolean_flows(rule, call)
         except RuleError as error:
             problem = problem or error
     assert problem is not None
     raise problem
+
+
+def _without_boolean_flows(rule: ShardingRule, call: Call) -> ShardingRule:
+    """A boolean tensor is no sum."""
+    flows = tuple(group for group in rule.flows if not any(call.inputs[index].dtype == "bool" for index in group))
+    return rule if flows == rule.flows else replace(rule, flows=flows)
 
 
 def _present(text: str, call: Call, row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 Dims = tuple[tuple[str, ...], ...]
@@ -57,13 +57,13 @@ class ShardingRule:
     flows: tuple[tuple[int, ...], ...] = ()
     inner: tuple[Statistic, ...] = ()
     known: bool = True
-    _hash: int = field(default=0, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        key = (self.operator, self.inputs, self.outputs, self.shapes, self.extents, self.output_partial, self.flows)
-        object.__setattr__(self, "_hash", hash(key))
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operator, self.inputs, self.outputs, self.shapes, self.extents, self.output_partial, self.flows))
 
     def __hash__(self) -> int:
+        """Computed once: rules are keys of the strategies' cache."""
         return self._hash
 
     @cached_property

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from autopar.errors import RuleError
@@ -47,8 +47,9 @@ class Row:
 
     Args:
         family: the kind of operator.
-        operator: ``aten.mm``, ``aten.slice(x, dim=0, start=None)``: without a signature every tensor argument is an input of the rule.
-            In a signature a bare name is a tensor, ``name?`` an optional one, ``name*`` a list, ``name=`` a plain argument, with its default.
+        operator: ``aten.mm``, ``aten.slice(x, dim=0, start=None)``: without a signature every tensor argument is an input of
+            the rule. In a signature a bare name is a tensor, ``name?`` an optional one, ``name*`` a list, ``name=`` a plain
+            argument, with its default. A computed rule has a term for each tensor that is there, in this order.
         rule: the rule; several when they differ by the number of dims; or a function of the call that writes it.
         at: the argument that names the dims the rule is about; ``last:NAME`` means as many last dims as that argument has items.
         keep: the argument that keeps reduced dims as size 1.
@@ -92,7 +93,7 @@ class Parameter:
     default: Any = REQUIRED
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(operator: str) -> tuple[Parameter, ...]:
     """The parameters written in a row's operator."""
     inside = operator.partition("(")[2].removesuffix(")")
@@ -123,7 +124,7 @@ def call_of(op: Op, row: Row, inputs: tuple[Tensor, ...], outputs: tuple[Tensor,
         elif parameter.kind != "plain":
             arguments[parameter.name] = None
         elif parameter.default is REQUIRED:
-            raise RuleError(f"{op.target} ({op.name}) has no argument {parameter.name!r}, which its rule needs", f"the row reads {row.operator!r}")
+            raise RuleError(f"{op.target} has no argument {parameter.name!r}, which its rule needs", f"the row reads {row.operator!r}")
         else:
             arguments[parameter.name] = parameter.default
     for name, value in given.items():

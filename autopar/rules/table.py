@@ -131,7 +131,8 @@ VIEW: tuple[Row, ...] = (
 
 SLICE: tuple[Row, ...] = (
     *_rows("slice", "slice", computed.slice_dim, "x, dim=0, start=None, end=None, step=1", alias=True),
-    *_rows("slice", "slice_backward", "... _ -> ... _ | linear {0}", "grad, input_sizes=, dim=, start=, end=, step=", **_AT_DIM, **_INPUT_SIZES),
+    *_rows("slice", "slice_backward", "... _ -> ... _ | linear {0}", "grad, input_sizes=, dim=, start=, end=, step=",
+           **_AT_DIM, **_INPUT_SIZES),
     *_rows("slice", "select", "... _ -> ... | linear {0}", "x, dim=, index=", alias=True, **_AT_DIM),
     *_rows("slice", "select_backward", "... -> ... _ | linear {0}", "grad, input_sizes=, dim=, index=", **_AT_DIM, **_INPUT_SIZES),
     *_rows("slice", "slice_scatter", "... _, ... _ -> ... _ | linear {0 1}", "x, src, dim=0, start=None, end=None, step=1", **_AT_DIM),
@@ -144,10 +145,11 @@ SLICE: tuple[Row, ...] = (
     *_rows("slice", "flip", "... d! -> ... d! | linear {0}", "x, dims=", at="dims", work="none"),
     *_rows("slice", "roll", computed.roll, "x, shifts=, dims=()", work="none"),
     *_rows("slice", "tril triu", "... _ _ -> ... _ _ | linear {0}"),
-)
+)  # fmt: skip
 
 NORMALISATION: tuple[Row, ...] = (
-    *_rows("normalisation", "native_layer_norm", "... d!, d!, d! -> ... d!, ... 1, ... 1", "x, normalized_shape=, weight?, bias?, eps=", **_LAST),
+    *_rows("normalisation", "native_layer_norm", "... d!, d!, d! -> ... d!, ... 1, ... 1",
+           "x, normalized_shape=, weight?, bias?, eps=", **_LAST),
     *_rows("normalisation", "native_layer_norm_backward", "... d!, ... d!, ... 1, ... 1, d!, d! -> ... d!, d!, d! | linear {0}",
            "grad, x, normalized_shape=, mean, rstd, weight?, bias?, output_mask=", mask="output_mask", **_LAST),
     *_rows("normalisation", "_fused_rms_norm", "... d!, d! -> ... d!, ... 1", "x, normalized_shape=, weight?, eps=None", **_LAST),

@@ -35,7 +35,7 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
     answer: Tensor | None = None
     for item in strategy.inner:
         tensor, reduction = running.send(answer)
-        assert reduction == item.reduction and tensor.numel() * tensor.element_size() == item.bytes, (op.target, reduction, tensor.shape, item)
+        assert (reduction, tensor.numel() * tensor.element_size()) == (item.reduction, item.bytes), f"{op.target}: {item} declared"
         answer = yield item.kind, tensor, item.axes, reduction
     try:
         running.send(answer)
