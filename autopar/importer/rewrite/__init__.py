@@ -27,6 +27,7 @@ from autopar.importer.rewrite.losses import (
     smooth_l1_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
+from autopar.importer.rewrite.reductions import mean
 
 aten = torch.ops.aten
 Replacement = Callable[..., Any]
@@ -80,5 +81,7 @@ def replacements() -> dict[Any, Replacement]:
         aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
+        aten.mean.default: mean,
+        aten.mean.dim: mean,
         aten.dropout.default: dropout_replacement(next_seed),
     }

@@ -1,0 +1,17 @@
+"""Means as sums over counts: a sum can be split along what it sums, a mean of parts is not a part of the mean."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def mean(x: Tensor, dim: list[int] | int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """``sum / count`` with the whole count; half precision sums in float32, as ``aten.mean`` does."""
+    dims = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
+    result = dtype or x.dtype
+    wide = torch.float32 if result in (torch.float16, torch.bfloat16) else result
+    count = math.prod(x.shape[d] for d in dims)
+    return (torch.ops.aten.sum.dim_IntList(x, dims, keepdim, dtype=wide) / count).to(result)
