@@ -160,3 +160,34 @@ def functional_collectives() -> Any:
 def keeps_autograd_graph() -> bool:
     """Whether the backward pass that is running was asked to keep the graph (``retain_graph=True``)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def dispatch_mode() -> type:
+    """``TorchDispatchMode``: a context that sees every operator torch dispatches."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves of nested containers, in order."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(tree)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What identifies a tensor's storage among those alive."""
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def replaced_on_cpu(operator: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Within it, the ATen operator (``dropout``) is ``function`` on CPU tensors wherever it is called from, C++ included."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for key in ("CPU", "AutogradCPU"):
+            library.impl(operator, function, key)
+        yield
+    finally:
+        library._destroy()

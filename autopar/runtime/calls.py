@@ -55,11 +55,11 @@ class Signature:
             differing = sorted(set(kwargs) ^ set(named)) or [f"{len(args)} positional arguments instead of {len(recorded)}"]
             raise UsageError(f"the call differs from the captured one in {', '.join(differing)}", _HINT)
         for index, (tree, value) in enumerate(zip(recorded, args, strict=True)):
-            found.update(_match(tree, value, f"argument {index}"))
+            found.update(leaves(tree, value, f"argument {index}"))
         for key, tree in named.items():
-            found.update(_match(tree, kwargs[key], f"argument {key}"))
+            found.update(leaves(tree, kwargs[key], f"argument {key}"))
         for index, (tree, value) in enumerate(zip(extra, loss_args, strict=True)):
-            found.update(_match(tree, value, f"loss argument {index}"))
+            found.update(leaves(tree, value, f"loss argument {index}"))
         return found
 
     def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -75,7 +75,12 @@ class Signature:
         return _rebuild(self.arguments["outputs"], outputs)
 
 
-def _match(tree: Any, value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[str, Any]]:
+    """The tensors of ``value`` with their names in ``tree``.
+
+    Raises:
+        UsageError: when the value is not nested as the tree is; ``place`` is what the error calls it.
+    """
     if is_leaf(tree):
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"{place} is a {type(value).__name__}, the plan was made for a tensor", _HINT)
@@ -86,12 +91,12 @@ def _match(tree: Any, value: Any, place: str) -> Iterator[tuple[str, Any]]:
                 below = value[key] if isinstance(value, Mapping) else getattr(value, key)
             except (KeyError, AttributeError):
                 raise UsageError(f"{place} has no {key}, the captured call had one", _HINT) from None
-            yield from _match(child, below, f"{place}.{key}")
+            yield from leaves(child, below, f"{place}.{key}")
     elif isinstance(tree, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(value) != len(tree):
             raise UsageError(f"{place} is {value!r:.80}, the captured call had {len(tree)} items there", _HINT)
         for index, (child, below) in enumerate(zip(tree, value, strict=True)):
-            yield from _match(child, below, f"{place}[{index}]")
+            yield from leaves(child, below, f"{place}[{index}]")
     elif isinstance(value, torch.Tensor) or value != tree:
         raise UsageError(f"{place} is {value!r:.80}, the plan was made for {tree!r:.80}", _HINT)
 

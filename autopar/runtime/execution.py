@@ -17,6 +17,7 @@ from autopar.program import Instruction, Move, Program, Run
 from autopar.reshard import Step
 from autopar.rules import localize
 from autopar.runtime.backends import Backend, Exchange, LockstepRanks, part
+from autopar.runtime.inner import body
 from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.placement import gather, scatter
 from cost_models import Mesh, SubAxis
@@ -128,8 +129,6 @@ class Executable:
 
     def _call_with_collectives(self, call: Call, bound: Sequence[tuple[list[Any], dict[str, Any]]], observed: list[Observed] | None) -> list[Any]:
         """Runs the ranks' bodies side by side; each yields ``(kind, tensor, axes, reduction)`` and is sent the reduced tensor."""
-        from autopar.runtime.inner import body
-
         run, mesh = call.run, self.backend.mesh
         bodies = [body(run.op, run.strategy, mesh.sizes, args, kwargs) for args, kwargs in bound]
         answers: Sequence[torch.Tensor | None] = [None] * len(bodies)

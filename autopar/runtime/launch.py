@@ -45,12 +45,13 @@ class Failure:
     error: AutoparError | None = None
 
 
-def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 300.0) -> list[Any]:
+def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 300.0, alone: bool = False) -> list[Any]:
     """Runs ``function(rank)`` in ``ranks`` forked processes with a gloo process group, and gives their results.
 
     Args:
         function: may close over anything, since processes are forked; its result must pickle.
         timeout: seconds that a rank waits in a collective for the others.
+        alone: without a process group: work that is to leave no trace in this process.
 
     Raises:
         VerificationError: a rank died or raised; the others have been stopped. An AutoparError raised in a rank is raised again.
@@ -65,7 +66,9 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
             for rank in range(ranks):
                 reader, writer = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_rank_main, args=(function, rank, ranks, Path(folder) / "store", writer, timeout, os.getpid()), daemon=True
+                    target=_rank_main,
+                    args=(function, rank, ranks, None if alone else Path(folder) / "store", writer, timeout, os.getpid()),
+                    daemon=True,
                 )
                 with warnings.catch_warnings():
                     # Newer Pythons warn of any fork while threads run; these children use no lock of the parent's and end by _exit.
@@ -82,20 +85,23 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
 
 
 def _rank_main(
-    function: Callable[[int], Any], rank: int, ranks: int, store: Path, writer: Connection, timeout: float, parent: int
+    function: Callable[[int], Any], rank: int, ranks: int, store: Path | None, writer: Connection, timeout: float, parent: int
 ) -> None:  # fmt: skip
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    if store is not None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     status = 0
     try:
-        rendezvous = dist.FileStore(str(store), ranks)
-        dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
+        if store is not None:
+            rendezvous = dist.FileStore(str(store), ranks)
+            dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
         message: tuple[str, Any] = ("done", function(rank))
-        dist.barrier()
+        if store is not None:
+            dist.barrier()
     except AutoparError as error:
         message = ("refused", (type(error), error.message, error.hint))
     except BaseException as error:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from autopar.dialect import random_step
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput
+from autopar.program import Program
 from autopar.runtime.calls import Signature
 from autopar.runtime.execution import Executable, Locals, Observed
 from autopar.runtime.placement import from_placements, local_part
@@ -69,7 +70,8 @@ class Step:
             return tensor.detach().to(self.place.device)
         if isinstance(tensor, DTensor):
             return self.place.own_part(tensor, spec)
-        return local_part(tensor.detach(), spec, mesh, self.place.rank).to(self.place.device)
+        part = local_part(tensor.detach(), spec, mesh, self.place.rank)
+        return part.to(self.place.device) if spec.is_replicated else part.to(self.place.device, copy=True).contiguous()
 
     def leave(self, value: str, tensor: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
         """A value for the user: a DTensor when it is split, else plain."""
@@ -252,6 +254,7 @@ class ShardedModule(nn.Module):
 
     Attributes:
         plan: the plan it runs, None when compiled from a bare program.
+        constants: this rank's parts of the tensors baked into the model, by the graph's names.
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
 
@@ -261,7 +264,8 @@ class ShardedModule(nn.Module):
             self.__dict__[kind] = tree.__dict__[kind]
         self.__dict__["plan"] = plan
         self.__dict__["dropout_step"] = 0
-        self._step, self._signature, self._constants, self._empty = step, signature, constants, empty
+        self._step, self._signature, self._empty = step, signature, empty
+        self.__dict__["constants"] = constants
         self._observed: list[Observed] | None = None
         self.training = tree.training
         self._register_load_hooks()
@@ -301,7 +305,7 @@ class ShardedModule(nn.Module):
                     if not isinstance(tensor, DTensor) and step.inputs == "global":
                         global_inputs.add(item.tensor)
             elif item.kind == "constant":
-                locals_[item.tensor] = self._constants[item.tensor]
+                locals_[item.tensor] = self.constants[item.tensor]
         call = Call(step, locals_, [name for name, _ in trained], frozenset(global_inputs), self.dropout_step, self._observed)
         if graph.mode == "train" and torch.is_grad_enabled() and trained:
             outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
@@ -311,6 +315,16 @@ class ShardedModule(nn.Module):
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return self._signature.result(by_name)
+
+    @property
+    def program(self) -> Program:
+        """The instructions that a call runs."""
+        return self._step.executable.program
+
+    @property
+    def place(self) -> Place:
+        """The mesh, this rank and its device."""
+        return self._step.place
 
     @contextmanager
     def observed_collectives(self) -> Iterator[list[Observed]]:
@@ -322,7 +336,7 @@ class ShardedModule(nn.Module):
             self._observed = None
 
     def extra_repr(self) -> str:
-        program = self._step.executable.program
+        program = self.program
         return f"mesh={program.machine.mesh}, mode={self._step.graph.mode}, collectives={sum(1 for _ in program.collectives())}"
 
     def _register_load_hooks(self) -> None:

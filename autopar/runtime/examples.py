@@ -1,0 +1,120 @@
+"""Values for what has none: meta or fake weights, and inputs, which must lie in a range that the model accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.graph import Graph, Op
+from autopar.runtime.weights import copy_tree, has_no_values, own_tensors
+from autopar.torch_compat import map_tensors
+
+DEFAULT_BOUND = 2
+"""Integers whose use in the graph does not bound them are 0 or 1."""
+WEIGHT_SCALE = 0.02
+"""Standard deviation of weights whose module has no ``reset_parameters``."""
+
+
+def with_values(model: nn.Module, seed: int) -> nn.Module:
+    """The model with real weights on the CPU. Weights that have values keep them (and share them, where they are on the CPU already).
+
+    Meta and fake weights are filled by their module's ``reset_parameters``, or at random: matrices normal, vectors called
+    weight one, other floats zero, integers zero.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tensors: dict[int, torch.Tensor] = {}
+        for _, _, name, tensor in own_tensors(model):
+            if id(tensor) in tensors:
+                continue
+            real = _filled(name, tensor) if has_no_values(tensor) else tensor.detach().cpu()
+            tensors[id(tensor)] = nn.Parameter(real, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else real
+        copied = copy_tree(model, tensors)
+        pairs = list(zip(model.modules(), copied.modules(), strict=True))
+        for original, module in pairs:
+            direct = [tensor for tensor in (*original._parameters.values(), *original._buffers.values()) if tensor is not None]
+            if hasattr(module, "reset_parameters") and direct and all(has_no_values(tensor) for tensor in direct):
+                module.reset_parameters()
+    return copied
+
+
+def _filled(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    if tensor.dim() > 1:
+        return torch.randn(tensor.shape, dtype=tensor.dtype) * WEIGHT_SCALE
+    return torch.full(tensor.shape, float("weight" in name or "var" in name), dtype=tensor.dtype)
+
+
+def with_example_values(call: Any, names: Mapping[int, str], graph: Graph, seed: int) -> Any:
+    """The call with random values for its meta and fake tensors; real ones are copied to the CPU.
+
+    Args:
+        call: nested arguments.
+        names: input name of each tensor, by identity.
+        graph: its uses of an integer input say how large it may be.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    done: dict[int, torch.Tensor] = {}
+
+    def fill(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in done:
+            values = tensor.detach().cpu() if not has_no_values(tensor) else _example(tensor, names.get(id(tensor), ""), graph, generator)
+            done[id(tensor)] = values.requires_grad_(tensor.requires_grad)
+        return done[id(tensor)]
+
+    return map_tensors(fill, call)
+
+
+def _example(tensor: torch.Tensor, name: str, graph: Graph, generator: torch.Generator) -> torch.Tensor:
+    shape = tuple(tensor.shape)
+    if tensor.dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.randn(shape, generator=generator).to(tensor.dtype)
+    entry = next((item.tensor for item in graph.inputs if item.kind == "input" and item.name == name), None)
+    bound = index_bound(graph, entry) if entry is not None else DEFAULT_BOUND
+    return torch.randint(bound, shape, generator=generator).to(tensor.dtype)
+
+
+def index_bound(graph: Graph, tensor: str) -> int:
+    """The size of the smallest table that the values of ``tensor`` index, through views, copies and slices of it."""
+    bounds: list[int] = []
+    seen, todo = {tensor}, [tensor]
+    while todo:
+        name = todo.pop()
+        for index, position in graph.consumers[name]:
+            op = graph.ops[index]
+            bound = _bound_of_use(graph, op, position)
+            if bound is not None:
+                bounds.append(bound)
+            elif len(op.inputs) == 1:
+                fresh = [output for output in op.outputs if output not in seen]
+                seen.update(fresh)
+                todo += fresh
+    return min(bounds, default=DEFAULT_BOUND)
+
+
+def _bound_of_use(graph: Graph, op: Op, position: int) -> int | None:
+    """How many entries the operator's table has when its input at ``position`` is an index into it."""
+    name = op.target.rsplit(".", 1)[0]
+
+    def extent(index: int, dim: int) -> int:
+        return graph.tensors[op.inputs[index]].shape[dim]
+
+    match name, position:
+        case ("autopar.embedding", 1) | ("aten.embedding", 1) | ("aten.index", 1):
+            return extent(0, 0)
+        case ("autopar.nll_loss", 1):
+            return extent(0, -1)
+        case ("autopar.embedding_backward" | "autopar.nll_loss_backward", 1):
+            return int(next(value for value in op.args if isinstance(value, int)))
+        case ("aten.index_select" | "aten.gather" | "aten.scatter" | "aten.index_add" | "aten.scatter_add", 1):
+            return extent(0, int(next(value for value in op.args if isinstance(value, int))))
+        case ("aten.one_hot", 0):
+            return int(op.args[1])
+        case _:
+            return None

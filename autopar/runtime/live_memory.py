@@ -1,0 +1,52 @@
+"""Bytes of live tensors, operator by operator: what a rank holds, not what its process has taken from the system.
+
+Every operator that torch dispatches is seen; the storages of its results are counted when first seen and uncounted when freed.
+What lives only inside one operator is not seen, and the plan's prediction does not count it either.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from autopar.torch_compat import dispatch_mode, leaves_of, storage_key
+
+
+class LiveMemory(dispatch_mode()):  # type: ignore[misc]
+    """Within it, ``peak`` is the most bytes of live storages so far.
+
+    Args:
+        held: tensors that exist already and count: parameters, optimizer states, inputs.
+    """
+
+    def __init__(self, held: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._live: dict[int, int] = {}
+        self.total = 0
+        for tensor in held:
+            self._count(tensor)
+        self.peak = self.total
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in leaves_of(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        self.peak = max(self.peak, self.total)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
+        if key not in self._live:
+            self._live[key] = storage.nbytes()
+            self.total += storage.nbytes()
+            weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self.total -= self._live.pop(key)

@@ -1,0 +1,290 @@
+"""The same steps on the single-device model and on the sharded one, recorded in the same form, so that they can be compared.
+
+Dropout is off in the sense that it drops nothing: every element is kept and still scaled by ``1 / (1 - p)``. The captured backward
+has that scale baked in, and so the plan's graph, and its hash, stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar.graph import Graph
+from autopar.program import Program
+from autopar.runtime.backends import LockstepRanks
+from autopar.runtime.calls import leaves
+from autopar.runtime.execution import Locals, Observed, bind
+from autopar.runtime.live_memory import LiveMemory
+from autopar.runtime.module import ShardedModule
+from autopar.runtime.placement import from_placements, gather, replica_difference, scatter
+from autopar.runtime.weights import Place
+from autopar.sharding import ShardingSpec
+from autopar.torch_compat import map_tensors, replaced_on_cpu
+
+LEARNING_RATE = 1e-3
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Trial:
+    """What a run gave; whole tensors on the CPU.
+
+    Args:
+        outputs: by path; ``buffer:NAME`` for the new values of mutated buffers.
+        gradients: by parameter or input name.
+        losses: of each step, before its update.
+        observed: the collectives of the first step.
+        peak_bytes: of live storages on one rank in forward and backward, with optimizer states.
+        replica_difference: between two ranks' copies of the same block.
+    """
+
+    outputs: Tensors = field(default_factory=dict)
+    gradients: Tensors = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    observed: list[Observed] = field(default_factory=list)
+    peak_bytes: int = 0
+    replica_difference: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run.
+
+    Args:
+        graph: as captured.
+        model: with values, on the CPU. A trial changes it: run each in a process of its own.
+        args, kwargs, loss, loss_args: the call.
+        tangents: the gradient of each output, by name, where there is no scalar loss.
+        steps: of AdamW.
+    """
+
+    graph: Graph
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Callable[..., Any] | None
+    loss_args: tuple[Any, ...]
+    tangents: Mapping[str, torch.Tensor]
+    steps: int
+
+    @property
+    def trains(self) -> bool:
+        return self.graph.mode == "train"
+
+    @property
+    def turns(self) -> int:
+        """How often the model is called."""
+        return self.steps if self.trains else 1
+
+    def inputs(self) -> Tensors:
+        """The tensors of the call, by input name."""
+        trees = self.graph.arguments
+        places = (("args", list(self.args)), ("kwargs", dict(self.kwargs)), ("loss_args", list(self.loss_args)))
+        return {name: tensor for key, value in places if key in trees for name, tensor in leaves(trees[key], value)}
+
+    def outputs(self, result: Any) -> Tensors:
+        """The tensors of a result, by output name."""
+        return dict(leaves(self.graph.arguments["outputs"], result))
+
+    def mutated(self) -> Iterator[str]:
+        """Names of the buffers that a call changes."""
+        return (output.name for output in self.graph.outputs if output.kind == "buffer")
+
+    def loss_of(self, outputs: Mapping[str, torch.Tensor]) -> float:
+        """The loss; where there is none, the root mean square of the outputs (a sum of them could cancel to nothing)."""
+        if not self.tangents:
+            return float(outputs["loss"])
+        squares = [outputs[name].double().square() for name in self.tangents]
+        return float((sum(square.sum() for square in squares) / max(1, sum(square.numel() for square in squares))).sqrt())
+
+    def backward(self, outputs: Mapping[str, torch.Tensor], place: Place | None = None) -> None:
+        """Backward from the loss, or from the outputs with the tangents placed as the outputs are."""
+        if not self.tangents:
+            outputs["loss"].backward()
+            return
+        roots, gradients = [], []
+        for name, tangent in self.tangents.items():
+            output = outputs[name]
+            if output.requires_grad:
+                roots.append(output)
+                if isinstance(output, DTensor):
+                    assert place is not None
+                    spec = from_placements(output.placements, output.dim(), place.mesh.sizes)
+                    tangent = place.dtensor(place.own_part(tangent, spec), spec, output.shape)
+                gradients.append(tangent)
+        torch.autograd.backward(roots, gradients)
+
+
+def keep_all_dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """``aten.dropout`` that drops nothing."""
+    return x * (0.0 if p >= 1 else 1 / (1 - p)) if train and p > 0 else x
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer of every trial."""
+    return torch.optim.AdamW([parameter for parameter in parameters if parameter.requires_grad], lr=LEARNING_RATE)
+
+
+def run_single(case: Case) -> Trial:
+    """The model as the user wrote it, on one device."""
+    trial = Trial()
+    model = case.model if case.trains else case.model.eval()
+    optimizer = adamw(model.parameters()) if case.trains else None
+    inputs = case.inputs()
+    for turn in range(case.turns):
+        with replaced_on_cpu("dropout", keep_all_dropout), torch.set_grad_enabled(case.trains):
+            result = model(*case.args, **case.kwargs)
+            outputs = case.outputs(result if case.loss is None else case.loss(result, *case.loss_args))
+        if turn == 0:
+            trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+        if optimizer is None:
+            break
+        trial.losses.append(case.loss_of(outputs))
+        case.backward(outputs)
+        if turn == 0:
+            trial.gradients = {name: tensor.grad.clone() for name, tensor in _with_gradient(model, inputs)}
+            buffers = dict(model.named_buffers(remove_duplicate=False))
+            trial.outputs |= {f"buffer:{name}": buffers[name].detach().clone() for name in case.mutated()}
+        optimizer.step()
+        _forget_gradients(model, inputs)
+    return trial
+
+
+def _with_gradient(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and inputs that got a gradient."""
+    held = [*model.named_parameters(), *inputs.items()]
+    return ((name, tensor) for name, tensor in held if tensor.grad is not None)
+
+
+def _forget_gradients(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+    for tensor in (*model.parameters(), *inputs.values()):
+        tensor.grad = None
+
+
+def run_sharded(case: Case, module: ShardedModule) -> Trial:
+    """The compiled module on this rank of the default process group. Whole tensors are put together on rank 0, and missing elsewhere.
+
+    The first step is given plain inputs, whole on all ranks, as users call it; later ones are given placed inputs, and the second is measured.
+    """
+    trial, place, program = Trial(), module.place, module.program
+    optimizer = adamw(module.parameters()) if case.trains else None
+    plain = case.inputs()
+    placed = {name: _placed(tensor, program.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
+    for turn in range(case.turns):
+        inputs = plain if turn == 0 else placed
+        args, kwargs = _with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
+        measured = turn == min(1, case.turns - 1)
+        held = [*module.parameters(), *module.buffers(), *module.constants.values(), *placed.values(), *_states(optimizer)]
+        with LiveMemory(held) if measured else nullcontext() as memory, module.observed_collectives() as observed:
+            outputs = case.outputs(module(*args, **kwargs))
+            if optimizer is not None:
+                case.backward(outputs, place)
+        if memory is not None:
+            trial.peak_bytes = memory.peak
+        whole = {name: _collect(tensor, trial, place) for name, tensor in outputs.items()}
+        if turn == 0:
+            trial.observed, trial.outputs = list(observed), whole
+        if optimizer is None:
+            break
+        trial.losses.append(case.loss_of(whole) if place.rank == 0 else 0.0)
+        if turn == 0:
+            trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs)}
+            buffers = dict(module.named_buffers(remove_duplicate=False))
+            trial.outputs |= {f"buffer:{name}": _collect(buffers[name], trial, place) for name in case.mutated()}
+        optimizer.step()
+        _forget_gradients(module, inputs)
+    return trial
+
+
+def name_of(graph: Graph, name: str) -> str:
+    """The graph's tensor behind an input name."""
+    return next(item.tensor for item in graph.inputs if item.kind == "input" and item.name == name)
+
+
+def _placed(tensor: torch.Tensor, spec: ShardingSpec, place: Place) -> torch.Tensor:
+    placed = place.dtensor(place.own_part(tensor, spec), spec, tensor.shape)
+    return placed.requires_grad_(tensor.requires_grad)
+
+
+def _with_inputs(call: Any, plain: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Any:
+    """The call with each plain input replaced by the one of the same name."""
+    other = {id(tensor): inputs[name] for name, tensor in plain.items()}
+    return map_tensors(lambda tensor: other.get(id(tensor), tensor), call)
+
+
+def _states(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+    """The optimizer's tensors of its parameters' size; its step counters are not counted, here or in the prediction."""
+    if optimizer is not None:
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.dim() > 0)
+
+
+def _collect(tensor: torch.Tensor, trial: Trial, place: Place) -> torch.Tensor:
+    """The whole tensor, on rank 0; empty elsewhere. Ranks' copies of the same block are compared on the way."""
+    if isinstance(tensor, DTensor):
+        local, spec = tensor.to_local().detach(), from_placements(tensor.placements, tensor.dim(), place.mesh.sizes)
+    else:
+        local, spec = tensor.detach(), ShardingSpec.replicated(tensor.dim())
+    parts: list[torch.Tensor] | None = [local] * place.mesh.ranks if place.rank == 0 else None
+    dist.gather_object(local.cpu().clone(), parts)
+    if parts is None:
+        return torch.empty(0)
+    trial.replica_difference = max(trial.replica_difference, replica_difference(parts, spec, place.mesh))
+    return gather(parts, spec, place.mesh)
+
+
+def run_simulated(case: Case, program: Program, constants: Mapping[str, torch.Tensor]) -> Trial:
+    """The program on all ranks in this process, in lockstep; parameters are updated rank by rank."""
+    trial, graph, mesh = Trial(), case.graph, program.machine.mesh
+    executable = bind(program, LockstepRanks(mesh), torch.device("cpu"), dropout=False)
+    held = {**dict(case.model.named_parameters(remove_duplicate=False)), **dict(case.model.named_buffers(remove_duplicate=False))}
+    tangents = {item.name: item.tensor for item in graph.of_kind("tangent")}
+    source = {"parameter": held, "buffer": held, "constant": constants, "input": case.inputs(), "tangent": case.tangents}
+    entering: dict[str, Locals] = {
+        item.tensor: scatter(source[item.kind][item.name].detach(), program.specs[item.tensor], mesh) for item in graph.inputs
+    }  # fmt: skip
+    tensor_of = {item.name: item.tensor for item in graph.inputs if item.kind != "tangent"}
+    trained = {item.name: entering[item.tensor] for item in graph.inputs if item.trained}
+    for parts in trained.values():
+        for part in parts:
+            part.requires_grad_(True)
+    optimizer = adamw(part for parts in trained.values() for part in parts) if case.trains else None
+    for turn in range(case.turns):
+        values, observed = dict(entering), list[Observed]()
+        measured = turn == min(1, case.turns - 1)
+        count = [part for parts in entering.values() for part in parts]
+        with LiveMemory([*count, *_states(optimizer)]) if measured else nullcontext() as memory:
+            executable.forward(values, observed)
+            executable.backward(values, observed)
+        if memory is not None:
+            trial.peak_bytes = memory.peak // mesh.ranks
+        whole: dict[tuple[str, str], torch.Tensor] = {}
+        for output, value in program.outputs:
+            parts = values[value]
+            trial.replica_difference = max(trial.replica_difference, replica_difference(parts, program.specs[value], mesh))
+            whole[output.kind, output.name] = gather(parts, program.specs[value], mesh)
+            if output.kind == "buffer":
+                for mine, new in zip(entering[tensor_of[output.name]], parts, strict=True):
+                    mine.copy_(new)
+            if output.kind == "gradient" and output.name in trained:
+                for mine, new in zip(trained[output.name], parts, strict=True):
+                    mine.grad = new.clone()
+        outputs = {name: tensor for (kind, name), tensor in whole.items() if kind == "output"}
+        if turn == 0:
+            trial.observed = observed
+            trial.outputs = outputs | {f"buffer:{name}": tensor for (kind, name), tensor in whole.items() if kind == "buffer"}
+            trial.gradients = {name: tensor for (kind, name), tensor in whole.items() if kind == "gradient"}
+        if optimizer is None:
+            break
+        trial.losses.append(case.loss_of(outputs))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert set(tangents) <= set(case.tangents)
+    return trial
