@@ -42,10 +42,10 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "float16": Tolerance(1e-2, 4e-2, 1e-2),
     "bfloat16": Tolerance(5e-2, 1.5e-1, 5e-2),
 }
-"""By the coarsest dtype in the graph. Half precision rounds partial sums differently from whole ones, at about 2 to 8 units in the last place."""
+"""By the coarsest dtype in the graph. In half precision partial and whole sums are rounded differently, by 2 to 8 units in the last place."""
 
 GRADIENT_FLOOR = 1e-3
-"""A gradient's error is relative to its largest entry, or to this times the largest of the model: some gradients are zero in exact arithmetic."""
+"""A gradient's error is relative to its largest entry, or this times the model's largest: some gradients are zero in exact arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Verification:
             lines.append(f"  gradients    largest error {worst[1]:.2e} ({worst[0]}), {len(self.gradient_errors)} compared")
         if self.single:
             difference = max(map(relative, self.sharded, self.single))
-            lines.append(f"  losses       {self.single[0]:.6g} to {self.single[-1]:.6g} in {len(self.single)} steps, largest difference {difference:.2e}")
+            fall = f"{self.single[0]:.6g} to {self.single[-1]:.6g} in {len(self.single)} steps"
+            lines.append(f"  losses       {fall}, largest difference {difference:.2e}")
         same = "as planned" if self.planned == self.observed else f"{len(self.planned)} planned"
         lines.append(f"  collectives  {len(self.observed)} executed, {same}")
         lines.append(f"  peak memory  {self.measured_bytes:,} bytes a rank measured, {self.predicted_bytes:,} predicted")

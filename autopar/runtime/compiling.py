@@ -49,7 +49,7 @@ def compile_plan(
             what that leaves must be loaded with ``load_state_dict`` before the first call.
         seed: of the initialisation, the same on all ranks.
         dropout: False keeps every element (see ``runtime.execution.bind``).
-        example: (args, kwargs, loss_args) to capture with, where the plan's record of the call does not do (arguments of the user's own classes).
+        example: (args, kwargs, loss_args) to capture with, where the plan's record of the call does not do: arguments of its own classes.
 
     Raises:
         MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
@@ -58,7 +58,8 @@ def compile_plan(
     mesh = Mesh(tuple(plan.mesh.items()))
     start_process_group(mesh)
     captured, program = rebuild(model, plan, loss=loss, example=example)
-    return compile_program(model, program, captured.constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout)
+    constants = captured.constants
+    return compile_program(model, program, constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout)
 
 
 def rebuild(

@@ -127,7 +127,9 @@ class Executable:
         by_rank = [named_results(op, result) for result in results]
         return [list(parts) for parts in zip(*by_rank, strict=True)]
 
-    def _call_with_collectives(self, call: Call, bound: Sequence[tuple[list[Any], dict[str, Any]]], observed: list[Observed] | None) -> list[Any]:
+    def _call_with_collectives(
+        self, call: Call, bound: Sequence[tuple[list[Any], dict[str, Any]]], observed: list[Observed] | None
+    ) -> list[Any]:  # fmt: skip
         """Runs the ranks' bodies side by side; each yields ``(kind, tensor, axes, reduction)`` and is sent the reduced tensor."""
         run, mesh = call.run, self.backend.mesh
         bodies = [body(run.op, run.strategy, mesh.sizes, args, kwargs) for args, kwargs in bound]

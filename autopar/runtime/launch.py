@@ -191,7 +191,8 @@ def _explain(failures: Sequence[Failure], ranks: int) -> AutoparError:
     if first.error is not None:
         return first.error
     others = f"; the other {ranks - 1} were stopped" if ranks > 1 else ""
-    return VerificationError(f"rank {first.rank} of {ranks} died: {first.reason}{others}", "run it again; if it was killed, the machine may lack memory")
+    hint = "run it again; if it was killed, the machine may lack memory"
+    return VerificationError(f"rank {first.rank} of {ranks} died: {first.reason}{others}", hint)
 
 
 def _stop(processes: Sequence[BaseProcess]) -> None:

@@ -258,7 +258,9 @@ class ShardedModule(nn.Module):
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
 
-    def __init__(self, tree: nn.Module, step: Step, signature: Signature, constants: Mapping[str, torch.Tensor], plan: Any, empty: set[str]) -> None:
+    def __init__(
+        self, tree: nn.Module, step: Step, signature: Signature, constants: Mapping[str, torch.Tensor], plan: Any, empty: set[str]
+    ) -> None:  # fmt: skip
         super().__init__()
         for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
             self.__dict__[kind] = tree.__dict__[kind]

@@ -80,8 +80,8 @@ class Case:
 
     @property
     def turns(self) -> int:
-        """How often the model is called."""
-        return self.steps if self.trains else 1
+        """How often the model is called: twice where it does not train, so that a second call can be measured."""
+        return self.steps if self.trains else 2
 
     def inputs(self) -> Tensors:
         """The tensors of the call, by input name."""
@@ -100,7 +100,7 @@ class Case:
     def loss_of(self, outputs: Mapping[str, torch.Tensor]) -> float:
         """The loss; where there is none, the root mean square of the outputs (a sum of them could cancel to nothing)."""
         if not self.tangents:
-            return float(outputs["loss"])
+            return outputs["loss"].item()
         squares = [outputs[name].double().square() for name in self.tangents]
         return float((sum(square.sum() for square in squares) / max(1, sum(square.numel() for square in squares))).sqrt())
 
@@ -171,7 +171,7 @@ def _forget_gradients(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> N
 def run_sharded(case: Case, module: ShardedModule) -> Trial:
     """The compiled module on this rank of the default process group. Whole tensors are put together on rank 0, and missing elsewhere.
 
-    The first step is given plain inputs, whole on all ranks, as users call it; later ones are given placed inputs, and the second is measured.
+    The first step is given plain inputs, whole on all ranks, as users call it; later ones placed inputs, and the second is measured.
     """
     trial, place, program = Trial(), module.place, module.program
     optimizer = adamw(module.parameters()) if case.trains else None
@@ -192,7 +192,7 @@ def run_sharded(case: Case, module: ShardedModule) -> Trial:
         if turn == 0:
             trial.observed, trial.outputs = list(observed), whole
         if optimizer is None:
-            break
+            continue
         trial.losses.append(case.loss_of(whole) if place.rank == 0 else 0.0)
         if turn == 0:
             trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs)}
@@ -282,7 +282,7 @@ def run_simulated(case: Case, program: Program, constants: Mapping[str, torch.Te
             trial.outputs = outputs | {f"buffer:{name}": tensor for (kind, name), tensor in whole.items() if kind == "buffer"}
             trial.gradients = {name: tensor for (kind, name), tensor in whole.items() if kind == "gradient"}
         if optimizer is None:
-            break
+            continue
         trial.losses.append(case.loss_of(outputs))
         optimizer.step()
         optimizer.zero_grad()

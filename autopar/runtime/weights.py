@@ -102,7 +102,9 @@ def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Pl
     return found, empty
 
 
-def initialise(model: nn.Module, found: Mapping[int, torch.Tensor], empty: set[int], init: Initialise | None, seed: int, place: Place) -> None:
+def initialise(
+    model: nn.Module, found: Mapping[int, torch.Tensor], empty: set[int], init: Initialise | None, seed: int, place: Place
+) -> None:  # fmt: skip
     """Gives values to the meta weights in ``empty``, in place, and takes them out of the set.
 
     With ``init``, the whole model is made once on the device and handed to it. Without, each submodule that has

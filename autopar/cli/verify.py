@@ -1,0 +1,38 @@
+"""``autopar verify``: a plan on local ranks against the single-device model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopar.errors import VerificationError
+from autopar.plan import Plan
+
+
+def verify(
+    plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
+    target: Annotated[str, typer.Argument(help="the model it was made for")],
+    json_: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
+    backend: Annotated[str, typer.Option(help="gloo: one process a rank; simulate: all ranks in one process")] = "gloo",
+    steps: Annotated[int, typer.Option(help="AdamW steps of a training plan", min=1)] = 10,
+    seed: Annotated[int, typer.Option(help="of weights and inputs that have no values of their own")] = 0,
+) -> None:
+    read = Plan.load(plan)
+    import torch
+
+    from autopar.cli.target import load_target
+    from autopar.verify import verify as run
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed)  # type: ignore[arg-type]
+    print(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
+    if not found.passed:
+        first, *more = found.problems
+        rest = f", and {len(more)} more" if more else ""
+        raise VerificationError(f"{plan} failed on {found.ranks} ranks: {first}{rest}", "autopar check says whether the plan was edited")
+    print(f"{plan} verified on {found.ranks} ranks", file=sys.stderr)
