@@ -31,7 +31,7 @@ class Layout:
         source: the value it is made from: the tensor's own name, or another layout's.
         spec: its spec.
         phase: when it is made.
-        before: the operator (or ``output:N``) just before which it is made.
+        before: the operator just before which it is made, or ``output:N``: just after that output's tensor is made.
     """
 
     value: str
@@ -284,7 +284,8 @@ class Program:
 
 
 def build_program(graph: Graph, assignment: Assignment, machine: Machine) -> Program:
-    """The program of ``assignment``: layouts are made just before their first reader, forward operators run before backward ones.
+    """The program of ``assignment``: layouts are made just before their first reader, those of outputs just after the output is
+    made (so that a gradient is reduced at once), and forward operators run before backward ones.
 
     Raises:
         AssertionError: when the assignment is not consistent (a read whose spec is not what the strategy needs).
@@ -308,17 +309,18 @@ def build_program(graph: Graph, assignment: Assignment, machine: Machine) -> Pro
         instructions.append(Move(layout, reshard))
         specs[layout.value] = layout.spec
 
-    def leave(phase: Phase) -> None:
-        for index in range(len(graph.outputs)):
-            for layout in before.get(f"{OUTPUT}{index}", ()):
-                if layout.phase == phase:
-                    make(layout)
+    leaving: dict[str, list[str]] = {}
+    for index, output in enumerate(graph.outputs):
+        producer = graph.producer.get(output.tensor)
+        leaving.setdefault(producer.name if producer else "", []).append(f"{OUTPUT}{index}")
 
-    phase: Phase = "forward"
+    def leave(name: str) -> None:
+        for reader in leaving.get(name, ()):
+            for layout in before.get(reader, ()):
+                make(layout)
+
+    leave("")
     for op in sorted(graph.ops, key=lambda op: op.phase == "backward"):
-        if op.phase != phase:
-            leave(phase)
-            phase = op.phase
         for layout in before.get(op.name, ()):
             make(layout)
         strategy = assignment.strategies[op.name]
@@ -327,8 +329,6 @@ def build_program(graph: Graph, assignment: Assignment, machine: Machine) -> Pro
             assert specs[value] == spec, f"{op.name} reads {value} as {specs[value]}, its strategy needs {spec}"
         instructions.append(Run(op, strategy, values))
         specs.update(zip(op.outputs, strategy.outputs, strict=True))
-    leave(phase)
-    if phase == "forward":
-        leave("backward")
+        leave(op.name)
     outputs = tuple((output, reads.get((f"{OUTPUT}{index}", 0), output.tensor)) for index, output in enumerate(graph.outputs))
     return Program(graph, machine, tuple(instructions), specs, outputs)

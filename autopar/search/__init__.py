@@ -6,6 +6,7 @@ program's own peak decides. When that peak is over the limit, the problem's limi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -53,7 +54,7 @@ class Found:
         solver: method that gave the choices.
         unknown: operators without a rule, with a line where each stands; they run replicated.
         sizes: nodes, choices, edges and edge entries of the problem.
-        stages: seconds of enumerate, model, solve.
+        stages: CPU seconds of enumerate, price, model, baselines, solve.
     """
 
     program: Program
@@ -92,18 +93,19 @@ def find_plan(
         TimeLimitError: the time limit passed without an answer.
     """
     limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
-    started = perf_counter()
+    clock = _Clock()
     space = Space(graph, machine, optimizer if graph.mode == "train" else "none", resolve_pins(graph, machine.mesh, constraints or {}))
+    for op in graph.ops:
+        space.op_choices(op)
+    clock.lap("enumerate")
     model = build_model(space)
-    enumerated = perf_counter()
+    clock.lap("price")
     problem, unit = model.problem(limit)
-    rivals: dict[str, Baseline] = {}
-    if baselines:
-        for name, program in find_baselines(space).items():
-            rivals[name] = _price(program, space.optimizer, limit)
-    modelled = perf_counter()
+    clock.lap("model")
+    rivals = {name: _price(program, space.optimizer, limit) for name, program in find_baselines(space).items()} if baselines else {}
+    clock.lap("baselines")
     solution, program, memory = _solve_within(model, problem, unit, limit, time_limit, gap, seed, progress)
-    solved = perf_counter()
+    clock.lap("solve")
     seconds = total_seconds(program, space.optimizer)
     bound = min(solution.bound * unit, seconds)
     found = _best(rivals, program, seconds)
@@ -114,8 +116,20 @@ def find_plan(
         program, seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", solution.solve_seconds, solution.method,
         space.optimizer, memory, rivals, dict(space.unknown),
         {"nodes": len(model.nodes), "choices": len(problem.costs), "edges": len(problem.edges), "edge_entries": len(problem.edge_costs)},
-        {"enumerate": enumerated - started, "model": modelled - enumerated, "solve": solved - modelled},
+        clock.laps,
     )  # fmt: skip
+
+
+class _Clock:
+    """CPU seconds (this process and its finished children) of each stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = sum(os.times()[:4])
+
+    def lap(self, stage: str) -> None:
+        now = sum(os.times()[:4])
+        self.laps[stage], self._last = now - self._last, now
 
 
 def total_seconds(program: Program, optimizer: str) -> float:

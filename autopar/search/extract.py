@@ -30,11 +30,12 @@ def extract(model: Model, choices: Sequence[int]) -> Assignment:
 def _extract_site(model: Model, choices: Sequence[int], site: Site, layouts: list[Layout], reads: dict[tuple[str, int], str]) -> None:
     tensor = site.tensor
     own = (tensor, site.specs[choices[site.producer]])
-    early = [r for r in site.readers if r.phase == "forward"]
-    late = [r for r in site.readers if r.phase == "backward"]
+    readers = sorted(site.readers, key=lambda r: r.time)
+    early = [r for r in readers if r.phase == "forward"]
+    late = [r for r in readers if r.phase == "backward"]
     producer = model.space.graph.producer.get(tensor)
     if producer and producer.phase == "backward":
-        early, late = [], sorted(late + early, key=lambda r: r.time)
+        early, late = [], readers
 
     def chosen(node: int) -> ShardingSpec:
         return model.nodes[node].specs[choices[node]]

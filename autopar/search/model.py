@@ -173,13 +173,12 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
             reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op))
             found[tensor].append(reader)
     named = {item.name: item.tensor for item in graph.inputs}
-    forward_end = sum(op.phase == "forward" for op in graph.ops)
     for index, output in enumerate(graph.outputs):
         name = f"{OUTPUT}{index}"
         node = model.number["output", name] if output.kind == "output" else model.number["input", named[output.name]]
         producer = graph.producer.get(output.tensor)
         phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
-        time = forward_end if phase == "forward" else len(graph.ops)
+        time = times[producer.name] if producer else 0
         found[output.tensor].append(Reader(node, model.nodes[node].specs, name, 0, phase, time, False))
     return found
 
@@ -282,14 +281,11 @@ def _add_memory(model: Model, times: Mapping[str, int]) -> None:
     root = _storage_roots(graph)
     last_forward: dict[str, int] = {}
     last_backward: dict[str, int] = {}
-    leaves = {output.tensor for output in graph.outputs if output.kind != "gradient"}
     for tensor, site in model.sites.items():
         for reader in site.readers:
             last = last_forward if reader.phase == "forward" else last_backward
             last[root[tensor]] = max(last.get(root[tensor], 0), reader.time)
-        if tensor in leaves:
-            last_forward[root[tensor]] = end - 1
-    gradient_of = {output.name: output.tensor for output in graph.outputs if output.kind == "gradient"}
+    _add_leaving(model, times, root)
     for item in graph.inputs:
         node = model.nodes[model.number["input", item.tensor]]
         tensor = graph.tensors[item.tensor]
@@ -297,9 +293,6 @@ def _add_memory(model: Model, times: Mapping[str, int]) -> None:
         for choice, local in enumerate(spec_bytes(tensor, node.specs, space.machine)):
             states = optimizer_bytes(space.optimizer, local // size, tensor.dtype) if item.trained else 0
             node.items[choice].append((0, end, local + states))
-            producer = graph.producer.get(gradient_of.get(item.name, ""))
-            if producer:
-                node.items[choice].append((times[producer.name] + 1, end, local))
     kept = {root[tensor] for tensor, site in model.sites.items() if site.saved is not None}
     held: set[str] = set()
     for op in graph.ops:
@@ -324,6 +317,22 @@ def _add_memory(model: Model, times: Mapping[str, int]) -> None:
         for choice, local in enumerate(spec_bytes(graph.tensors[tensor], node.specs, space.machine)):
             if not stored or node.from_layout[choice]:
                 node.items[choice].append((begin, dies + 1, local))
+
+
+def _add_leaving(model: Model, times: Mapping[str, int], root: Mapping[str, str]) -> None:
+    """What leaves lives from just after it is made to the end: outputs, gradients (in their parameter's spec), new values of buffers."""
+    space, graph = model.space, model.space.graph
+    named = {item.name: item.tensor for item in graph.inputs}
+    counted = {item.tensor for item in graph.inputs}
+    for index, output in enumerate(graph.outputs):
+        if root[output.tensor] in counted:
+            continue
+        counted.add(root[output.tensor])
+        key = ("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", named[output.name])
+        node = model.nodes[model.number[key]]
+        born = times[graph.producer[output.tensor].name] + 1
+        for choice, local in enumerate(spec_bytes(graph.tensors[output.tensor], node.specs, space.machine)):
+            node.items[choice].append((born, len(graph.ops) + 1, local))
 
 
 def _storage_roots(graph: Graph) -> dict[str, str]:
