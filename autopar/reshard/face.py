@@ -71,4 +71,5 @@ def _legal(spec: str | ShardingSpec, shape: tuple[int, ...], mesh: Mesh) -> Shar
 def _unreachable(source: ShardingSpec, target: ShardingSpec) -> AutoparError:
     if set(target.partial) <= set(source.partial):
         return SpecError(f"the order of the reductions pending in {source} is not known", "reduce over the axes of one reduction first")
-    return SpecError(f"no collective turns {source} into {target}: a whole value cannot be made partial again", "leave out the +P of the target")
+    hint = "leave out the +P of the target"
+    return SpecError(f"no collective turns {source} into {target}: a whole value cannot be made partial again", hint)

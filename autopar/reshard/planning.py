@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
-from autopar.reshard.search import Letter, Letters, Move, Question, solve
+from autopar.reshard.cuts import cuts, joined
+from autopar.reshard.permutation import moving_parts, permute_sources
+from autopar.reshard.search import Move, Question, Way, solve
 from autopar.reshard.steps import Reshard, Step
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, Mesh, SubAxis
+from cost_models import Machine, SubAxis
 
 
 @lru_cache(maxsize=1 << 18)
@@ -33,30 +35,21 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
     reduced = {axis: reduction for axis, reduction in pending.items() if axis not in kept}
     if reduced and len(set(pending.values())) > 1:
         return None
-    parts = tuple(part for axis, part_list in enumerate(_alphabet(machine.mesh)) for part in part_list if axis not in kept)
-    number = {part: index for index, part in enumerate(parts)}
-    groups = [machine.group((part,)) for part in parts]
-    per_axis = [tuple(number[part] for part in part_list if part in number) for part_list in _alphabet(machine.mesh)]
-
-    def spelled(axes: Iterable[int]) -> Letters:
-        return tuple(itertools.chain.from_iterable(per_axis[axis] for axis in axes))
-
-    letters = tuple(Letter(group.size, group.latency, 1 / group.bandwidth) for group in groups)
-    whole = math.prod(group.size for group in groups)
-    order = sorted(range(len(shape)), key=lambda dim: (source.dims[dim], target.dims[dim], math.gcd(shape[dim], whole)))
-    moves = solve(
-        Question(
-            letters,
-            tuple(math.gcd(shape[dim], whole) for dim in order),
-            tuple(spelled(source.dims[dim]) for dim in order),
-            tuple(spelled(target.dims[dim]) for dim in order),
-            spelled(reduced),
-            float(math.prod(shape) * itemsize),
-        )
-    )
-    reduction = next(iter(reduced.values()), "")
+    whole = math.prod(size for axis, size in enumerate(machine.mesh.sizes) if axis not in kept)
     full = math.prod(shape) * itemsize
-    steps = tuple(_step(move, parts, order, full, reduction, machine) for move in _merged(moves))
+    order = sorted(range(len(shape)), key=lambda dim: (source.dims[dim], target.dims[dim], math.gcd(shape[dim], whole)))
+    capacities = tuple(math.gcd(shape[dim], whole) for dim in order)
+    best = Way((), math.inf)
+    for cut in cuts(machine, tuple(kept)):
+        before, after = (tuple(cut.spell(spec.dims[dim]) for dim in order) for spec in (source, target))
+        way = solve(Question(cut.letters, capacities, before, after, cut.spell(reduced), float(full), best.seconds))
+        if way is not None and way.seconds < best.seconds * (1 - 1e-9):
+            best, parts = way, cut.parts
+        if not best.seconds:
+            break
+    assert not math.isinf(best.seconds), "gathering everything and slicing is always possible"
+    reduction = next(iter(reduced.values()), "")
+    steps = tuple(_step(move, parts, order, full, reduction, machine) for move in _merged(best.moves))
     return Reshard(
         shape,
         itemsize,
@@ -67,22 +60,6 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
         sum(step.received_bytes_per_rank for step in steps),
         machine.mesh,
     )
-
-
-@lru_cache
-def _alphabet(mesh: Mesh) -> tuple[tuple[SubAxis, ...], ...]:
-    """For each axis its prime sub-axes, major to minor."""
-    found = []
-    for axis, size in enumerate(mesh.sizes):
-        parts, outer, prime = [], 1, 2
-        while outer < size:
-            if size // outer % prime == 0:
-                parts.append(SubAxis(axis, outer, prime))
-                outer *= prime
-            else:
-                prime += 1
-        found.append(tuple(parts))
-    return tuple(found)
 
 
 def _merged(moves: Sequence[Move]) -> list[Move]:
@@ -102,28 +79,15 @@ def _merged(moves: Sequence[Move]) -> list[Move]:
     return merged
 
 
-def _joined(parts: Sequence[SubAxis]) -> tuple[SubAxis, ...]:
-    """Neighbouring parts of one axis as one part."""
-    joined: list[SubAxis] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if last is not None and last.axis == part.axis and last.outer * last.size == part.outer:
-            joined[-1] = SubAxis(last.axis, last.outer, last.size * part.size)
-        else:
-            joined.append(part)
-    return tuple(joined)
-
-
 def _step(move: Move, parts: tuple[SubAxis, ...], order: Sequence[int], full: int, reduction: str, machine: Machine) -> Step:
     block = full / math.prod(parts[letter].size for letters in move.before for letter in letters)
     sources: tuple[int, ...] = ()
     moved = [parts[letter] for letter in move.letters]
     if move.kind == "permute":
         before, after = (tuple(tuple(parts[letter] for letter in letters) for letters in layout) for layout in (move.before, move.after))
+        moved = list(moving_parts(before, after))
         sources = permute_sources(machine.mesh, before, after)
-        changed = {part for part, _, _ in _places(before) ^ _places(after)}
-        moved = [part for part in parts if part in changed]
-    axes = _joined(moved)
+    axes = joined(moved)
     size = math.prod(part.size for part in axes)
     scale = size if move.kind in ("all_gather", "all_to_all", "permute") else 1
     reduces = move.kind in ("reduce_scatter", "all_reduce")
@@ -137,40 +101,3 @@ def _step(move: Move, parts: tuple[SubAxis, ...], order: Sequence[int], full: in
         machine.received_bytes(move.kind, block * scale, size),
         machine.collective_seconds(move.kind, block * scale, axes),
     )
-
-
-@lru_cache(maxsize=4096)
-def permute_sources(mesh: Mesh, before: tuple[tuple[SubAxis, ...], ...], after: tuple[tuple[SubAxis, ...], ...]) -> tuple[int, ...]:
-    """For each rank, the rank whose block under ``before`` is its own under ``after``.
-
-    A bijection. A rank that already holds its block keeps it; the others are matched within the ranks that agree on
-    every sub-axis that keeps its place, so that no block leaves the group that the permute is priced for.
-    """
-    touched = _places(before) ^ _places(after)
-    changed = {part for part, _, _ in touched}
-    keeping = [part for parts in _alphabet(mesh) for part in parts if part not in changed]
-    holders: dict[tuple[int, ...], list[int]] = {}
-    needs: list[tuple[int, ...]] = []
-    for rank in range(mesh.ranks):
-        group = mesh.index(rank, keeping)
-        holders.setdefault((group, *(mesh.index(rank, parts) for parts in before)), []).append(rank)
-        needs.append((group, *(mesh.index(rank, parts) for parts in after)))
-    sources = [rank if rank in holders[need] else -1 for rank, need in enumerate(needs)]
-    for rank, source in enumerate(sources):
-        if source == rank:
-            holders[needs[rank]].remove(rank)
-    for rank, source in enumerate(sources):
-        if source < 0:
-            sources[rank] = holders[needs[rank]].pop(0)
-    return tuple(sources)
-
-
-def _places(layout: Sequence[Sequence[SubAxis]]) -> set[tuple[SubAxis, int, int]]:
-    """Each sub-axis with its place: the dim it splits and the product of what is outside it there."""
-    found = set()
-    for dim, parts in enumerate(layout):
-        outer = 1
-        for part in parts:
-            found.add((part, dim, outer))
-            outer *= part.size
-    return found

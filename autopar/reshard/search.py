@@ -1,20 +1,16 @@
-"""The cheapest way from one layout to another: A* over layouts written in prime sub-axes.
+"""The cheapest way from one layout to another: A* over layouts written in letters (parts of mesh axes).
 
-Every mesh axis is cut into its prime factors ("letters"), so that a part of an axis can move alone. A layout is, for
-each dim, the letters that split it, major to minor, and the letters over which the value is still partial. The moves:
+The moves, with L the fraction of the tensor that a rank holds before the move and n the parts that move:
 
     slice           a free letter becomes the minor end of a dim                          0 received
-    all_gather      a minor suffix of a dim, n parts, is dropped                          (n - 1) L
+    all_gather      a minor suffix of a dim is dropped                                    (n - 1) L
     all_to_all      a minor suffix of a dim becomes the minor end of another              (n - 1) / n L
     permute         any other arrangement, free letters included, with equal counts       L
     reduce_scatter  partial letters become the minor end of a dim                         (n - 1) / n L
     all_reduce      partial letters become free                                           2 (n - 1) / n L
 
-L is the block a rank holds before the move. A move costs the latency of the slowest link among its letters plus what
-a rank receives over the slowest bandwidth among them.
-
-What a layout still costs is bounded from below by the collectives it needs at least and by the part of its target
-block that the unluckiest rank does not hold yet, so that the search proves its answer after few layouts.
+A move costs the latency of the slowest link among its letters plus what a rank receives over the smallest bandwidth
+among them. The bound of ``letters`` never exceeds the cost that is left, so the first way found to the target is the cheapest.
 """
 
 from __future__ import annotations
@@ -26,17 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-Letters = tuple[int, ...]
-Layout = tuple[Letters, ...]
+from autopar.reshard.letters import Layout, Letter, Letters, Match, alphabet
 
-
-@dataclass(frozen=True)
-class Letter:
-    """A prime sub-axis: its size, and the latency (seconds) and inverse bandwidth (seconds/byte) of its link."""
-
-    size: int
-    latency: float
-    inverse_bandwidth: float
+MOST_LAYOUTS = 300
+"""How many layouts a search under a limit looks at before it gives up on doing better."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +38,7 @@ class Question:
         source, target: the layouts.
         partial: the letters to be reduced.
         bytes: of the full tensor.
+        limit: seconds; only a cheaper way is of interest.
     """
 
     letters: tuple[Letter, ...]
@@ -57,11 +47,12 @@ class Question:
     target: Layout
     partial: Letters
     bytes: float
+    limit: float = math.inf
 
 
 @dataclass(frozen=True)
 class Move:
-    """One move: its letters (of a permute: those that change place), the dims, and the layout before and after."""
+    """One move: its letters (none for a permute), the dims, and the layout before and after."""
 
     kind: str
     letters: Letters
@@ -71,16 +62,54 @@ class Move:
 
 
 @dataclass(frozen=True)
-class _Node:
-    """A layout reached: seconds, received fraction of the full tensor, collectives run so far."""
+class Way:
+    """An answer: the moves, and their seconds."""
 
-    layout: Layout
-    partial: Letters
+    moves: tuple[Move, ...]
     seconds: float
-    received: float
-    collectives: int
+
+
+State = tuple[Layout, Letters]
+"""A layout and the letters over which its value is still partial."""
+Child = tuple[float, float, str, Letters, tuple[int, ...], State]
+"""Seconds, fraction received, kind, letters and dims of a move, and where it leads."""
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A state reached: seconds, fraction received, collectives so far, and how."""
+
+    state: State
+    seconds: float = 0.0
+    received: float = 0.0
+    collectives: int = 0
     move: Move | None = None
     parent: _Node | None = None
+
+
+@lru_cache(maxsize=1 << 18)
+def solve(question: Question) -> Way | None:
+    """The cheapest moves from source to target: by seconds, then bytes, then collectives; None when none is under the limit."""
+    node = _Search(question).run()
+    if node is None:
+        return None
+    seconds, layout = node.seconds, node.state[0]
+    moves: list[Move] = []
+    while node.move is not None and node.parent is not None:
+        moves.append(node.move)
+        node = node.parent
+    moves.reverse()
+    for dim, want in enumerate(question.target):
+        if extra := want[len(layout[dim]) :]:
+            after = _with(layout, dim, want)
+            moves.append(Move("slice", extra, (dim,), layout, after))
+            layout = after
+    assert layout == question.target
+    return Way(tuple(moves), seconds)
+
+
+def _with(layout: Layout, dim: int, letters: Letters) -> Layout:
+    return layout[:dim] + (letters,) + layout[dim + 1 :]
 
 
 class _Search:
@@ -88,210 +117,188 @@ class _Search:
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.sizes = tuple(letter.size for letter in question.letters)
-        self.latency = tuple(letter.latency for letter in question.letters)
-        self.inverse = tuple(letter.inverse_bandwidth * question.bytes for letter in question.letters)
-        self.least_latency = min(self.latency, default=0.0)
-        self.least_inverse = min(self.inverse, default=0.0)
-        self.target_counts = tuple(self.count(letters) for letters in question.target)
-        self.target_volume = 1 / math.prod(self.target_counts)
-        self.levels = _levels(question.letters)
+        self.alphabet = alphabet(question.letters)
+        self.sizes = self.alphabet.sizes
+        self.count = self.alphabet.count
+        wanted = tuple(itertools.chain.from_iterable(question.target))
+        self.target_volume = 1 / self.count(wanted)
+        self.target_slow = [1 / self.alphabet.slow_count(wanted, divide) for divide in self.alphabet.divides]
+        self.matches = [self.alphabet.matches(want) for want in question.target]
+        self.twins = self.alphabet.twins(wanted)
+        self.known: dict[State, tuple[State, float]] = {}
+        self.tried: dict[object, float] = {}
 
-    def count(self, letters: Letters) -> int:
-        return math.prod([self.sizes[letter] for letter in letters])
-
-    def bound(self, layout: Layout, partial: Letters) -> float:
-        """Seconds that any way from here to the target takes at least; 0 exactly when slices are enough."""
-        wrong = shrinking = 0
-        used, both = 1, 1.0
-        disjoint = False
-        for have, want, want_count in zip(layout, self.question.target, self.target_counts, strict=True):
-            have_count = self.count(have)
-            used *= have_count
-            if have == want[: len(have)]:
-                both *= want_count
+    def run(self) -> _Node | None:
+        start = _Node((self.question.source, self.question.partial))
+        name, first = self.look(start.state)
+        best, limit = None, self.question.limit
+        digits = 12 - math.ceil(math.log10(max(first, 1e-30)))
+        reached = {name: (0.0, 0.0, 0)}
+        order = itertools.count()
+        queue = [(round(first, digits), 0.0, 0, next(order), start)]
+        looked_at = 0
+        while queue and queue[0][0] < limit and (looked_at < MOST_LAYOUTS or math.isinf(self.question.limit)):
+            node = heapq.heappop(queue)[-1]
+            looked_at += 1
+            name, left = self.look(node.state)
+            if reached[name] < (round(node.seconds, digits), node.received, node.collectives):
                 continue
-            wrong += 1
-            shrinking += have_count > want_count
-            if want == have[: len(want)]:
-                both *= have_count
-            else:
-                disjoint = True
-        if partial:
-            parts = self.count(partial)
-            free = math.prod(self.sizes) // (used * parts)
-            least_block = 1 / (used * free)
-            missing = (1 - 1 / parts) * least_block + max(0.0, self.target_volume - least_block / parts)
-            steps = 1 + min(wrong, shrinking + 1)
-        elif not wrong:
+            if not left and not node.state[1]:
+                return node
+            for seconds, received, kind, letters, dims, state in itertools.chain(self.moves(node), self.permutes(node)):
+                total = node.seconds + seconds
+                if total > limit:
+                    continue
+                name, left = self.look(state)
+                if total + left > limit:
+                    continue
+                label = (round(total, digits), node.received + received, node.collectives + (kind != "slice"))
+                if name in reached and reached[name] <= label:
+                    continue
+                reached[name] = label
+                child = _Node(state, total, label[1], label[2], Move(kind, letters, dims, node.state[0], state[0]), node)
+                if not left and not state[1] and total < limit:
+                    best, limit = child, total * (1 + 1e-12)
+                heapq.heappush(queue, (round(total + left, digits), label[1], label[2], next(order), child))
+        return best
+
+    def look(self, state: State) -> tuple[State, float]:
+        """The state's name and the seconds it is away from the target at least."""
+        known = self.known.get(state)
+        if known is None:
+            known = self.known[state] = (self.name(state), self.bound(state))
+        return known
+
+    def name(self, state: State) -> State:
+        """The state with the letters that the target does not use, and that are alike, renamed in order of appearance: from
+        states of one name the way on costs the same."""
+        if not self.twins:
+            return state
+        new: dict[int, int] = {}
+        taken: dict[Letters, int] = {}
+        for letter in itertools.chain(*state[0], state[1]):
+            twins = self.twins.get(letter)
+            if twins is not None:
+                place = taken.get(twins, 0)
+                taken[twins] = place + 1
+                new[letter] = twins[place]
+        if all(letter == other for letter, other in new.items()):
+            return state
+        return tuple(tuple([new.get(x, x) for x in letters]) for letters in state[0]), tuple(sorted([new.get(x, x) for x in state[1]]))
+
+    def bound(self, state: State) -> float:
+        """Seconds that any way from here to the target takes at least; 0 when slices are enough."""
+        layout, partial = state
+        matches = [self.matches[dim].get(have) or self.match(dim, have) for dim, have in enumerate(layout)]
+        wrong = shrinks = 0
+        both = 1
+        for match in matches:
+            both *= match.both
+            wrong += match.wrong
+            shrinks += match.shrinks
+        if not wrong and not partial:
             return 0.0
-        else:
-            missing = self.target_volume - (0.0 if disjoint else 1 / both)
-            steps = min(wrong, shrinking + 1)
-        return steps * self.least_latency + missing * self.least_inverse
+        steps = min(wrong, shrinks + 1) + bool(partial)
+        missing = _missing(self.alphabet.ranks, self.target_volume, both, self.count(partial))
+        best = 0.0
+        for index, divide in enumerate(self.alphabet.divides):
+            (slow, fast), (slow_inverse, fast_inverse) = divide.latency, divide.inverse
+            crossing = 0.0
+            if divide.slow:
+                both = math.prod([match.slow_both[index] for match in matches])
+                parts = self.alphabet.slow_count(partial, divide)
+                slow_ranks = self.alphabet.ranks // divide.fast_ranks
+                crossing = _missing(slow_ranks, self.target_slow[index], both, parts) / divide.fast_ranks
+            if crossing > 0.0:
+                all_slow = steps * slow + missing * self.question.bytes * slow_inverse
+                here = max(missing - crossing, 0.0)
+                mixed = slow + max(steps - 1, 1) * fast + (crossing * slow_inverse + here * fast_inverse) * self.question.bytes
+                best = max(best, min(all_slow, mixed))
+            else:
+                best = max(best, steps * fast + missing * self.question.bytes * fast_inverse)
+        return best
 
-    def collective(self, kind: str, letters: Letters, received: float) -> tuple[float, float]:
-        """Seconds, and the fraction received, of a collective over ``letters``."""
-        seconds = max([self.latency[letter] for letter in letters]) + received * max([self.inverse[letter] for letter in letters])
-        return seconds, received
+    def match(self, dim: int, have: Letters) -> Match:
+        return self.alphabet.match(have, self.question.target[dim])
 
-    def moves(self, node: _Node) -> Iterator[tuple[float, float, Move, Letters]]:
-        """Every move but permutes: seconds, received fraction, move, letters still partial after it."""
-        layout, partial = node.layout, node.partial
-        question = self.question
+    def price(self, letters: Letters, received: float) -> float:
+        """Seconds of a collective over ``letters`` in which a rank receives this fraction of the tensor."""
+        latency = max([self.alphabet.latency[letter] for letter in letters])
+        return latency + received * self.question.bytes * max([self.alphabet.inverse[letter] for letter in letters])
+
+    def moves(self, node: _Node) -> Iterator[Child]:
+        """Every move but permutes."""
+        layout, partial = node.state
         counts = [self.count(letters) for letters in layout]
         block = 1 / math.prod(counts)
         used = {letter for letters in layout for letter in letters}.union(partial)
-        for dim, capacity in enumerate(question.capacities):
-            for letter in range(len(self.sizes)):
-                if letter not in used and capacity % (counts[dim] * self.sizes[letter]) == 0:
-                    after = layout[:dim] + (layout[dim] + (letter,),) + layout[dim + 1 :]
-                    yield 0.0, 0.0, Move("slice", (letter,), (dim,), layout, after), partial
+        for letter, size in enumerate(self.sizes):
+            if letter not in used:
+                for dim in self.room(counts, size):
+                    yield 0.0, 0.0, "slice", (letter,), (dim,), (_with(layout, dim, layout[dim] + (letter,)), partial)
         for dim, letters in enumerate(layout):
             for cut in range(len(letters)):
                 moved = letters[cut:]
                 parts = self.count(moved)
-                without = layout[:dim] + (letters[:cut],) + layout[dim + 1 :]
-                seconds, received = self.collective("all_gather", moved, (parts - 1) * block)
-                yield seconds, received, Move("all_gather", moved, (dim,), layout, without), partial
-                seconds, received = self.collective("all_to_all", moved, (parts - 1) / parts * block)
-                for to, capacity in enumerate(question.capacities):
-                    if to != dim and capacity % (counts[to] * parts) == 0:
-                        after = without[:to] + (without[to] + moved,) + without[to + 1 :]
-                        yield seconds, received, Move("all_to_all", moved, (dim, to), layout, after), partial
+                without = _with(layout, dim, letters[:cut])
+                received = (parts - 1) * block
+                yield self.price(moved, received), received, "all_gather", moved, (dim,), (without, partial)
+                received /= parts
+                seconds = self.price(moved, received)
+                for to in self.room(counts, parts):
+                    if to != dim:
+                        yield seconds, received, "all_to_all", moved, (dim, to), (_with(without, to, without[to] + moved), partial)
         for size in range(1, len(partial) + 1):
             for moved in itertools.permutations(partial, size):
                 parts = self.count(moved)
                 left = tuple(letter for letter in partial if letter not in moved)
+                received = (parts - 1) / parts * block
                 if moved == tuple(sorted(moved)):
-                    seconds, received = self.collective("all_reduce", moved, 2 * (parts - 1) / parts * block)
-                    yield seconds, received, Move("all_reduce", moved, (), layout, layout), left
-                seconds, received = self.collective("reduce_scatter", moved, (parts - 1) / parts * block)
-                for dim, capacity in enumerate(question.capacities):
-                    if capacity % (counts[dim] * parts) == 0:
-                        after = layout[:dim] + (layout[dim] + moved,) + layout[dim + 1 :]
-                        yield seconds, received, Move("reduce_scatter", moved, (dim,), layout, after), left
+                    yield self.price(moved, 2 * received), 2 * received, "all_reduce", moved, (), (layout, left)
+                seconds = self.price(moved, received)
+                for dim in self.room(counts, parts):
+                    yield seconds, received, "reduce_scatter", moved, (dim,), (_with(layout, dim, layout[dim] + moved), left)
 
-    def permutes(self, node: _Node, seen: dict[object, float]) -> Iterator[tuple[float, float, Move, Letters]]:
+    def room(self, counts: list[int], parts: int) -> list[int]:
+        """The dims that can be cut in ``parts`` more."""
+        return [dim for dim, capacity in enumerate(self.question.capacities) if capacity % (counts[dim] * parts) == 0]
+
+    def permutes(self, node: _Node) -> Iterator[Child]:
         """The arrangements with the same counts. Their cost depends on the counts and links alone, so that of all layouts
         that can be permuted into each other over the same links only the cheapest one needs to try."""
-        counts = tuple(self.count(letters) for letters in node.layout)
+        layout, partial = node.state
+        counts = tuple(self.count(letters) for letters in layout)
         block = 1 / math.prod(counts)
-        places = self.places(node.layout)
-        for latency, inverse, fixed in self.levels:
-            stay = tuple(places.get(letter) for letter in fixed)
-            key = (counts, node.partial, fixed, stay)
-            if seen.get(key, math.inf) <= node.seconds:
+        places = self.places(layout)
+        for latency, inverse, fixed in self.alphabet.permute_prices:
+            stay = [places.get(letter) for letter in fixed]
+            key = (counts, partial, fixed, tuple(stay))
+            if self.tried.get(key, math.inf) <= node.seconds:
                 continue
-            seen[key] = node.seconds
+            self.tried[key] = node.seconds
             seconds = latency + block * inverse * self.question.bytes
-            for after in _arrangements(self.sizes, counts, node.partial):
-                if after == node.layout or (fixed and tuple(self.places(after).get(letter) for letter in fixed) != stay):
-                    continue
-                yield seconds, block, Move("permute", (), (), node.layout, after), node.partial
-
-    def places(self, layout: Layout) -> dict[int, tuple[int, int]]:
-        """For each letter that splits a dim, the dim and the product of what lies outside it."""
-        found = {}
-        for dim, letters in enumerate(layout):
-            outer = 1
-            for letter in letters:
-                found[letter] = (dim, outer)
-                outer *= self.sizes[letter]
-        return found
-
-    def run(self) -> _Node:
-        question = self.question
-        start = _Node(question.source, question.partial, 0.0, 0.0, 0)
-        first = self.bound(start.layout, start.partial)
-        best_known = math.inf
-        reached: dict[tuple[Layout, Letters], tuple[float, float, int]] = {(start.layout, start.partial): (0.0, 0.0, 0)}
-        tried: dict[object, float] = {}
-        counter = itertools.count()
-        queue = [(first, 0.0, 0, next(counter), start)]
-        digits = 12 - math.ceil(math.log10(max(first, 1e-30)))
-        expanded = 0
-        while queue:
-            _, _, _, _, node = heapq.heappop(queue)
-            if reached[(node.layout, node.partial)] < (round(node.seconds, digits), node.received, node.collectives):
+            if node.seconds + seconds > self.question.limit:
                 continue
-            expanded += 1
-            if not node.partial and self.bound(node.layout, node.partial) == 0.0:
-                return node
-            for seconds, received, move, partial in itertools.chain(self.moves(node), self.permutes(node, tried)):
-                total = node.seconds + seconds
-                if total > best_known:
-                    continue
-                left = self.bound(move.after, partial)
-                estimate = total + left
-                if estimate > best_known * (1 + 1e-12):
-                    continue
-                if left == 0.0 and not partial:
-                    best_known = min(best_known, total)
-                collectives = node.collectives + (move.kind != "slice")
-                label = (round(total, digits), node.received + received, collectives)
-                key = (move.after, partial)
-                if key in reached and reached[key] <= label:
-                    continue
-                reached[key] = label
-                child = _Node(move.after, partial, total, node.received + received, collectives, move, node)
-                heapq.heappush(queue, (round(estimate, digits), child.received, collectives, next(counter), child))
-        raise AssertionError("gathering everything and slicing is always possible")
+            for after in self.alphabet.arrangements(counts, partial):
+                if after != layout and (not fixed or [self.places(after).get(letter) for letter in fixed] == stay):
+                    yield seconds, block, "permute", (), (), (after, partial)
+
+    def places(self, layout: Layout) -> dict[int, tuple[int, tuple[int, int]]]:
+        """For each letter that splits a dim, the dim and its span there."""
+        return {letter: (dim, span) for dim, letters in enumerate(layout) for letter, span in self.alphabet.spans(letters)}
 
 
-def solve(question: Question) -> tuple[Move, ...]:
-    """The cheapest moves from source to target: by seconds, then bytes, then collectives."""
-    return _solve(question)
+def _missing(ranks: int, target: float, both: int, parts: int) -> float:
+    """The fraction of the tensor that a rank (or a group of ranks, as one) has to receive at least.
 
-
-@lru_cache(maxsize=1 << 18)
-def _solve(question: Question) -> tuple[Move, ...]:
-    node: _Node | None = _Search(question).run()
-    moves: list[Move] = []
-    assert node is not None
-    layout = node.layout
-    while node is not None and node.move is not None:
-        moves.append(node.move)
-        node = node.parent
-    moves.reverse()
-    for dim, want in enumerate(question.target):
-        if extra := want[len(layout[dim]) :]:
-            after = layout[:dim] + (want,) + layout[dim + 1 :]
-            moves.append(Move("slice", extra, (dim,), layout, after))
-            layout = after
-    return tuple(moves)
-
-
-def _levels(letters: tuple[Letter, ...]) -> tuple[tuple[float, float, Letters], ...]:
-    """The prices a permute can have: latency, inverse bandwidth, and the letters too slow to take part."""
-    found: dict[Letters, tuple[float, float]] = {}
-    for latency in {letter.latency for letter in letters}:
-        for inverse in {letter.inverse_bandwidth for letter in letters}:
-            slow = tuple(i for i, letter in enumerate(letters) if letter.latency > latency or letter.inverse_bandwidth > inverse)
-            if len(slow) < len(letters):
-                found[slow] = min(found.get(slow, (math.inf, math.inf)), (latency, inverse))
-    return tuple((latency, inverse, slow) for slow, (latency, inverse) in sorted(found.items()))
-
-
-@lru_cache(maxsize=4096)
-def _arrangements(sizes: tuple[int, ...], counts: tuple[int, ...], excluded: Letters) -> tuple[Layout, ...]:
-    """Every layout that splits the dims in ``counts`` parts by letters that are not excluded."""
-    found: list[Layout] = []
-
-    def fill(dim: int, left: Letters, done: Layout) -> None:
-        if dim == len(counts):
-            found.append(done)
-            return
-
-        def extend(letters: Letters, product: int, left: Letters) -> None:
-            if product == counts[dim]:
-                fill(dim + 1, left, done + (letters,))
-                return
-            for letter in left:
-                if counts[dim] % (product * sizes[letter]) == 0:
-                    extend(letters + (letter,), product * sizes[letter], tuple(x for x in left if x != letter))
-
-        extend((), 1, left)
-
-    fill(0, tuple(letter for letter in range(len(sizes)) if letter not in excluded), ())
-    return tuple(found)
+    Args:
+        ranks: how many there are.
+        target: the fraction that one needs.
+        both: into how many blocks the layout and the target cut the tensor together; 0 when the two blocks can be disjoint.
+        parts: over how many of the ranks the value is still to be reduced. If more than one, what is received is least when the
+            smallest possible block is reduced and scattered, and the rest of the target gathered.
+    """
+    if parts == 1:
+        return target - (1 / both if both else 0.0)
+    block = parts / ranks
+    return (1 - 1 / parts) * block + max(0.0, target - block / parts)

@@ -61,7 +61,8 @@ class Reshard:
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "scalar"
-        lines = [f"{str(self.source) or 'replicated'} -> {str(self.target) or 'replicated'}  ({shape}, {self.itemsize} bytes each, mesh {self.mesh})"]
+        specs = " -> ".join(str(spec) or "replicated" for spec in (self.source, self.target))
+        lines = [f"{specs}  ({shape}, {self.itemsize} bytes each, mesh {self.mesh})"]
         rows = [("step", "kind", "axes", "dims", "received", "seconds")]
         for number, step in enumerate(self.steps, 1):
             kind = f"{step.kind} ({step.reduction})" if step.reduction else step.kind
