@@ -66,17 +66,20 @@ def makespan(tasks: Iterable[Task]) -> float:
 
 
 def instructions(plan: Plan) -> Iterator[OpPlan | ReshardPlan]:
-    """Operators and reshards in execution order: forward first, each reshard just before the operator or output it is made for."""
+    """Operators and reshards in execution order: forward first, each reshard just before the operator it is made for, or just after
+    the operator that makes the output it is made for."""
     before: dict[str, list[ReshardPlan]] = {}
     for row in plan.reshards:
         before.setdefault(row.before, []).append(row)
-    leaving = [row for index in range(len(plan.leaving)) for row in before.get(f"output:{index}", ())]
-    for phase in ("forward", "backward"):
-        for op in plan.ops:
-            if op.phase == phase:
-                yield from before.get(op.name, ())
-                yield op
-        yield from (row for row in leaving if row.phase == phase)
+    producer = {entry.tensor: op.name for op in plan.ops for entry in op.outputs}
+    after: dict[str, list[ReshardPlan]] = {}
+    for index, (_, _, spec) in enumerate(plan.leaving):
+        after.setdefault(producer.get(spec.tensor, ""), []).extend(before.get(f"output:{index}", ()))
+    yield from after.get("", ())
+    for op in sorted(plan.ops, key=lambda op: op.phase == "backward"):
+        yield from before.get(op.name, ())
+        yield op
+        yield from after.get(op.name, ())
 
 
 def plan_tasks(plan: Plan) -> Iterator[Task]:
