@@ -58,10 +58,14 @@ def _own_siblings() -> None:
         if found and Path(found[0]).resolve() not in (root / name, root / name / "__init__.py"):
             from autopar.errors import UsageError
 
-            raise UsageError(
+            error = UsageError(
                 f"another package named {name!r} at {found[0]} hides autopar's own in {root / name}",
                 "rename or remove the other one, or start Python from another folder",
             )
+            if Path(sys.argv[0]).stem == "autopar":  # the command: words, not a trace
+                print(f"error: {error}", file=sys.stderr)
+                raise SystemExit(UsageError.exit_status)
+            raise error
 
 
 class _Package(ModuleType):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from autopar.errors import FileError
+from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import CollectivePlan, OpPlan, ParameterSpec, Plan, ReshardPlan, TensorSpec
 from autopar.reshard import Reshard, find_reshard
@@ -167,7 +167,12 @@ class _Walk:
         for value in (*reads, *op.outputs):
             self.used[self.storage[value]] = index
         self.ops.append(op)
-        strategy = self._strategy(where, row, op)
+        try:
+            strategy = self._strategy(where, row, op)
+        except (AutoparError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            self.broken = True
+            yield Difference(f"{where}.attributes", f"no rule fits them: {error}".partition("\n")[0])
+            return
         if isinstance(strategy, Difference):
             yield strategy
             return
@@ -268,8 +273,8 @@ class _Walk:
                         from_spec=row.from_spec,
                         to_spec=row.to_spec,
                         before=row.before,
-                        bytes=step.full_bytes,
-                        received_bytes_per_rank=step.received_bytes_per_rank,
+                        bytes=round(step.full_bytes),
+                        received_bytes_per_rank=round(step.received_bytes_per_rank),
                         seconds=step.seconds,
                     )
                 )
@@ -281,7 +286,7 @@ class _Walk:
         return CollectivePlan.model_construct(
             kind=inner.kind, axes=tuple(map(self.machine.mesh.sub_axis_name, parts)), phase=row.phase,
             tensor=row.inputs[0].tensor, value=None, from_spec=row.inputs[0].spec, to_spec=row.outputs[0].spec,
-            before=row.name, bytes=inner.bytes,
+            before=row.name, bytes=round(inner.bytes),
             received_bytes_per_rank=int(self.machine.received_bytes(inner.kind, inner.bytes, size)),
             seconds=self.machine.collective_seconds(inner.kind, inner.bytes, parts),
         )  # fmt: skip

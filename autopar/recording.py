@@ -347,8 +347,8 @@ def _collectives(program: Program) -> Iterator[CollectivePlan]:
             from_spec=item.source,
             to_spec=item.target,
             before=item.before,
-            bytes=item.full_bytes,
-            received_bytes_per_rank=item.received_bytes_per_rank,
+            bytes=round(item.full_bytes),
+            received_bytes_per_rank=round(item.received_bytes_per_rank),
             seconds=item.seconds,
         )
 

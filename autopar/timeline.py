@@ -66,20 +66,35 @@ def makespan(tasks: Iterable[Task]) -> float:
 
 
 def instructions(plan: Plan) -> Iterator[OpPlan | ReshardPlan]:
-    """Operators and reshards in execution order: forward first, each reshard just before the operator it is made for, or just after
-    the operator that makes the output it is made for."""
+    """Operators and reshards in execution order: forward first; each reshard just before the operator it is made for, or just after
+    the operator whose result it takes out; what it is made from before it."""
+    rows = {row.value: row for row in plan.reshards}
     before: dict[str, list[ReshardPlan]] = {}
     for row in plan.reshards:
         before.setdefault(row.before, []).append(row)
     producer = {entry.tensor: op.name for op in plan.ops for entry in op.outputs}
-    after: dict[str, list[ReshardPlan]] = {}
-    for index, (_, _, spec) in enumerate(plan.leaving):
-        after.setdefault(producer.get(spec.tensor, ""), []).extend(before.get(f"output:{index}", ()))
-    yield from after.get("", ())
-    for op in sorted(plan.ops, key=lambda op: op.phase == "backward"):
-        yield from before.get(op.name, ())
-        yield op
-        yield from after.get(op.name, ())
+    leaving: dict[str, list[ReshardPlan]] = {}
+    for index, (_, _, output) in enumerate(plan.leaving):
+        leaving.setdefault(producer.get(output.tensor, ""), []).extend(before.get(f"output:{index}", ()))
+    done: set[str] = set()
+
+    def made(row: ReshardPlan) -> Iterator[ReshardPlan]:
+        if row.value not in done:
+            done.add(row.value)
+            if row.source in rows:
+                yield from made(rows[row.source])
+            yield row
+
+    for row in leaving.get("", ()):
+        yield from made(row)
+    for phase in ("forward", "backward"):
+        for op in plan.ops:
+            if op.phase == phase:
+                for row in before.get(op.name, ()):
+                    yield from made(row)
+                yield op
+                for row in leaving.get(op.name, ()):
+                    yield from made(row)
 
 
 def plan_tasks(plan: Plan) -> Iterator[Task]:

@@ -1,0 +1,1 @@
+"""Tests mirror the packages; what several share is a module beside them."""

@@ -1,0 +1,33 @@
+"""One thread a process, so that tests beside each other do not fight for two cores; and where the acceptance scripts are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("autopar", deadline=None)  # the first example pays for compiling and caches
+settings.load_profile("autopar")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of acceptance scripts: ``AUTOPAR_SHARED``, or ``../shared`` beside the checkout. It may be absent."""
+    place = Path(os.environ.get("AUTOPAR_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+    if not (place / "acceptance").is_dir():
+        pytest.skip(f"no acceptance scripts at {place}: they are kept outside this repository (set AUTOPAR_SHARED)")
+    return place
+
+
+@pytest.fixture(scope="session")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan file of two layers on dp=2,tp=2 with collectives in it; do not change it in place."""
+    from tests.graphs import two_layer_plan
+
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    two_layer_plan().save(path)
+    return path

@@ -1,0 +1,134 @@
+"""What the tree promises: lower never imports higher, torch is not loaded before it is needed, private torch names have one home."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import autopar
+
+ROOT = Path(autopar.__file__).resolve().parents[1]  # of the packages under test: the checkout's, or the installed ones
+CONFIGURATION = Path(__file__).resolve().parents[1]
+PACKAGES = ("autopar", "solvers", "cost_models")
+HOME_OF_PRIVATE_TORCH = ROOT / "autopar" / "torch_compat.py"
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module or name imported in a file, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def run(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, cwd=folder, check=False
+    )
+
+
+def test_lower_never_imports_higher() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo"],
+        capture_output=True, text=True, cwd=CONFIGURATION, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("package", ["solvers", "cost_models"])
+def test_siblings_know_neither_torch_nor_autopar_nor_each_other(package: str) -> None:
+    strangers = {"torch", "autopar", *PACKAGES} - {package}
+    for path in (ROOT / package).rglob("*.py"):
+        assert not {name.split(".")[0] for name in imported(path)} & strangers, path
+
+
+def test_private_torch_names_have_one_home() -> None:
+    private = re.compile(r"^torch\b.*\._(?!_)")
+    used = re.compile(r"\btorch\._\w+")
+    for path in sources():
+        if path != HOME_OF_PRIVATE_TORCH:
+            assert not [name for name in imported(path) if private.match(name)], path
+            code = "\n".join(line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines())
+            assert not [word for word in used.findall(_without_strings(code)) if "library" not in word], path
+
+
+def _without_strings(code: str) -> str:
+    """The code with the contents of its strings left out (docstrings may name what they like)."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.unparse(tree)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import autopar, solvers, cost_models",
+        "import autopar.check, autopar.compare, autopar.recording, autopar.search, autopar.report.page",
+        "import autopar; autopar.Plan, autopar.ShardingSpec, autopar.Mesh, autopar.Hardware, autopar.AutoparError, autopar.plan",
+        "import autopar.cli.show, autopar.cli.plan, autopar.cli.diff, autopar.cli.explain, autopar.cli.check",
+    ],
+)
+def test_no_torch_without_a_model(code: str) -> None:
+    done = run("-c", f"import sys; {code}; sys.exit('torch' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_loads_almost_nothing() -> None:
+    heavy = "{'torch', 'numpy', 'pulp', 'highspy', 'numba', 'pydantic', 'typer', 'rich'}"
+    done = run("-c", f"import sys; from autopar.cli.main import main; main(['--help']); sys.exit(bool({heavy} & set(sys.modules)))")
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names_resolve() -> None:
+    for name in autopar.__all__:
+        assert getattr(autopar, name) is not None
+    assert set(autopar.__all__) <= set(dir(autopar))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        autopar.nothing
+
+
+def test_functions_are_not_hidden_by_modules_of_their_name() -> None:
+    code = "import autopar, autopar.plan, autopar.check, autopar.reshard; sys.exit(not all(map(callable, (autopar.plan, autopar.check, autopar.reshard))))"
+    assert run("-c", f"import sys; {code}").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["solvers", "cost_models"])
+@pytest.mark.parametrize("package", [True, False])
+def test_a_shadowing_package_is_named(tmp_path: Path, name: str, package: bool) -> None:
+    other = tmp_path / name / "__init__.py" if package else tmp_path / f"{name}.py"
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("")
+    paths = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = run("-c", "import autopar", folder=tmp_path, PYTHONPATH=paths)
+    assert done.returncode != 0
+    assert str(other) in done.stderr and "hint: " in done.stderr
+
+
+def test_the_command_names_a_shadowing_package_without_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "solvers.py").write_text("")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("autopar")), "--help"], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and str(tmp_path / "solvers.py") in done.stderr
+
+
+def test_no_file_has_a_forbidden_name() -> None:
+    forbidden = {"utils", "helpers", "manager", "handler", "misc"}
+    assert not [path for path in sources() if forbidden & {path.stem, *path.parts}]

@@ -1,0 +1,167 @@
+"""The plan file: read back equal, written whole or not at all, and refused with the place named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.errors import FileError, MismatchError
+from autopar.graph import Op
+from autopar.plan import SCHEMA, Plan
+from autopar.program import build_program
+from autopar.recording import first_difference, graph_of, program_tasks, replay
+from autopar.timeline import Task, makespan, plan_tasks, simulate
+from tests.graphs import machine, random_plan, two_layer_plan, two_layers
+
+
+def test_reads_back_equal(tmp_path: Path) -> None:
+    plan = two_layer_plan()
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert again.to_json() == plan.to_json() == (tmp_path / "plan.json").read_text()
+    assert plan.collectives
+
+
+def test_schema_and_one_row_a_line(plan_file: Path) -> None:
+    data = json.loads(plan_file.read_text())
+    assert data["schema"] == SCHEMA
+    lines = plan_file.read_text().splitlines()
+    for row in (*data["ops"], *data["collectives"], *data["reshards"]):
+        assert sum(json.dumps(row) in line for line in lines) == 1
+    for name, row in data["parameters"].items():
+        assert sum(f"{json.dumps(name)}: {json.dumps(row)}" in line for line in lines) == 1
+
+
+def test_same_seed_same_file() -> None:
+    first, second = (json.loads(two_layer_plan().to_json()) for _ in range(2))
+    for data in (first, second):
+        del data["objective"]["solve_seconds"]
+    assert first == second
+
+
+@pytest.mark.parametrize("mesh", ["dp=2,tp=2", "x=4", "x=2,y=2,z=2"])
+@pytest.mark.parametrize("seed", range(4))
+def test_replays_the_same_program(mesh: str, seed: int) -> None:
+    graph, plan = two_layers(), random_plan(mesh, seed)
+    program = build_program(graph, replay(Plan.from_json(plan.to_json()), graph), machine(mesh))
+    assert sum(row.seconds for row in plan.collectives) == pytest.approx(program.communication_seconds())
+    assert [row.kind for row in plan.collectives] == [item.kind for item in program.collectives()]
+    assert plan.predicted.peak_memory_bytes_per_rank == program.memory("adamw").peak
+    assert graph_of(plan).sha256 == graph.sha256
+    assert makespan(plan_tasks(plan)) == pytest.approx(makespan(program_tasks(program)))
+
+
+def test_refuses_another_graph() -> None:
+    plan = two_layer_plan()
+    with pytest.raises(MismatchError, match=r"parameter layers\.0\.weight was float32\[32, 8\], here .* float32\[64, 8\]"):
+        replay(plan, two_layers(hidden=64))
+    graph = two_layers()
+    renamed = [Op(op.name, "aten.mean.default", op.inputs, op.outputs, op.args, op.kwargs) if op.name == "loss" else op for op in graph.ops]
+    other = type(graph)(graph.mode, graph.tensors, graph.inputs, tuple(renamed), graph.outputs)
+    assert "operator loss was aten.sum.default" in first_difference(plan, other)
+
+
+def test_streams_overlap() -> None:
+    gather = Task("gather", "communication", ("w",), ("w@0",), 2.0)
+    first = Task("mm_1", "compute", ("x",), ("h",), 3.0)
+    second = Task("mm_2", "compute", ("h", "w@0"), ("y",), 1.0)
+    both = Task("softmax", "both", ("y",), ("z",), 1.0)
+    slots = simulate([first, gather, second, both])
+    assert [(slot.begin, slot.end) for slot in slots] == [(0.0, 3.0), (0.0, 2.0), (3.0, 4.0), (4.0, 5.0)]
+    assert makespan([first, gather, second, both]) == 5.0
+    assert makespan([gather, Task("late", "communication", ("y",), (), 1.0)]) == 3.0
+
+
+def broken(data: dict[str, Any], *path: str | int, value: Any) -> str:
+    place: Any = data
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("schema",), "autopar.plan/2", "schema 'autopar.plan/2', this autopar reads 'autopar.plan/1'"),
+        (("mesh", "dp"), 0, r"mesh.dp: .*greater than or equal to 1"),
+        (("mesh", "dp"), "2", r"mesh.dp: .*valid integer, found '2'"),
+        (("ops", 2, "inputs", 0, "spec"), "S0 Q", r"ops\[2\].inputs\[0\].spec: .*cannot read 'Q'"),
+        (("parameters", "layers.0.weight", "shape"), "32x8", r"parameters.layers.0.weight.shape: .*array, found '32x8'"),
+        (("collectives", 0, "kind"), "broadcast", r"collectives\[0\].kind: "),
+        (("objective", "status"), "lucky", r"objective.status: "),
+        (("ops", 0, "colour"), "red", r"ops\[0\].colour: Extra inputs"),
+    ],
+)
+def test_names_the_broken_place(plan_file: Path, path: tuple[str | int, ...], value: Any, said: str) -> None:
+    text = broken(json.loads(plan_file.read_text()), *path, value=value)
+    with pytest.raises(FileError, match=said) as caught:
+        Plan.from_json(text, "plan.json")
+    assert caught.value.message.startswith("plan.json ")
+    assert str(caught.value).splitlines()[-1].startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [(200, "ends too early, as if truncated, at line"), (0, "ends too early"), (-40, "ends too early, as if truncated, at line")],
+)
+def test_truncated(plan_file: Path, cut: int, said: str) -> None:
+    with pytest.raises(FileError, match=said):
+        Plan.from_json(plan_file.read_text()[:cut])
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"a": 1}'])
+def test_not_a_plan(text: str) -> None:
+    with pytest.raises(FileError, match="no schema"):
+        Plan.from_json(text)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="No such file"):
+        Plan.load(tmp_path / "absent.json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileError, match="not UTF-8"):
+        Plan.load(tmp_path / "bytes.json")
+
+
+def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = two_layer_plan()
+    path = tmp_path / "plan.json"
+    path.write_text("the old plan")
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(KeyboardInterrupt):
+        plan.save(path)
+    assert path.read_text() == "the old plan"
+    assert [item.name for item in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_save_says_what_is_wrong_with_the_path(tmp_path: Path) -> None:
+    plan = two_layer_plan()
+    with pytest.raises(FileError, match="there is no folder"):
+        plan.save(tmp_path / "absent" / "plan.json")
+    with pytest.raises(FileError, match="it is a folder"):
+        plan.save(tmp_path)
+
+
+def test_prints_what_a_person_asks_first() -> None:
+    text = str(two_layer_plan())
+    for word in (
+        "two_layers, train, adamw",
+        "dp=2 x tp=2 on cpu-cluster",
+        "gap",
+        "optimal",
+        "a rank at the peak",
+        "this plan",
+        "ddp",
+        "all_reduce",
+    ):
+        assert word in text, word
+    assert all(not line.endswith(" ") for line in text.splitlines())
