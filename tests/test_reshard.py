@@ -1,0 +1,205 @@
+"""Every reshard is right in value, and none is dearer than it need be."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopar
+from autopar.errors import FileError, SpecError, UsageError
+from autopar.reshard import find_reshard
+from autopar.sharding import ShardingSpec, splits
+from cost_models import Link, Machine, Mesh, SubAxis, load_hardware
+from tests.reshard_cases import CASES, Case, all_specs, exhaustive, gather_then_slice, machine, scatter, simulate
+
+MESHES = ("2", "4", "6", "2x2", "2x4", "4x2", "2x3")
+
+
+def spec(text: str) -> ShardingSpec:
+    return ShardingSpec.parse(text)
+
+
+def check_pair(shape: tuple[int, ...], source: ShardingSpec, target: ShardingSpec, on: Machine) -> None:
+    """Runs the plan on every rank; compares with the target's blocks, and its price with gather-then-slice."""
+    value = np.arange(1, 1 + math.prod(shape)).reshape(shape)
+    plan = find_reshard(shape, 8, source, target, on)
+    assert plan is not None
+    got = simulate(plan, on.mesh, scatter(value, source, on.mesh))
+    if target.partial:
+        done = find_reshard(shape, 8, target, ShardingSpec(target.dims), on)
+        assert done is not None
+        got, target = simulate(done, on.mesh, got), ShardingSpec(target.dims)
+    for block, expected in zip(got, scatter(value, target, on.mesh), strict=True):
+        np.testing.assert_array_equal(block, expected)
+    plain = gather_then_slice(shape, 8, plan.source, plan.target, on)
+    assert plan.seconds <= plain * (1 + 1e-9)
+    assert plan.seconds == pytest.approx(sum(step.seconds for step in plan.steps))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("latency", [0.0, 20.0, 1e6])
+def test_every_pair_on_every_small_mesh(mesh: str, latency: float) -> None:
+    on = machine(mesh, latency)
+    shape = (24, 24)
+    specs = all_specs(shape, on.mesh.sizes)
+    for source, target in itertools.product(specs, specs):
+        if set(target.partial) <= set(source.partial):
+            check_pair(shape, source, target, on)
+        else:
+            assert find_reshard(shape, 8, source, target, on) is None
+
+
+@pytest.mark.parametrize("mesh", ["2x2x2", "2x4x2", "8x2", "3x4"])
+def test_sampled_pairs_on_larger_meshes(mesh: str) -> None:
+    on = Machine(Mesh.parse(mesh), load_hardware("v100"))
+    shape = (16, 48, 8)
+    specs = all_specs(shape, on.mesh.sizes)
+    sample = random.Random(0)
+    for _ in range(60):
+        source, target = sample.choice(specs), ShardingSpec(sample.choice(specs).dims)
+        check_pair(shape, source, target, on)
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_other_reductions(reduction: str) -> None:
+    on = machine("2x2", 1.0)
+    for source in all_specs((8, 8), (2, 2), reduction):
+        for target in splits((8, 8), (2, 2)):
+            check_pair((8, 8), source, target, on)
+
+
+def test_reductions_that_do_not_commute_are_not_mixed() -> None:
+    on = machine("2x2")
+    assert find_reshard((8,), 4, spec("R +P0 +P1max"), spec("R"), on) is None
+    assert find_reshard((8,), 4, spec("R +P0 +P1max"), spec("R +P0"), on) is None
+    same = find_reshard((8,), 4, spec("R +P0 +P1max"), spec("R +P0 +P1max"), on)
+    assert same is not None and same.steps == ()
+
+
+def test_a_scalar_is_reduced() -> None:
+    plan = find_reshard((), 4, spec("+P0"), spec(""), machine("2x2"))
+    assert plan is not None and [step.kind for step in plan.steps] == ["all_reduce"]
+
+
+def test_slicing_is_free() -> None:
+    plan = find_reshard((8, 8), 4, spec("S0 R"), spec("S0 S1"), machine("2x4", 5.0))
+    assert plan is not None and plan.seconds == 0.0 and [step.kind for step in plan.steps] == ["slice"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.mesh}: {case.source} -> {case.target}")
+def test_bytes_of_published_pairs(case: Case) -> None:
+    source, target = spec(case.source), spec(case.target)
+    shape = (256,) * len(source.dims)
+    plan = find_reshard(shape, 4, source, target, machine(case.mesh))
+    assert plan is not None
+    assert plan.received_bytes_per_rank / (math.prod(shape) * 4) <= case.best + 5e-5  # published with four digits
+
+
+@pytest.mark.parametrize("latency", [0.0, 40.0, 300.0])
+@pytest.mark.parametrize("mesh", ["4", "2x2", "2x3"])
+def test_equals_exhaustive_search(mesh: str, latency: float) -> None:
+    on = machine(mesh, latency, x=Link(2 * latency, 0.25))
+    shape = (12, 12)
+    specs = all_specs(shape, on.mesh.sizes)
+    for source, target in itertools.product(specs, specs):
+        plan = find_reshard(shape, 4, source, target, on)
+        if plan is not None:
+            assert plan.seconds == pytest.approx(exhaustive(shape, 4, source, target, on), rel=1e-9), (str(source), str(target))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "hardware"), [("2x8", "h100-sxm"), ("4x4", "h100-sxm"), ("2x8", "v100"), ("4x8", "h100-sxm"), ("2x2x8", "h100-sxm")]
+)
+def test_coarse_cuts_lose_nothing_against_prime_ones(mesh: str, hardware: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planning, cuts = (importlib.import_module(f"autopar.reshard.{name}") for name in ("planning", "cuts"))
+    on, shape = Machine(Mesh.parse(mesh), load_hardware(hardware)), (64, 256)
+    specs = all_specs(shape, on.mesh.sizes)
+    sample = random.Random(1)
+    pairs = [(sample.choice(specs), ShardingSpec(sample.choice(specs).dims)) for _ in range(12)]
+    found = [planning.find_reshard.__wrapped__(shape, 2, *pair, on).seconds for pair in pairs]
+    monkeypatch.setattr(planning, "cuts", lambda machine, unused: (cuts.prime_cut(machine),))
+    exact = [planning.find_reshard.__wrapped__(shape, 2, *pair, on).seconds for pair in pairs]
+    assert found == pytest.approx(exact, rel=1e-9)
+
+
+THREE = all_specs((16, 8), (2, 4))
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(THREE), st.sampled_from(THREE), st.sampled_from(THREE), st.sampled_from([0.0, 10.0, 100.0, 1e4]))
+def test_a_detour_is_never_cheaper(one: ShardingSpec, two: ShardingSpec, three: ShardingSpec, latency: float) -> None:
+    on = machine("2x4", latency, x=Link(3 * latency, 0.1))
+    first, second, direct = (find_reshard((16, 8), 4, *pair, on) for pair in ((one, two), (two, three), (one, three)))
+    if first is not None and second is not None:
+        assert direct is not None
+        assert direct.seconds <= (first.seconds + second.seconds) * (1 + 1e-9)
+
+
+def test_small_tensors_take_fewer_collectives() -> None:
+    """A swap of a tiny tensor is one gather more than it is bytes: with high latency one collective must do."""
+    fast = find_reshard((64, 64), 4, spec("S0 S1"), spec("S1 S0"), machine("4x2", 0.0))
+    slow = find_reshard((64, 64), 4, spec("S01 R"), spec("S1 R"), machine("2x4", 1e6))
+    assert fast is not None and len(fast.steps) == 2
+    assert slow is not None and [step.kind for step in slow.steps] == ["all_gather", "slice"]
+
+
+def test_permute_stays_in_the_group_it_is_priced_for() -> None:
+    on = machine("2x2x2")
+    plan = find_reshard((8, 8), 4, spec("S1 S2"), spec("S2 S1"), on)
+    assert plan is not None
+    [step] = plan.steps
+    assert step.axes == (SubAxis(1, 1, 2), SubAxis(2, 1, 2))
+    assert all(on.mesh.coordinates(rank)[0] == on.mesh.coordinates(source)[0] for rank, source in enumerate(step.sources))
+
+
+def test_communication_model_is_the_bare_formula() -> None:
+    on = machine("4", 1.0, 1.0)
+    full = 64 * 4
+    expected = {("S0", "R"): 1 + 3 / 4 * full, ("R +P0", "R"): 1 + 2 * 3 / 4 * full, ("R +P0", "S0"): 1 + 3 / 4 * full}
+    for (source, target), seconds in expected.items():
+        plan = find_reshard((64,), 4, spec(source), spec(target), on)
+        assert plan is not None and plan.seconds == seconds
+    moved = find_reshard((8, 8), 4, spec("S0 R"), spec("R S0"), on)
+    assert moved is not None and moved.seconds == 1 + 3 / 4 * full / 4
+
+
+def test_table_reads_well() -> None:
+    plan = autopar.reshard((64, 64), "float32", {"dp": 2, "tp": 8}, "S0 S1", "S1 S0", "h100-sxm")
+    text = str(plan)
+    assert text.splitlines()[0] == "S0 S1 -> S1 S0  (64x64, 4 bytes each, mesh dp=2,tp=8)"
+    assert "total" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"dtype": "float31"}, UsageError, "float31"),
+        ({"mesh": "dp"}, UsageError, "'dp'"),
+        ({"hardware": "abacus"}, UsageError, "abacus"),
+        ({"source": "S0"}, SpecError, "1 dims"),
+        ({"source": "S7 R"}, SpecError, "axis 7"),
+        ({"shape": (3, 4)}, SpecError, "size 3"),
+        ({"shape": (-2, 4)}, UsageError, "-2"),
+        ({"target": "R R +P1"}, SpecError, "partial"),
+        ({"source": "Q R"}, SpecError, "'Q'"),
+    ],
+)
+def test_mistakes_are_named_and_hinted(change: dict[str, object], error: type[Exception], words: str) -> None:
+    arguments: dict[str, object] = dict(shape=(8, 8), dtype="float32", mesh="dp=2,tp=4", source="S0 R", target="R R", hardware="h100-sxm")
+    with pytest.raises(error) as caught:
+        autopar.reshard(**{**arguments, **change})
+    assert words in str(caught.value) and "\nhint: " in str(caught.value)
+
+
+def test_broken_hardware_file_is_a_file_error(tmp_path) -> None:
+    (tmp_path / "broken.toml").write_text("name = 'x'\n")
+    with pytest.raises(FileError, match="memory_bytes"):
+        autopar.reshard((8,), "float32", "2", "S0", "R", tmp_path / "broken.toml")
