@@ -30,12 +30,7 @@ def extract(model: Model, choices: Sequence[int]) -> Assignment:
 def _extract_site(model: Model, choices: Sequence[int], site: Site, layouts: list[Layout], reads: dict[tuple[str, int], str]) -> None:
     tensor = site.tensor
     own = (tensor, site.specs[choices[site.producer]])
-    readers = sorted(site.readers, key=lambda r: r.time)
-    early = [r for r in readers if r.phase == "forward"]
-    late = [r for r in readers if r.phase == "backward"]
-    producer = model.space.graph.producer.get(tensor)
-    if producer and producer.phase == "backward":
-        early, late = [], readers
+    early, late = site.phases(model.space.graph)
 
     def chosen(node: int) -> ShardingSpec:
         return model.nodes[node].specs[choices[node]]

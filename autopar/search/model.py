@@ -12,10 +12,10 @@ Nodes and what their choice means:
 ========  ==========================================================================================================
 
 A reader whose strategy needs another spec than the layout it reads pays a reshard of its own. Edges hold seconds.
-Memory: an operator's outputs live from when they are made to the last forward reader; ``saved`` nodes hold what lives on
-to backward; parameters hold their optimizer state and, from when it is made, their gradient. Values that live inside one
-phase beside these (a layout next to its source) are left out here, so that the model never asks for more memory than the
-program: the bound stays true, and the program's own peak decides in ``find_plan``.
+Memory: an operator's outputs live to their first reader, a layout from there to the last of its phase, ``saved`` nodes hold what
+lives on to backward; parameters hold their optimizer state and, from when it is made, their gradient. What is left out (a
+gathered weight while it is used once, a value next to its copy) makes the model ask for less memory than the program, never
+more: the bound stays true, and the program's own peak decides in ``find_plan``.
 """
 
 from __future__ import annotations
@@ -75,6 +75,14 @@ class Site:
     forward: int | None = None
     saved: int | None = None
     backward: int | None = None
+
+    def phases(self, graph: Graph) -> tuple[list[Reader], list[Reader]]:
+        """Readers in forward and in backward, each by time; a tensor made in backward has all of them there."""
+        readers = sorted(self.readers, key=lambda reader: reader.time)
+        producer = graph.producer.get(self.tensor)
+        if producer and producer.phase == "backward":
+            return [], readers
+        return [r for r in readers if r.phase == "forward"], [r for r in readers if r.phase == "backward"]
 
 
 @dataclass
@@ -194,11 +202,7 @@ def _add_site(model: Model, tensor: str, readers: list[Reader]) -> None:
         source = model.number["input", tensor]
         specs = model.nodes[source].specs
     site = model.sites[tensor] = Site(tensor, source, specs, readers)
-    born: Phase = producer.phase if producer else "forward"
-    early = [reader for reader in readers if reader.phase == "forward"]
-    late = [reader for reader in readers if reader.phase == "backward"]
-    if born == "backward":
-        early, late = [], late + early
+    early, late = site.phases(graph)
     current, current_specs = source, specs
     if early and (len(early) > 1 or late or pinned):
         site.forward = _add_layout(model, site, "forward", source, specs, early, pinned)
@@ -275,16 +279,14 @@ def _free(table: np.ndarray) -> np.ndarray:
 
 
 def _add_memory(model: Model, times: Mapping[str, int]) -> None:
-    """Memory items of every node, in time steps of one operator; ``[0, end)`` covers the optimizer's step too."""
+    """Memory items of every node, in time steps of one operator; ``[0, end)`` covers the optimizer's step too.
+
+    A value lives until its first reader or, where readers share a layout, the layout from there to the last of them; at that last
+    reader it is the reader's own input. Views share what they view.
+    """
     space, graph = model.space, model.space.graph
     end = len(graph.ops) + 1
     root = _storage_roots(graph)
-    last_forward: dict[str, int] = {}
-    last_backward: dict[str, int] = {}
-    for tensor, site in model.sites.items():
-        for reader in site.readers:
-            last = last_forward if reader.phase == "forward" else last_backward
-            last[root[tensor]] = max(last.get(root[tensor], 0), reader.time)
     _add_leaving(model, times, root)
     for item in graph.inputs:
         node = model.nodes[model.number["input", item.tensor]]
@@ -293,30 +295,46 @@ def _add_memory(model: Model, times: Mapping[str, int]) -> None:
         for choice, local in enumerate(spec_bytes(tensor, node.specs, space.machine)):
             states = optimizer_bytes(space.optimizer, local // size, tensor.dtype) if item.trained else 0
             node.items[choice].append((0, end, local + states))
-    kept = {root[tensor] for tensor, site in model.sites.items() if site.saved is not None}
     held: set[str] = set()
-    for op in graph.ops:
-        choices = space.op_choices(op)
-        node = model.nodes[model.number["op", op.name]]
-        for index, tensor in enumerate(op.outputs):
-            if root[tensor] != tensor:
-                continue
-            born = times[op.name]
-            dies = last_forward.get(tensor, born)
-            if op.phase == "backward" or tensor not in kept:
-                dies = max(dies, last_backward.get(tensor, born))
-            for choice, local in enumerate(spec_bytes(graph.tensors[tensor], choices.outputs(index), space.machine)):
-                node.items[choice].append((born, dies + 1, local))
+    last: set[tuple[str, str]] = set()
     for tensor, site in model.sites.items():
-        if site.saved is None or root[tensor] in held:
-            continue
-        held.add(root[tensor])
-        node = model.nodes[site.saved]
+        early, late = site.phases(graph)
         stored = root[tensor] not in graph.producer
-        begin, dies = last_forward[root[tensor]] + 1, last_backward[root[tensor]]
-        for choice, local in enumerate(spec_bytes(graph.tensors[tensor], node.specs, space.machine)):
-            if not stored or node.from_layout[choice]:
-                node.items[choice].append((begin, dies + 1, local))
+        for readers in (early, late):
+            if readers and not stored:
+                last.add((max(readers, key=lambda r: r.time).name, tensor))
+        first = min((r.time for r in early or late), default=0)
+        if root[tensor] == tensor and not stored:
+            _hold(model, site.producer, tensor, site.specs, times[graph.producer[tensor].name], first)
+            for node, readers in ((site.forward, early), (site.backward, late)):
+                if node is not None:
+                    reads = [r.time for r in readers]
+                    _hold(model, node, tensor, model.nodes[node].specs, min(reads), max(reads), least=0)
+        if site.saved is not None and root[tensor] not in held:
+            held.add(root[tensor])
+            node = model.nodes[site.saved]
+            begin, dies = max(r.time for r in early) + 1, min(r.time for r in late)
+            for choice, local in enumerate(spec_bytes(graph.tensors[tensor], node.specs, space.machine)):
+                if dies > begin and (not stored or node.from_layout[choice]):
+                    node.items[choice].append((begin, dies, local))
+    for op in graph.ops:
+        if not _views(op):
+            counted: set[str] = set()
+            for position, tensor in enumerate(op.inputs):
+                if (op.name, tensor) in last and root[tensor] not in counted:
+                    counted.add(root[tensor])
+                    specs = space.op_choices(op).inputs(position)
+                    _hold(model, model.number["op", op.name], tensor, specs, times[op.name], times[op.name])
+
+
+def _hold(model: Model, node: int, tensor: str, specs: tuple[ShardingSpec, ...], begin: int, end: int, least: int = 1) -> None:
+    """``tensor`` lives in the spec of the node's choice over ``[begin, end)``, at least ``least`` steps."""
+    end = max(end, begin + least)
+    if end > begin:
+        for items, local in zip(
+            model.nodes[node].items, spec_bytes(model.space.graph.tensors[tensor], specs, model.space.machine), strict=True
+        ):
+            items.append((begin, end, local))
 
 
 def _add_leaving(model: Model, times: Mapping[str, int], root: Mapping[str, str]) -> None:
