@@ -1,0 +1,201 @@
+"""plan, sweep and their bad inputs: exit status, a hint, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autopar.plan import Plan
+from cost_models import load_hardware
+from tests.cli.running import autopar, refused
+
+MODEL = """
+import torch
+from torch import nn
+
+class Target:
+    def __init__(self):
+        self.model = nn.Linear(8, 8)
+        self.args = (torch.ones(4, 8),)
+        self.loss = lambda output, wanted: ((output - wanted) ** 2).mean()
+        self.loss_args = (torch.zeros(4, 8),)
+
+def pair(): return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), (torch.ones(4, 8),)
+def triple(): return nn.Linear(8, 8), (), {"input": torch.ones(4, 8)}
+def whole(): return Target()
+def nothing(): return None
+def model_alone(): return nn.Linear(8, 8)
+def no_model(): return 3, (torch.ones(4, 8),)
+def not_args(): return nn.Linear(8, 8), torch.ones(4, 8)
+def fails(): return 1 // 0
+def stops(): raise SystemExit(3)
+
+class Branching(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x.sum()
+        return -x.sum()
+
+def branching(): return Branching(), (torch.ones(4, 8),)
+value = 3
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "my_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_plan_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2,tp=2", "-o", tmp_path / "plan.json")
+    assert ran.status == 0, ran.err
+    assert "planning for h100-sxm" in ran.err and "wrote" in ran.err
+    plan = Plan.load(tmp_path / "plan.json")
+    assert ran.out == f"{plan}\n"
+    assert plan.model.target == "zoo:mlp" and plan.hardware["name"] == "h100-sxm" and plan.mesh == {"dp": 2, "tp": 2}
+    assert plan.objective.status == "optimal"
+    assert all(
+        row.objective_seconds is None or not row.feasible or row.objective_seconds >= plan.objective.seconds * (1 - 1e-9)
+        for row in plan.baselines.values()
+    )
+    assert autopar(capsys, "check", tmp_path / "plan.json", "zoo:mlp").status == 0
+    ran = autopar(capsys, "check", tmp_path / "plan.json", "zoo:mlp,width=128")
+    assert ran.status == 1 and "model.graph_sha256" in ran.out
+
+
+def test_plan_json_pins_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = autopar(
+        capsys, "plan", "zoo:mlp,layers=1", "--mesh", "2x2", "--hardware", "a100-sxm-80g", "--mode", "inference", "--memory", "1GiB",
+        "--optimizer", "sgd", "--cost-model", "communication", "--pin", "head.weight=S1 R", "--pin", "input:x=S0 R", "--json",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    plan = Plan.from_json(ran.out)
+    assert plan.parameters["head.weight"].spec == "S1 R" and plan.inputs["x"].spec == "S0 R"
+    assert list(plan.mesh) == ["x", "y"] and plan.memory_limit_bytes_per_rank == 2**30 and plan.model.mode == "inference"
+    assert plan.pins == {"head.weight": "S1 R", "input:x": "S0 R"}
+
+
+def test_devices_tries_every_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--devices", "4", "--hardware", "h200", "--json")
+    assert ran.status == 0, ran.err
+    assert Plan.from_json(ran.out).mesh in ({"dp": 4}, {"dp": 2, "tp": 2})
+
+
+def test_zoo_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = autopar(capsys, "plan", "zoo:")
+    assert ran.status == 0
+    for name in ("mlp", "gpt2", "llama3-8b", "llama3-70b", "resnet", "moe"):
+        assert any(line.startswith(f"zoo:{name},") and "batch=" in line for line in ran.out.splitlines())
+
+
+@pytest.mark.parametrize("function", ["pair", "triple", "whole"])
+def test_targets_of_every_form(function: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mode = "train" if function == "whole" else "inference"
+    ran = autopar(capsys, "plan", f"{model}:{function}", "--mesh", "dp=2", "--mode", mode, "--json")
+    assert ran.status == 0, ran.err
+    assert Plan.from_json(ran.out).model.mode == mode
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "said"),
+    [
+        ("nosuch.py:f", 2, "there is no file nosuch.py"),
+        ("nosuch_package.module:f", 2, "there is no module 'nosuch_package'"),
+        ("{model}:absent", 2, "has no function 'absent'"),
+        ("{model}:value", 2, "has no function 'value'"),
+        ("{model}", 2, "cannot read the target"),
+        ("no_colon", 2, "cannot read the target"),
+        ("{model}:nothing", 2, "returned a NoneType"),
+        ("{model}:model_alone", 2, "returned a Linear"),
+        ("{model}:no_model", 2, "returned a int as the model"),
+        ("{model}:not_args", 2, "returned a Tensor as args"),
+        ("{model}:fails", 3, "ZeroDivisionError: integer division or modulo by zero at {model}:19"),
+        ("{model}:branching", 3, "my_model.py"),
+        ("zoo:nosuch", 2, "no built-in model 'nosuch'"),
+        ("zoo:mlp,colour=3", 2, "no key 'colour'"),
+        ("zoo:mlp,width=wide", 2, "width='wide'"),
+        ("zoo:mlp,width", 2, "cannot read 'width'"),
+        ("hf:absent.json", 2, "there is no file absent.json"),
+        ("hf:{model}", 3, "as JSON"),
+    ],
+)
+def test_bad_targets(target: str, status: int, said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "plan.json"
+    ran = autopar(capsys, "plan", target.format(model=model), "--mesh", "dp=2", "--hardware", "h100-sxm", "-o", output)
+    refused(ran, status, said.format(model=model))
+    assert not output.exists() and list(tmp_path.glob(".plan.json*")) == []
+
+
+def test_a_module_that_cannot_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.py").write_text("import nosuch_dependency\n")
+    refused(autopar(capsys, "plan", f"{tmp_path / 'broken.py'}:f", "--mesh", "dp=2"), 3, "No module named 'nosuch_dependency'")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    refused(autopar(capsys, "plan", f"{tmp_path / 'broken.py'}:f", "--mesh", "dp=2"), 3, "broken.py:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--mesh", "dp=0"], 2, "size 0"),
+        (["--mesh", ""], 2, "mesh"),
+        (["--mesh", "dp=-2"], 2, "dp=-2"),
+        (["--mesh", "dp=2,dp=2"], 2, "twice"),
+        (["--mesh", "two"], 2, "cannot read 'two'"),
+        ([], 2, "neither a mesh nor a number of devices"),
+        (["--devices", "0"], 2, "number of devices is 0"),
+        (["--mesh", "dp=2", "--devices", "4"], 2, "has 2 ranks, devices is 4"),
+        (["--mesh", "dp=2", "--hardware", "nosuch"], 2, "unknown hardware 'nosuch'"),
+        (["--mesh", "dp=2", "--hardware", "nosuch.toml"], 2, "nosuch.toml"),
+        (["--mesh", "dp=2", "--memory", "lots"], 2, "'lots' is not an amount of memory"),
+        (["--mesh", "dp=2", "--memory", "0"], 2, "'0' is not an amount of memory"),
+        (["--mesh", "dp=2", "--mode", "learn"], 2, "unknown mode 'learn'"),
+        (["--mesh", "dp=2", "--optimizer", "lion"], 2, "unknown optimizer 'lion'"),
+        (["--mesh", "dp=2", "--cost-model", "free"], 2, "unknown cost model 'free'"),
+        (["--mesh", "dp=2", "--time-limit", "0"], 2, "time limit is 0"),
+        (["--mesh", "dp=2", "--pin", "head.weight"], 2, "cannot read the pin"),
+        (["--mesh", "dp=2", "--pin", "nosuch=S0 R"], 2, "nosuch"),
+        (["--mesh", "dp=2", "--pin", "head.weight=S0 Q"], 2, "cannot read 'Q'"),
+        (["--mesh", "dp=2", "--pin", "head.weight=S0"], 2, "head.weight"),
+        (["--mesh", "dp=2", "--pin", "head.weight=S1 R"], 2, "head.weight"),
+        (["--mesh", "dp=3", "--pin", "head.weight=S0 R"], 2, "head.weight"),
+        (["--mesh", "dp=2", "--memory", "1KiB"], 1, "the least known to do is"),
+    ],
+)
+def test_bad_options(words: list[str], status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "plan.json"
+    more = [] if "--hardware" in words else ["--hardware", "h100-sxm"]
+    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", *words, *more, "-o", output)
+    refused(ran, status, said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_hardware_field_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from autopar.measurement import Measured, to_toml
+
+    text = to_toml(Measured(load_hardware("h100-sxm"), ("a note",)))
+    (tmp_path / "machine.toml").write_text(text)
+    assert load_hardware(tmp_path / "machine.toml").devices_per_node == 8
+    (tmp_path / "machine.toml").write_text(text.replace("latency_seconds", "latency"))
+    refused(autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2", "--hardware", tmp_path / "machine.toml"), 3, "links.node.latency")
+
+
+def test_a_missing_folder_is_said_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autopar.cli.plan.plan_target", None)
+    refused(autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2", "-o", tmp_path / "absent" / "plan.json"), 3, "there is no folder")
+
+
+def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = autopar(capsys, "sweep", "zoo:mlp,layers=1", "--devices", "1,2", "--hardware", "h100-sxm", "-o", tmp_path / "sweep.json")
+    assert ran.status == 0, ran.err
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["devices", "1", "2"]
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert [row["devices"] for row in rows] == [1, 2] and all(row["feasible"] for row in rows)
+    ran = autopar(capsys, "sweep", "zoo:mlp,layers=1", "--devices", "1", "--memory", "1KiB", "--json")
+    assert ran.status == 1 and not json.loads(ran.out)["rows"][0]["feasible"] and "1 devices: no plan fits" in ran.err
+    refused(autopar(capsys, "sweep", "zoo:mlp", "--devices", "2,zwei"), 2, "'2,zwei'")
