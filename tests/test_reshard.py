@@ -7,6 +7,8 @@ import itertools
 import json
 import math
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -193,9 +195,9 @@ def test_table_reads_well() -> None:
     ],
 )
 def test_mistakes_are_named_and_hinted(change: dict[str, object], error: type[Exception], words: str) -> None:
-    arguments: dict[str, object] = dict(shape=(8, 8), dtype="float32", mesh="dp=2,tp=4", source="S0 R", target="R R", hardware="h100-sxm")
+    good = {"shape": (8, 8), "dtype": "float32", "mesh": "dp=2,tp=4", "source": "S0 R", "target": "R R", "hardware": "h100-sxm"}
     with pytest.raises(error) as caught:
-        autopar.reshard(**{**arguments, **change})
+        autopar.reshard(**{**good, **change})
     assert words in str(caught.value) and "\nhint: " in str(caught.value)
 
 
@@ -203,3 +205,49 @@ def test_broken_hardware_file_is_a_file_error(tmp_path) -> None:
     (tmp_path / "broken.toml").write_text("name = 'x'\n")
     with pytest.raises(FileError, match="memory_bytes"):
         autopar.reshard((8,), "float32", "2", "S0", "R", tmp_path / "broken.toml")
+
+
+SHARDY_PART = re.compile(r'"(\w+)"(?::\(\d+\)(\d+))?')
+
+
+def shardy_bytes(steps: list[str], block: float, sizes: dict[str, int]) -> float:
+    """Fraction of the tensor that each rank receives in Shardy's steps, from blocks of this fraction."""
+    total = 0.0
+    for step in steps:
+        parts = math.prod(int(size) if size else sizes[name] for name, size in SHARDY_PART.findall(step))
+        if step.startswith("all_slice"):
+            block /= parts
+        elif step.startswith("all_gather"):
+            total += (parts - 1) * block
+            block *= parts
+        elif step.startswith("all_to_all"):
+            total += (parts - 1) / parts * block
+        else:
+            assert step.startswith("collective_permute"), step
+            total += block
+    return total
+
+
+def test_receives_no_more_than_shardy(shared: Path) -> None:
+    """Its test cases on one mesh, between specs in whole axes."""
+    cases = json.loads((shared / "facts" / "shardy_reshard_cases.json").read_text())["cases"]
+    compared = 0
+    for case in cases:
+        sizes = {name: int(size) for name, size in re.findall(r'"(\w+)"=(\d+)', case["src_mesh"])}
+        if case["src_mesh"] != case["dst_mesh"] or not sizes or not case["src"] or ":(" in case["src"] + case["dst"]:
+            continue
+        number = {name: axis for axis, name in enumerate(sizes)}
+        source, target = (
+            ShardingSpec(tuple(tuple(number[name] for name in re.findall(r'"(\w+)"', dim)) for dim in re.findall(r"\{([^}]*)\}", side)))
+            for side in (case["src"], case["dst"])
+        )
+        shape = tuple(case["shape"])
+        if source.problem(shape, tuple(sizes.values())) or target.problem(shape, tuple(sizes.values())):
+            continue  # Shardy pads
+        plan = find_reshard(shape, 1, source, target, machine(",".join(f"{name}={size}" for name, size in sizes.items())))
+        assert plan is not None
+        block = math.prod(source.local_shape(shape, tuple(sizes.values()))) / math.prod(shape)
+        theirs = shardy_bytes(case["steps"], block, sizes)
+        assert plan.received_bytes_per_rank / math.prod(shape) <= theirs * (1 + 1e-9), case["case"]
+        compared += 1
+    assert compared >= 30

@@ -1,0 +1,202 @@
+"""The textbook costs, the machine's links, and the hardware files."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+import cost_models
+from cost_models import (
+    Hardware,
+    HardwareFileError,
+    Machine,
+    Mesh,
+    MeshError,
+    SubAxis,
+    UnknownHardwareError,
+    collectives,
+    compute,
+    hardware_names,
+    load_hardware,
+    memory,
+    mesh,
+)
+from cost_models.collectives import Group
+
+H100 = load_hardware("h100-sxm")
+
+
+@pytest.mark.parametrize("module", [collectives, memory, mesh], ids=lambda module: module.__name__)
+def test_examples(module) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
+
+
+def test_formulas_of_the_literature() -> None:
+    """a + b * f(n) * B, with a = 3 s and b = 1/2 s/byte, on 8 ranks and 1024 bytes."""
+    group = Group(8, 3.0, 2.0)
+    assert collectives.all_reduce(1024, group) == 3 + 2 * 7 / 8 * 1024 / 2
+    assert collectives.all_gather(1024, group) == collectives.reduce_scatter(1024, group) == 3 + 7 / 8 * 1024 / 2
+    assert collectives.all_to_all(1024, group) == 3 + 7 / 8 * (1024 / 8) / 2
+    assert collectives.permute(1024, group) == 3 + 1024 / 8 / 2
+    assert collectives.SECONDS["slice"](1024, group) == 0.0
+
+
+# --- meshes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", ["dp=2,tp=4", {"dp": 2, "tp": 4}, Mesh((("dp", 2), ("tp", 4)))])
+def test_meshes_are_read(written: object) -> None:
+    read = Mesh.parse(written)  # type: ignore[arg-type]
+    assert (read.names, read.sizes, read.ranks, str(read)) == (("dp", "tp"), (2, 4), 8, "dp=2,tp=4")
+    assert [read.rank(read.coordinates(rank)) for rank in range(8)] == list(range(8))
+    assert read.coordinates(1) == (0, 1)  # the last axis is the innermost
+
+
+def test_short_meshes_are_named_x_y_z_w() -> None:
+    assert Mesh.parse("2x3x4x5").axes == (("x", 2), ("y", 3), ("z", 4), ("w", 5))
+    assert Mesh.parse("8").axes == (("x", 8),)
+
+
+WRONG_MESHES = ("", "dp", "dp=", "dp=0", "dp=-1", "dp=2,dp=4", "2x", "1x2x3x4x5", "2=dp", {"a b": 2}, {"dp": 2.0}, {}, 8)
+
+
+@pytest.mark.parametrize("wrong", WRONG_MESHES)
+def test_wrong_meshes(wrong: object) -> None:
+    with pytest.raises(MeshError) as caught:
+        Mesh.parse(wrong)  # type: ignore[arg-type]
+    assert caught.value.hint and caught.value.exit_status == 2
+
+
+def test_sub_axes_have_names_and_coordinates() -> None:
+    read = Mesh.parse("dp=2,tp=8")
+    assert read.sub_axis_name(read.whole(1)) == "tp"
+    assert read.sub_axis_name(SubAxis(1, 2, 4)) == "tp:(2)4"
+    parts = (SubAxis(1, 4, 2), SubAxis(1, 1, 4))
+    assert [read.index(rank, parts) for rank in range(8)] == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+# --- machines ---------------------------------------------------------------------------------------------------
+
+
+def test_axes_inside_a_node_use_the_node_link() -> None:
+    machine = Machine(Mesh.parse("dp=4,tp=4"), H100)  # 16 ranks, 8 to a node
+    assert machine.axes_group((1,)) == Group(4, H100.node.latency_seconds, H100.node.bandwidth)
+    assert machine.axes_group((0,)) == Group(4, H100.network.latency_seconds, H100.network.bandwidth)
+    assert machine.group((SubAxis(0, 2, 2),)) == Group(2, H100.node.latency_seconds, H100.node.bandwidth)  # neighbours on dp share a node
+    assert machine.axes_group((0, 1)) == Group(16, H100.network.latency_seconds, H100.network.bandwidth)
+
+
+def test_a_group_across_the_border_of_two_nodes_is_a_network_group() -> None:
+    hardware = Hardware.from_dict(H100.to_dict() | {"devices_per_node": 3})
+    assert Machine(Mesh.parse("2x2"), hardware).axes_group((1,)).bandwidth == hardware.network.bandwidth  # ranks 2 and 3
+
+
+def test_axes_of_the_file_override_the_links() -> None:
+    hardware = Hardware.from_dict(H100.to_dict() | {"axes": {"dp": {"latency_seconds": 1.0, "bandwidth": 2.0}}})
+    machine = Machine(Mesh.parse("dp=2,tp=8"), hardware, "communication")
+    assert machine.axes_group((0,)) == Group(2, 1.0, 2.0)
+    assert machine.axes_group((1,)).bandwidth == H100.node.bandwidth
+    assert machine.axes_group((0, 1)) == Group(16, 1.0, 2.0)
+    assert machine.collective_seconds("all_gather", 64, (machine.mesh.whole(0),)) == 1 + 32 / 2
+
+
+def test_equal_machines_are_one_key() -> None:
+    one, two = (Machine(Mesh.parse("2x2"), load_hardware("h200")) for _ in range(2))
+    assert one == two and hash(one) == hash(two)
+    assert one != Machine(Mesh.parse("2x2"), load_hardware("h200"), "communication")
+
+
+def test_a_group_of_one_rank_is_free() -> None:
+    machine = Machine(Mesh.parse("dp=1,tp=2"), H100)
+    assert machine.collective_seconds("all_reduce", 1e9, (machine.mesh.whole(0),)) == 0.0
+
+
+def test_roofline() -> None:
+    machine = Machine(Mesh.parse("8"), H100)
+    large = 1e15
+    assert machine.compute_seconds(large, 0, "bfloat16") == large / (compute.ARITHMETIC_EFFICIENCY * 989e12)
+    assert machine.compute_seconds(large, 0, "float32") == large / (compute.ARITHMETIC_EFFICIENCY * 67e12)
+    assert machine.compute_seconds(large, 0, "tf32") == large / (compute.ARITHMETIC_EFFICIENCY * 494e12)
+    assert machine.compute_seconds(0, large, "int64") == large / (compute.MEMORY_EFFICIENCY * 3.35e12)
+    assert machine.compute_seconds(1, 1, "float32") == H100.kernel_launch_seconds
+    assert machine.compute_seconds(0, 0, "float32") == 0.0
+
+
+def test_communication_model_has_free_compute() -> None:
+    machine = Machine(Mesh.parse("8"), H100, "communication")
+    assert machine.compute_seconds(1e15, 1e12, "float32") == machine.optimizer_seconds("adamw", 10**9, "float32") == 0.0
+
+
+def test_optimizers() -> None:
+    machine = Machine(Mesh.parse("8"), H100)
+    assert [memory.optimizer_bytes(name, 10, "float32") for name in ("adamw", "sgd", "none")] == [80, 0, 0]
+    assert machine.optimizer_seconds("adamw", 10**9, "bfloat16") == 7 * 2e9 / (compute.MEMORY_EFFICIENCY * 3.35e12)
+    assert machine.optimizer_seconds("none", 10**9, "bfloat16") == 0.0
+
+
+# --- hardware files ---------------------------------------------------------------------------------------------
+
+
+def test_built_in_names() -> None:
+    assert {"v100", "a100-sxm-80g", "h100-sxm", "h200", "b200", "cpu-cluster"} <= set(hardware_names())
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_built_in_files(name: str) -> None:
+    hardware = load_hardware(name)
+    assert hardware.name == name
+    assert hardware.node.bandwidth > hardware.network.bandwidth
+    assert Hardware.from_dict(hardware.to_dict()) == hardware
+    for line in (resources.files(cost_models) / "hardware" / f"{name}.toml").read_text().splitlines():
+        figure = "=" in line and not line.startswith(("name", "devices_per_node", "peak_flops", "#"))
+        assert not figure or "#" in line, f"without a source: {line}"
+
+
+def test_files_are_read_by_path(tmp_path: Path) -> None:
+    text = (resources.files(cost_models) / "hardware" / "h100-sxm.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace('"h100-sxm"', '"mine"'))
+    assert load_hardware(tmp_path / "mine.toml").name == load_hardware(str(tmp_path / "mine.toml")).name == "mine"
+    assert load_hardware(H100) is H100
+
+
+BROKEN = {
+    "memory_bytes": lambda data: data.pop("memory_bytes"),
+    "memory_bandwidth": lambda data: data.update(memory_bandwidth=0.0),
+    "kernel_launch_seconds": lambda data: data.update(kernel_launch_seconds=-1e-6),
+    "peak_flops.float32": lambda data: data["peak_flops"].pop("float32"),
+    "peak_flops.bfloat16": lambda data: data["peak_flops"].update(bfloat16="fast"),
+    "peak_flops.float17": lambda data: data["peak_flops"].update(float17=1e12),
+    "devices_per_node": lambda data: data.update(devices_per_node=0),
+    "links.network": lambda data: data["links"].pop("network"),
+    "links.node.bandwidth": lambda data: data["links"]["node"].update(bandwidth=math.inf),
+    "axes.dp.latency_seconds": lambda data: data.update(axes={"dp": {"bandwidth": 1.0}}),
+    "colour": lambda data: data.update(colour="green"),
+    "name": lambda data: data.update(name=""),
+}
+
+
+@pytest.mark.parametrize("field", BROKEN)
+def test_a_broken_file_names_the_field(field: str) -> None:
+    data = tomllib.loads((resources.files(cost_models) / "hardware" / "h100-sxm.toml").read_text())
+    BROKEN[field](data)
+    with pytest.raises(HardwareFileError, match=rf"field {field}:") as caught:
+        Hardware.from_dict(data)
+    assert caught.value.exit_status == 3 and "\nhint: " in str(caught.value)
+
+
+def test_what_is_not_toml_or_not_there(tmp_path: Path) -> None:
+    (tmp_path / "noise.toml").write_text("name = = 1")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    for name in ("noise.toml", "binary.toml"):
+        with pytest.raises(HardwareFileError, match=name):
+            load_hardware(tmp_path / name)
+    for missing in ("h1000", str(tmp_path / "absent.toml")):
+        with pytest.raises(UnknownHardwareError, match=Path(missing).name) as caught:
+            load_hardware(missing)
+        assert caught.value.exit_status == 2
