@@ -102,7 +102,7 @@ class Case:
         """The loss; where there is none, the root mean square of the outputs (a sum of them could cancel to nothing)."""
         if not self.tangents:
             return outputs["loss"].item()
-        squares = [outputs[name].double().square() for name in self.tangents]
+        squares = [outputs[name].detach().double().square() for name in self.tangents]
         return float((sum(square.sum() for square in squares) / max(1, sum(square.numel() for square in squares))).sqrt())
 
     def backward(self, outputs: Mapping[str, torch.Tensor], place: Place | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Legal plans made at random, without a search: what the runtime must run right whatever a search decides."""
+"""Legal plans made at random, without a search: the runtime must run right whatever a search decides."""
 
 from __future__ import annotations
 
