@@ -69,6 +69,24 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, function, tree)
 
 
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def is_operator(target: Any) -> bool:
+    """Whether a node's target is a torch operator (``torch._ops.OpOverload``), as against a Python function."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def runs_a_graph(target: Any) -> bool:
+    """Whether a node's target is an operator that runs graphs of its own (``torch.cond``, regions under ``no_grad``)."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def schema_of(target: Any) -> Any:
+    """An operator's schema: ``name``, ``arguments`` and ``returns``, ``is_mutable``."""
+    return target._schema
+
+
 # --- tracing ----------------------------------------------------------------------------------------------------------
 
 ORIGIN = "autopar_origin"

@@ -65,7 +65,8 @@ def _batch_norm_shapes(
 def _batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """``dx = weight * invstd * (grad - mean(grad) - x_hat * mean(grad * x_hat))``, ``dweight = sum(grad * x_hat)``, ``dbias = sum(grad)``."""
+    """With ``n`` the normalised input: ``dx = weight * invstd * (grad - mean(grad) - n * mean(grad * n))``, ``dweight = sum(grad * n)``,
+    ``dbias = sum(grad)``."""
     dims = [0, *range(2, x.dim())]
     count = x.numel() // x.shape[1]
     wide = grad.to(mean.dtype)

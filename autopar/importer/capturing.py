@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 import autopar.dialect  # noqa: F401  registers the operators that the trace calls
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
+from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, trace
@@ -64,17 +67,33 @@ def capture(
     """
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
     train = mode == "train"
-    with fake_weights(model, torch_compat.fake_mode(), train=train) as weights:
-        exported = export(model, args, kwargs, loss, loss_args, weights, train=train)
+    with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, _plain_operators():
+        with diagnosed("running the model"):
+            exported = export(model, args, kwargs, loss, loss_args, weights, train=train)
+        if train and loss is not None and exported.loss is None:
+            raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
         program = DialectProgram(exported)
-        traced = trace(program, train=train)
+        with diagnosed("tracing the model", program.place):
+            traced = trace(program, train=train)
         graph = Lowering(exported, traced.graph, program.origins, train=train).run()
         if train:
             _check_gradients(exported, graph)
-        constants = {
-            value.name: weights.constants.get(value.name, value.value) for value in exported.values if value.kind == "constant"
-        }
+        values = {value.name: value.value for value in exported.values if value.kind == "constant"} | weights.constants
+        constants = {item.name: values[item.name] for item in graph.of_kind("constant")}
     return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants)
+
+
+@contextmanager
+def _plain_operators() -> Iterator[None]:
+    """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run."""
+    fast, fused = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mkldnn.enabled = fused
 
 
 def _check(

@@ -63,8 +63,15 @@ class Program(nn.Module):
         self.loss = loss
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
+        before = [(part, name, value) for part in self.modules() for name, value in part._buffers.items()]
         outputs = self.model(*args, **kwargs)
-        return outputs if self.loss is None else self.loss(outputs, *loss_args)
+        result = outputs if self.loss is None else self.loss(outputs, *loss_args)
+        for part, name, value in before:
+            new = part._buffers.get(name)
+            if new is not value and value is not None and new is not None:
+                value.copy_(new)  # a buffer that the forward assigned anew is a buffer that it changed
+                part._buffers[name] = value
+        return result
 
 
 def argument_names(

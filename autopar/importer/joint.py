@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError
+from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported
+from autopar.importer.provenance import user_frame
 from autopar.importer.rewrite import Replacement, replacements
 
 
@@ -40,6 +42,10 @@ class DialectProgram(nn.Module):
             outputs = [result if index == loss else result.detach() for index, result in enumerate(outputs)]
         return tuple(torch.ops.aten.clone.default(result) for result in outputs)
 
+    def place(self) -> tuple[str, int] | None:
+        """The user's line that was being traced."""
+        return None if self.running is None else user_frame(self.running)
+
     def _walk(
         self,
         graph_module: torch.fx.GraphModule,
@@ -59,9 +65,10 @@ class DialectProgram(nn.Module):
                 return [values[item] if isinstance(item, torch.fx.Node) else item for item in node.args[0]]
             else:
                 self.running = node
+                self._check_sizes(node)
                 args = torch.fx.node.map_arg(node.args, values.__getitem__)
                 kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
-                if isinstance(node.target, torch._ops.HigherOrderOperator):
+                if torch_compat.runs_a_graph(node.target):
                     values[node] = self._region(node, args, table, origin)
                     continue
                 mark = f"{prefix}{node.name}"
@@ -69,6 +76,15 @@ class DialectProgram(nn.Module):
                 with origin(mark):
                     values[node] = table.get(node.target, node.target)(*args, **kwargs)
         raise AssertionError("an exported graph ends in an output node")
+
+    def _check_sizes(self, node: torch.fx.Node) -> None:
+        for value in torch_compat.leaves_of(node.meta.get("val")):
+            sizes = value.shape if isinstance(value, Tensor) else [value]
+            if not all(size is None or isinstance(size, (bool, int, float, str)) for size in sizes):
+                raise CaptureError(
+                    at_line(f"the size of the result of {node.target} depends on the values of a tensor", self.place()),
+                    "use operators whose result sizes are known before the run, such as topk, where or a mask",
+                )
 
     def _region(self, node: torch.fx.Node, args: Any, table: Mapping[Any, Replacement], origin: Callable[[str], Any]) -> Any:
         """A stretch of the model under ``torch.no_grad()`` or ``torch.autocast``, which export keeps as a sub-graph."""
@@ -78,10 +94,11 @@ class DialectProgram(nn.Module):
             with torch.set_grad_enabled(enabled):
                 return self._walk(body, inputs, table, origin, f"{node.name}.")
         if name == "wrap_with_autocast":
-            device, dtype, enabled, cache, body, *inputs = args
-            with torch.autocast(device, dtype, enabled, cache):
+            _device, dtype, enabled, cache, body, *inputs = args
+            with torch.autocast("cpu", dtype, enabled, cache):  # the stand-ins lie on the cpu, whatever device the model names
                 return self._walk(body, inputs, table, origin, f"{node.name}.")
-        raise CaptureError(f"the operator {name} runs its own sub-graph, which is not supported", "write this part with plain tensor operators")
+        message = f"the operator {name} runs a graph of its own, which is not supported"
+        raise CaptureError(at_line(message, self.place()), "write this part with plain tensor operators")
 
 
 def _attribute(module: Any, path: str) -> Any:

@@ -6,14 +6,9 @@ graph; what nobody needs is dropped.
 
 from __future__ import annotations
 
-import math
 import operator
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +18,9 @@ from torch.fx import Node
 from autopar import torch_compat
 from autopar.errors import CaptureError
 from autopar.graph import Argument, Dtype, Graph, GraphInput, GraphOutput, Op, Phase, Ref, Tensor
+from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported, Value
+from autopar.importer.provenance import module_path, source_line, user_frame
 
 aten = torch.ops.aten
 FORMAT_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy"})
@@ -122,11 +119,27 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
             outputs.append((exported.outputs[index], result))
         elif kind == "gradient":
             gradients.append((tensors[index], result))
-        elif kind == "mutation":
+        elif kind == "mutation" and tensors[index].kind == "buffer":
             buffers.append((tensors[index], result))
+        elif kind == "mutation":
+            value = tensors[index]
+            raise CaptureError(
+                at_line(f"the forward changes its {value.kind} {value.name} in place", _mutation_place(exported, value)),
+                "work on a clone(), or register the tensor as a buffer if its new value is to be kept",
+            )
         else:
             raise CaptureError(f"the traced graph has an output of an unknown kind: {descriptor}", "report this model")
     return Roles(inputs, tangents, outputs, gradients, buffers)
+
+
+def _mutation_place(exported: Exported, value: Value) -> tuple[str, int] | None:
+    """The line of the exported operator that writes to an input."""
+    nodes = exported.graph_module.graph.find_nodes(op="placeholder")
+    written = [node for node, other in zip(nodes, exported.values, strict=True) if other.name == value.name]
+    for node in exported.graph_module.graph.nodes:
+        if torch_compat.is_operator(node.target) and torch_compat.schema_of(node.target).is_mutable and node.args[0] in written:
+            return user_frame(node)
+    return None
 
 
 class Lowering:
@@ -139,6 +152,7 @@ class Lowering:
         self.train = train
         self.roles = roles(graph, exported)
         self.same: dict[Node, Node] = {}
+        self.needed: set[Node] = set()
         self.names: dict[tuple[Node, int], str] = {}
         self.taken: set[str] = set()
         self.counters: dict[str, int] = {}
@@ -193,6 +207,7 @@ class Lowering:
             if node not in needed:
                 needed.add(node)
                 pending += [self._root(source) for source in node.all_input_nodes]
+        self.needed = needed
         return [n for n in self.graph.nodes if n in needed and n.op == "call_function" and n.target is not operator.getitem]
 
     def _squeezed_sum(self, node: Node) -> Node | None:
@@ -244,6 +259,8 @@ class Lowering:
         found: list[GraphInput] = []
         public = [value.name for value in self.roles.inputs.values()]
         for node, value in self.roles.inputs.items():
+            if value.kind == "constant" and node not in self.needed:
+                continue
             name = value.name
             if value.kind in ("input", "constant") and (public.count(name) > 1 or name in self.taken):
                 name = f"{value.kind}:{name}"
@@ -276,10 +293,10 @@ class Lowering:
 
     def _op(self, node: Node, phase: Phase) -> Op:
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload):
+        if not torch_compat.is_operator(target):
             raise CaptureError(f"the traced graph calls {target}, which is not a torch operator", "use plain tensor operators")
         target = _RENAMED.get(target, target)
-        name = self._fresh(target._schema.name.split("::")[1].lstrip("_"))
+        name = self._fresh(torch_compat.schema_of(target).name.split("::")[1].lstrip("_"))
         outputs = self._results(node, name)
         inputs: list[str] = []
         args, kwargs = self._arguments(node, inputs)
@@ -302,7 +319,7 @@ class Lowering:
         return tuple(outputs)
 
     def _arguments(self, node: Node, inputs: list[str]) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
-        schema = node.target._schema  # type: ignore[union-attr]
+        schema = torch_compat.schema_of(node.target)
         args = list(node.args)
         kwargs = {key: value for key, value in node.kwargs.items() if key not in FORMAT_ARGUMENTS}
         for index, argument in enumerate(schema.arguments[: len(args)]):
@@ -368,36 +385,3 @@ class Lowering:
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
-
-
-# --- where an operator comes from -------------------------------------------------------------------------------------
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_TORCH = str(Path(torch.__file__).parent)
-
-
-def module_path(node: Node) -> str:
-    """The innermost module around an exported node, ``layers.0.attn``."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = next((str(path) for path, _ in reversed(list(stack.values()))), "")
-    path = path.removeprefix("L['self'].")
-    return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else ""
-
-
-def user_frame(node: Node) -> tuple[str, int] | None:
-    """File and line of the innermost frame outside torch that made an exported node."""
-    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(node.meta.get("stack_trace") or "")]
-    outside = [frame for frame in frames if not frame[0].startswith(_TORCH)]
-    return outside[-1] if outside else None
-
-
-def source_line(node: Node) -> str:
-    """``model.py:12``: the file relative to the working directory or to where its package is installed."""
-    frame = user_frame(node)
-    return f"{short_path(frame[0])}:{frame[1]}" if frame else ""
-
-
-def short_path(file: str) -> str:
-    """A file's path below the working directory, else below the directory it is imported from."""
-    bases = [os.getcwd(), *sorted((path for path in sys.path if path), key=len, reverse=True)]
-    return next((os.path.relpath(file, base) for base in bases if file.startswith(base.rstrip("/") + "/")), os.path.basename(file))

@@ -60,7 +60,10 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
                         values[name] = weights.fake(tensor, train=train)
                         weights.paths.setdefault(id(values[name]), []).append(_path(prefix, name))
             for name, value in list(vars(part).items()):
-                if isinstance(value, Tensor):
+                if isinstance(value, list) and any(id(item) in weights.stand_ins for item in value):
+                    undo.append((vars(part), name, value))
+                    vars(part)[name] = [weights.stand_ins.get(id(item), item) for item in value]
+                elif isinstance(value, Tensor):
                     undo.append((vars(part), name, value))
                     del vars(part)[name]
                     part.register_buffer(name, weights.fake(value, train=False), persistent=False)

@@ -122,9 +122,8 @@ def materialize(model: Any, seed: int = 0, device: str = "cpu") -> Any:
     ``initialize`` where it has one. Ties are kept. Returns the model."""
     import torch
 
-    tied = {name: value for name, value in model.named_parameters(remove_duplicate=False)}
     same: dict[int, list[str]] = {}
-    for name, value in tied.items():
+    for name, value in model.named_parameters(remove_duplicate=False):
         same.setdefault(id(value), []).append(name)
     model.to_empty(device=device)
     for first, *others in same.values():

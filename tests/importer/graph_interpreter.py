@@ -19,16 +19,15 @@ def run_graph(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for op in graph.ops:
             results = run_op(op, [tensors[name] for name in op.inputs])
             for name, result in zip(op.outputs, results, strict=True):
-                if result is not None:
-                    declared = graph.tensors[name]
-                    assert tuple(result.shape) == declared.shape, f"{name}: {tuple(result.shape)} is not {declared.shape}"
-                    assert str(result.dtype) == f"torch.{declared.dtype}", f"{name}: {result.dtype} is not {declared.dtype}"
-                    tensors[name] = result
+                declared = graph.tensors[name]
+                assert tuple(result.shape) == declared.shape, f"{name}: {tuple(result.shape)} is not {declared.shape}"
+                assert str(result.dtype) == f"torch.{declared.dtype}", f"{name}: {result.dtype} is not {declared.dtype}"
+                tensors[name] = result
     return tensors
 
 
-def run_op(op: Op, inputs: list[Tensor]) -> list[Tensor | None]:
-    """The results of one operator, flat."""
+def run_op(op: Op, inputs: list[Tensor]) -> list[Tensor]:
+    """The results of one operator, without those that it was told not to compute."""
 
     def value(argument: Any) -> Any:
         match argument:
@@ -47,4 +46,5 @@ def run_op(op: Op, inputs: list[Tensor]) -> list[Tensor | None]:
     if op.target in ("aten.view.default", "aten._unsafe_view.default"):
         function = torch.reshape
     result = function(*(value(item) for item in op.args), **{key: value(item) for key, item in op.kwargs})
-    return list(result) if isinstance(result, (tuple, list)) else [result]
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    return [item for item in results if item is not None]

@@ -11,7 +11,7 @@ from torch import nn
 from autopar import zoo
 from autopar.graph import Graph
 from autopar.importer import capture
-from graph_interpreter import run_graph
+from tests.importer.graph_interpreter import run_graph
 
 
 def graph_values(graph: Graph, constants, model: nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.importer.rewrite.contractions import contract
+from autopar.importer.rewrite.contractions import autocast, contract
 
 Replacement = Callable[..., Any]
 
@@ -25,6 +25,7 @@ def attention_replacement(next_seed: Callable[[], int]) -> Replacement:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        q, k, v = autocast(q, k, v)
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         if q.dim() != 4:
             return _with_four_dims(attention, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)

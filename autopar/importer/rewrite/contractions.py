@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from string import ascii_letters
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autopar.dialect import contraction
+
 
 def contract(a: Tensor, first: Sequence[str], b: Tensor, second: Sequence[str], result: Sequence[str]) -> Tensor:
     """A contraction of two tensors by factor letters, in the form the dialect wants.
@@ -16,12 +18,22 @@ def contract(a: Tensor, first: Sequence[str], b: Tensor, second: Sequence[str], 
     Dims of size 1 that the other operand has larger are dropped (broadcasting), and factors that only one operand has
     and the result has not are summed first, so that each operand's gradient is again a contraction.
     """
+    a, b = autocast(a, b)
     sizes = {factor: max(n, 1) for factor, n in zip(first, a.shape, strict=True)}
     for factor, n in zip(second, b.shape, strict=True):
         sizes[factor] = max(sizes.get(factor, 1), n)
     a, first = _prepare(a, tuple(first), sizes, {*second, *result})
     b, second = _prepare(b, tuple(second), sizes, {*first, *result})
     return torch.ops.autopar.contract.default(a, b, contraction.write(first, second, tuple(result)))
+
+
+def autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """The operands in the dtype that ``torch.autocast`` computes contractions in, as they are outside of it."""
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cpu")
+    narrow = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(t.to(dtype) if t is not None and t.dtype in narrow else t for t in tensors)
 
 
 def _prepare(tensor: Tensor, factors: tuple[str, ...], sizes: Mapping[str, int], wanted: set[str]) -> tuple[Tensor, tuple[str, ...]]:
@@ -38,8 +50,9 @@ def _prepare(tensor: Tensor, factors: tuple[str, ...], sizes: Mapping[str, int],
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     batch = _batch_letters(x.dim() - 1)
-    out = contract(x, (*batch, "k"), weight, ("n", "k"), (*batch, "n")) if weight.dim() == 2 else contract(x, (*batch, "k"), weight, ("k",), batch)
-    return out if bias is None else out + bias
+    kept = (*batch, "n") if weight.dim() == 2 else batch
+    out = contract(x, (*batch, "k"), weight, ("n", "k")[2 - weight.dim() :], kept)
+    return out if bias is None else out + autocast(bias)[0]
 
 
 def _batch_letters(dims: int) -> tuple[str, ...]:
@@ -56,7 +69,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _scaled(bias, beta) + _scaled(matmul(a, b), alpha)
+    return _scaled(autocast(bias)[0], beta) + _scaled(matmul(a, b), alpha)
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
@@ -67,7 +80,7 @@ def einsum(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None
     """Operands are contracted left to right, keeping at each step the factors that are still needed."""
     parsed = _parse_einsum(equation, operands)
     if parsed is None or len(operands) < 2 or any(operand.is_complex() for operand in operands):
-        return aten.einsum.default(equation, operands)
+        return torch.ops.aten.einsum.default(equation, operands)
     factors, result = parsed
     tensor, have = operands[0], factors[0]
     for index in range(1, len(operands)):

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.importer.rewrite.contractions import autocast
+
+
 def convolve(dims: int) -> Callable[..., Any]:
     def replacement(
         x: Tensor,
@@ -20,6 +23,7 @@ def convolve(dims: int) -> Callable[..., Any]:
     ) -> Tensor:
         if x.dim() == dims + 1:
             return replacement(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+        x, weight, bias = autocast(x, weight, bias)
         steps, spread = _each(stride, dims), _each(dilation, dims)
         if isinstance(padding, str):
             totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(spread, weight.shape[2:], strict=True)]

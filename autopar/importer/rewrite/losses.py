@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autopar.dialect.lookup import PaddedEmbedding
 
+
 def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
     if scale_grad_by_freq:
         return torch.ops.aten.embedding.default(weight, indices, padding_idx, scale_grad_by_freq, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,

@@ -1,0 +1,131 @@
+"""What went wrong in a capture, in one sentence at the user's line.
+
+torch's own messages run over pages and speak of its internals; here the cause is named by a table of signs, and the place is the
+innermost frame of the traceback outside torch and this package.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import logging
+import os
+import sys
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+import torch
+
+from autopar.errors import AutoparError, CaptureError
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_ZOO = os.path.join(_OURS, "zoo")
+_TORCH = str(Path(torch.__file__).parent)
+_STANDARD = sysconfig.get_path("stdlib")
+
+_CAUSES: tuple[tuple[str, str, str], ...] = (
+    (
+        "GuardOnDataDependentSymNode|DataDependentOutputException|data-dependent",
+        "Python control flow or a size depends on the values of a tensor",
+        "a plan needs one graph for all inputs: use torch.where instead of if, and sizes that are known before the run",
+    ),
+    (
+        "DynamicOutputShapeException",
+        "the size of a result depends on the values of a tensor",
+        "use operators whose result sizes are known before the run, such as topk, one_hot or a mask",
+    ),
+    (
+        "UnsupportedOperatorException",
+        "the operator has no shape function, so its result's size is unknown before the run",
+        "register one with torch.library.register_fake",
+    ),
+    (
+        "FakeTensorDeviceMismatchError",
+        "tensors are made on different devices",
+        "make new tensors on the device of an input (device=x.device) instead of a fixed one; capture runs everything on cpu shapes",
+    ),
+    (
+        "which is not a known type",
+        "forward takes or returns an object that is not a tensor, a plain value, or a container of these",
+        "return tensors in tuples, lists or dictionaries, or register the class with torch.utils._pytree",
+    ),
+    (
+        "not supported for tensor subclasses",
+        "tensors leave torch (NumPy or Python values)",
+        "keep the computation in torch operators",
+    ),
+)
+"""A sign in the exception's class names or message, the cause it means, and what to do about it."""
+
+
+@contextmanager
+def diagnosed(step: str, running: Callable[[], tuple[str, int] | None] = lambda: None) -> Iterator[None]:
+    """Turn exceptions of a step of the capture into ``CaptureError``.
+
+    ``step`` says what was done (``running the model``); ``running`` gives the user's line when the traceback does not hold it.
+    """
+    try:
+        with _quiet():
+            yield
+    except AutoparError:
+        raise
+    except Exception as error:
+        raise explain(error, step, running()) from None
+
+
+def explain(error: Exception, step: str, place: tuple[str, int] | None = None) -> CaptureError:
+    """The error for users. ``place`` is the file and line when the traceback does not hold the user's frames."""
+    signs = " ".join([*(kind.__name__ for kind in type(error).__mro__), str(error)])
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    found = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    cause, hint = f"{step} fails with {found}", "run the model on these inputs without autopar to see whether it works"
+    for sign, meaning, advice in _CAUSES:
+        if any(word in signs for word in sign.split("|")):
+            cause, hint = f"{meaning} ({found})" if "Unsupported" in sign else meaning, advice
+            break
+    return CaptureError(at_line(cause, place or user_place(error)), hint)
+
+
+def at_line(message: str, place: tuple[str, int] | None) -> str:
+    """The message with file, line and source before it."""
+    if place is None:
+        return message
+    source = linecache.getline(*place).strip()
+    return f"{place[0]}:{place[1]}: {message}" + (f"\n    {source}" if source else "")
+
+
+def user_place(error: BaseException) -> tuple[str, int] | None:
+    """File and line of the innermost frame that is the user's (or a built-in model's)."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    users = [place for place in frames if is_user_file(place[0])]
+    return users[-1] if users else None
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a source file is neither torch's, nor this package's, nor generated."""
+    ours = file.startswith(_OURS + os.sep) and not file.startswith(_ZOO + os.sep)
+    standard = file.startswith(_STANDARD + os.sep) and "site-packages" not in file
+    return os.path.isabs(file) and not ours and not standard and not file.startswith(_TORCH + os.sep)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing partial graphs and pages of log when it fails; what it prints when it succeeds is passed on."""
+    loggers = [logger for name, logger in logging.root.manager.loggerDict.items() if name.split(".")[0] == "torch"]
+    levels = [(logger, logger.level) for logger in loggers if isinstance(logger, logging.Logger)]
+    printed = io.StringIO()
+    try:
+        for logger, _ in levels:
+            logger.setLevel(logging.CRITICAL + 1)
+        with redirect_stderr(printed), warnings.catch_warnings():
+            # recurrent modules hold their weights in a list too, which export sees change while it swaps parameters
+            warnings.filterwarnings("ignore", message="The tensor attributes? .* assigned during export")
+            yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)
+    sys.stderr.write(printed.getvalue())

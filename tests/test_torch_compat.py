@@ -1,0 +1,128 @@
+"""Each private torch name still does what it is used for; a release that changes one fails here, by name."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from autopar import torch_compat
+
+ROOT = Path(torch_compat.__file__).resolve().parents[1]
+Pair = namedtuple("Pair", "first second")
+
+
+def test_fake_mode_makes_shapes_without_memory_and_takes_real_constants():
+    with torch_compat.fake_mode():
+        huge = torch.empty(2**40, 2**10)
+        assert torch_compat.is_fake(huge) and not huge.is_meta
+        assert (huge[:2, :3] + torch.ones(3)).shape == (2, 3)
+    assert not torch_compat.is_fake(torch.ones(3))
+
+
+def test_trees_have_paths_and_come_back():
+    tree = {"a": [1, (2,)], "b": Pair(3, None)}
+    leaves, structure = torch_compat.flatten_with_paths(tree)
+    assert [path for path, _ in leaves] == [("a", "0"), ("a", "1", "0"), ("b", "first"), ("b", "second")]
+    assert torch_compat.unflatten([leaf for _, leaf in leaves], structure) == tree
+    assert torch_compat.leaves_of([1, (2, 3)]) == [1, 2, 3]
+    assert torch_compat.map_tensors(lambda t: t.shape[0], [torch.ones(3), "x"]) == [3, "x"]
+
+
+def test_operators_are_told_apart():
+    assert torch_compat.is_operator(torch.ops.aten.add.Tensor) and not torch_compat.is_operator(torch.add)
+    assert torch_compat.runs_a_graph(torch.ops.higher_order.cond) and not torch_compat.runs_a_graph(torch.ops.aten.add.Tensor)
+    schema = torch_compat.schema_of(torch.ops.aten.add_.Tensor)
+    assert schema.name == "aten::add_" and schema.is_mutable and schema.arguments[0].name == "self"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mark = torch_compat.recorded_origins
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with self.mark() as origin:
+            with origin("square"):
+                y = (x * x).sum()
+            with origin("count"):
+                count.add_(1)
+            with origin("scale"):
+                return (y * w).clone(), (x + 1).clone()
+
+
+@pytest.fixture
+def joint():
+    x, w = torch.ones(3, requires_grad=True), torch.ones((), requires_grad=True)
+    return torch_compat.trace_joint(Net(), (x, w, torch.zeros(())))
+
+
+def test_joint_trace_describes_inputs_and_outputs(joint):
+    inputs = [torch_compat.role(node.meta["desc"]) for node in joint.graph.find_nodes(op="placeholder")]
+    assert inputs == [("input", 0), ("input", 1), ("input", 2), ("tangent", 0), ("tangent", 1)]
+    outputs = [torch_compat.role(desc) for desc in joint.graph.output_node().meta["desc"]]
+    assert set(outputs) >= {("mutation", 2), ("output", 0), ("output", 1), ("gradient", 0), ("gradient", 1)}
+    assert torch_compat.role(object()) == ("other", -1)
+
+
+def test_joint_trace_is_functional_and_marks_forward_and_backward(joint):
+    calls = [node for node in joint.graph.nodes if node.op == "call_function"]
+    assert not any(node.target._schema.is_mutable for node in calls)
+    marks = {(torch_compat.origin_of(node), torch_compat.traced_in_backward(node)) for node in calls}
+    assert {("square", False), ("square", True), ("scale", False), ("scale", True), ("count", False)} <= marks
+
+
+def test_inference_trace_has_no_tangents():
+    with torch.no_grad():
+        graph = torch_compat.trace_joint(Net(), (torch.ones(3), torch.ones(()), torch.zeros(()))).graph
+    assert [torch_compat.role(n.meta["desc"])[0] for n in graph.find_nodes(op="placeholder")] == ["input"] * 3
+
+
+def test_strided_shards_tell_their_split_factor():
+    from torch.distributed.tensor import Replicate, Shard
+
+    assert torch_compat.split_factor_of(torch_compat.strided_shard(1, 2)) == 2
+    assert torch_compat.split_factor_of(Shard(0)) == 1
+    assert torch_compat.split_factor_of(Replicate()) is None
+
+
+def test_functional_collectives_are_registered():
+    names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "wait_tensor")
+    assert all(hasattr(torch_compat.functional_collectives(), name) for name in names)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_running_backward_says_whether_it_keeps_the_graph(keep):
+    seen = []
+
+    class Watch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(torch_compat.keeps_autograd_graph())
+            return grad
+
+    Watch.apply(torch.ones(1, requires_grad=True)).backward(retain_graph=keep)
+    assert seen == [keep]
+
+
+def test_no_other_file_touches_private_torch_names():
+    private = re.compile(
+        r"(?:from|import) torch(?:\.\w+)*\._\w+|from torch[\w.]* import .*\b_\w+"
+        r"|\btorch\._(?!_)\w+|\btorch\.(?!ops\b)\w+\._[a-z]\w+"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "autopar").rglob("*.py"))
+        if path.name != "torch_compat.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if private.search(line) and not line.strip().startswith(("#", '"'))
+    ]
+    assert not found, "\n".join(found)
