@@ -115,8 +115,8 @@ def from_placements(placements: Sequence[Placement], rank: int, sizes: Sequence[
         if sizes[axis] == 1 or placement.is_replicate():
             continue
         if isinstance(placement, Partial):
-            if placement.reduce_op not in REDUCTIONS:
-                raise MismatchError(f"a partial value with the reduction {placement.reduce_op!r}", f"use one of {', '.join(REDUCTIONS)}")
+            if type(placement) is not Partial or placement.reduce_op not in REDUCTIONS:
+                raise MismatchError(f"the placement {placement} has no sharding spec", f"use Partial with one of {', '.join(REDUCTIONS)}")
             partial.append((axis, placement.reduce_op))
             continue
         factor = split_factor_of(placement)

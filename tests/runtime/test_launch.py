@@ -1,0 +1,88 @@
+"""Ranks as processes: results come back in order; a rank that dies or raises is named, the others are stopped, none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autopar.errors import UsageError, VerificationError
+from autopar.runtime.launch import run_ranks
+
+
+def children() -> set[int]:
+    """Living child processes of this one."""
+    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as file:
+        return {int(word) for word in file.read().split()}
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> None:
+    before = children()
+    yield
+    assert children() == before
+
+
+def wait_for_others(rank: int) -> int:
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    return int(total)
+
+
+def test_results_come_in_order_of_rank() -> None:
+    assert run_ranks(lambda rank: (rank, wait_for_others(rank)), 3) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_alone_has_no_process_group() -> None:
+    assert run_ranks(lambda rank: dist.is_initialized(), 1, alone=True) == [False]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_that_is_killed_is_named(late: bool) -> None:
+    def rank_main(rank: int) -> int:
+        if late:
+            wait_for_others(rank)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return wait_for_others(rank)
+
+    with pytest.raises(VerificationError, match="rank 1 of 3 died: it was killed by SIGKILL; the other 2 were stopped") as caught:
+        run_ranks(rank_main, 3)
+    assert caught.value.exit_status == 1
+
+
+def test_a_rank_that_leaves_is_named() -> None:
+    with pytest.raises(VerificationError, match="rank 2 of 3 died: it exited with status 5"):
+        run_ranks(lambda rank: os._exit(5) if rank == 2 else wait_for_others(rank), 3)
+
+
+def test_a_rank_that_raises_is_named_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    def rank_main(rank: int) -> int:
+        if rank == 0:
+            raise ZeroDivisionError("no such thing")
+        return wait_for_others(rank)
+
+    with pytest.raises(VerificationError, match="rank 0 of 2 died: ZeroDivisionError: no such thing"):
+        run_ranks(rank_main, 2)
+    assert "ZeroDivisionError" in capfd.readouterr().err, "the trace is shown"
+
+
+def test_an_error_for_users_stays_one() -> None:
+    def rank_main(rank: int) -> None:
+        raise UsageError("a wrong thing", "do the right thing")
+
+    with pytest.raises(UsageError, match="a wrong thing\nhint: do the right thing"):
+        run_ranks(rank_main, 2)
+
+
+def test_a_rank_that_never_comes_is_a_timeout_of_the_others() -> None:
+    def rank_main(rank: int) -> int:
+        if rank == 1:
+            signal.pause()
+        return wait_for_others(rank)
+
+    with pytest.raises(VerificationError, match="rank 0 of 2 died: .*[Tt]imed out"):
+        run_ranks(rank_main, 2, timeout=1.0)
