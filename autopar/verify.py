@@ -42,7 +42,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "float16": Tolerance(1e-2, 4e-2, 1e-2),
     "bfloat16": Tolerance(5e-2, 1.5e-1, 5e-2),
 }
-"""By the coarsest dtype in the graph. In half precision partial and whole sums are rounded differently, by a few units in the last place."""
+"""By the coarsest dtype in the graph. In half precision, partial and whole sums round differently, by a few units in the last place."""
 
 GRADIENT_FLOOR = 1e-3
 """A gradient's error is relative to its largest entry, or this times the model's largest: some gradients are zero in exact arithmetic."""

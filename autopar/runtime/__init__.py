@@ -1,15 +1,15 @@
 """Plan -> the program each rank runs: instructions on local tensors, collectives, sharded weights, the module that trains.
 
-    placement      global tensors <-> parts, ShardingSpec <-> DTensor placements
-    groups         the ranks behind a tuple of sub-axes
-    backends       collectives: all ranks in one process, or this process as one rank
-    operators      operators by target
-    inner          bodies of the operators with collectives inside
-    execution      the interpreter; simulate
-    calls          a call's arguments and results
-    weights        parameters and buffers as DTensors
-    module         the nn.Module, one autograd function a step
-    compiling      plan -> module
+placement      global tensors <-> parts, ShardingSpec <-> DTensor placements
+groups         the ranks behind a tuple of sub-axes
+backends       collectives: all ranks in one process, or this process as one rank
+operators      operators by target
+inner          bodies of the operators with collectives inside
+execution      the interpreter; simulate
+calls          a call's arguments and results
+weights        parameters and buffers as DTensors
+module         the nn.Module, one autograd function a step
+compiling      plan -> module
 """
 
 from autopar.runtime.compiling import compile_plan, compile_program

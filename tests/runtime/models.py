@@ -55,7 +55,7 @@ def example(model: nn.Module, args: tuple[Any, ...], mode: str, loss: Any = None
 
 
 class Sixes(nn.Module):
-    """Dims that axes of 2, 3 and 6 divide, two outputs of which none is a loss, a buffer that mutates, a constant, an input with gradient."""
+    """Dims that axes of 2, 3 and 6 divide, two outputs and no loss, a buffer that mutates, a constant, an input with gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,10 @@ from tests.runtime.plans import machine
 from tests.runtime.test_placement import every_spec
 
 WHOLE = (SubAxis(0, 1, 2), SubAxis(1, 1, 4))
-GROUPS = [WHOLE, WHOLE[::-1], WHOLE[:1], WHOLE[1:], (SubAxis(1, 1, 2),), (SubAxis(1, 2, 2),), (SubAxis(1, 2, 2), SubAxis(0, 1, 2)), (SubAxis(1, 2, 2), SubAxis(1, 1, 2))]
+GROUPS = [
+    WHOLE, WHOLE[::-1], WHOLE[:1], WHOLE[1:], (SubAxis(1, 1, 2),), (SubAxis(1, 2, 2),),
+    (SubAxis(1, 2, 2), SubAxis(0, 1, 2)), (SubAxis(1, 2, 2), SubAxis(1, 1, 2)),
+]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.int16, torch.bool, torch.complex64]
 REDUCED = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
@@ -38,7 +41,7 @@ def exchanges() -> list[tuple[Exchange, torch.dtype]]:
         found += [(Exchange("all_reduce", axes, (), reduction), reduced) for reduction in ("sum", "max", "min")]
     both = WHOLE
     found += [(Exchange("permute", both, sources=(0, 4, 1, 5, 2, 6, 3, 7)), dtype) for dtype in DTYPES]
-    found += [(Exchange("permute", both, sources=tuple(range(8))), torch.float32), (Exchange("permute", both, sources=(0, 0, 0, 0, 7, 7, 7, 7)), torch.float32)]
+    found += [(Exchange("permute", both, sources=sources), torch.float32) for sources in (tuple(range(8)), (0, 0, 0, 0, 7, 7, 7, 7))]
     return found
 
 
@@ -65,7 +68,8 @@ def test_lockstep_by_hand() -> None:
     a, b = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6], [7, 8]])
     assert ranks.collective(Exchange("all_gather", axes, (1,)), [a, b])[1].tolist() == [[1, 2, 5, 6], [3, 4, 7, 8]]
     assert [part.tolist() for part in ranks.collective(Exchange("reduce_scatter", axes, (0,)), [a, b])] == [[[6, 8]], [[10, 12]]]
-    assert [part.tolist() for part in ranks.collective(Exchange("all_to_all", axes, (0, 1)), [a, b])] == [[[1], [3], [5], [7]], [[2], [4], [6], [8]]]
+    exchanged = ranks.collective(Exchange("all_to_all", axes, (0, 1)), [a, b])
+    assert [part.tolist() for part in exchanged] == [[[1], [3], [5], [7]], [[2], [4], [6], [8]]]
     assert ranks.collective(Exchange("all_reduce", axes, (), "max"), [a, b])[0].tolist() == [[5, 6], [7, 8]]
     assert [part.tolist() for part in ranks.collective(Exchange("permute", axes, sources=(1, 0)), [a, b])] == [b.tolist(), a.tolist()]
 
@@ -93,7 +97,8 @@ def reshard_program(mesh: str, source: ShardingSpec, target: ShardingSpec) -> Pr
     where, shape = machine(mesh), (24, 12)
     if find_reshard(shape, 8, source, target, where) is None:
         return None
-    graph = Graph("inference", {"x": Tensor("x", shape, "float64")}, (GraphInput("x", "input", "x"),), (), (GraphOutput("x", "output", "0"),))
+    tensors, entry, exit_ = {"x": Tensor("x", shape, "float64")}, GraphInput("x", "input", "x"), GraphOutput("x", "output", "0")
+    graph = Graph("inference", tensors, (entry,), (), (exit_,))
     layout = Layout("x@0", "x", "x", target, "forward", f"{OUTPUT}0")
     return build_program(graph, Assignment({"x": source}, {}, (layout,), {(f"{OUTPUT}0", 0): "x@0"}), where)
 
@@ -104,7 +109,7 @@ def every_reshard(mesh: str) -> list[Program]:
     return [program for program in found if program is not None]
 
 
-@pytest.mark.parametrize("mesh", ["4", "6", "2x2", pytest.param("2x4", marks=pytest.mark.slow), pytest.param("3x4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", ["4", "6", "2x2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("2x4", "3x4"))])
 def test_every_reshard_is_right_in_value(mesh: str) -> None:
     whole = torch.randn(24, 12, dtype=torch.float64)
     for program in every_reshard(mesh):

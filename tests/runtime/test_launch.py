@@ -84,5 +84,5 @@ def test_a_rank_that_never_comes_is_a_timeout_of_the_others() -> None:
             signal.pause()
         return wait_for_others(rank)
 
-    with pytest.raises(VerificationError, match="rank 0 of 2 died: .*[Tt]imed out"):
+    with pytest.raises(VerificationError, match=r"rank 0 of 2 died: .*[Tt]imed out"):
         run_ranks(rank_main, 2, timeout=1.0)

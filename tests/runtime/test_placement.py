@@ -25,7 +25,8 @@ def every_spec(mesh: Mesh) -> list[ShardingSpec]:
         for partial in itertools.combinations(range(len(mesh.sizes)), count):
             rest = [axis for axis in range(len(mesh.sizes)) if axis not in partial]
             for spec in splits(SHAPE, [size if axis in rest else 1 for axis, size in enumerate(mesh.sizes)]):
-                found += [ShardingSpec(spec.dims, tuple((axis, word) for axis in partial)) for word in (("sum", "max", "min") if partial else ("sum",))]
+                words = ("sum", "max", "min") if partial else ("sum",)
+                found += [ShardingSpec(spec.dims, tuple((axis, word) for axis in partial)) for word in words]
     return found
 
 

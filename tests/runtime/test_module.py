@@ -1,0 +1,341 @@
+"""The compiled module on real ranks: it trains, clips, saves, loads, initialises and refuses as users expect."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import MismatchError, UsageError
+from autopar.importer import capture
+from autopar.program import Program
+from autopar.runtime import ShardedModule, compile_program
+from autopar.runtime.launch import run_ranks
+from tests.runtime.models import Example, example, sixes
+from tests.runtime.plans import machine, random_program
+
+X, Y = torch.randn(8, 16, dtype=torch.float64), torch.randn(8, 8, dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """Two layers and a weight used twice; the loss comes from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 16, dtype=torch.float64)
+        self.again = self.up
+        self.down = nn.Linear(16, 8, bias=False, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.again(torch.tanh(self.up(x)))))
+
+
+def loss(outputs: Tensor, wanted: Tensor) -> Tensor:
+    return (outputs - wanted).square().mean()
+
+
+@lru_cache
+def net() -> Example:
+    torch.manual_seed(0)
+    return example(Net(), (X,), "train", loss, (Y,))
+
+
+def compiled(made: Example, program: Program, **options: Any) -> ShardedModule:
+    return compile_program(made.model, program, made.captured.constants, **options)
+
+
+def on_ranks(
+    function: Callable[[ShardedModule], Any], *, mesh: str = "2x2", seed: int = 0, made: Example | None = None, **options: Any
+) -> list[Any]:
+    """``function`` of the compiled module on every rank of a random plan; what it returns."""
+    made = made or net()
+    program = random_program(made.captured.graph, machine(mesh), seed)
+
+    def rank_main(_: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own words about DTensor
+            return function(compiled(made, program, **options))
+
+    return run_ranks(rank_main, program.machine.mesh.ranks)
+
+
+def train(module: nn.Module, call: Callable[[], Tensor], steps: int = 3) -> list[float]:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = call()
+        value.backward()
+        found.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.1)))
+        optimizer.step()
+        found.append(value.item())
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_adamw_and_clipping_work_on_it(seed: int) -> None:
+    reference = copy.deepcopy(net().model)
+    wanted = train(reference, lambda: loss(reference(X), Y))
+
+    def run(module: ShardedModule) -> tuple[list[float], list[str], bool]:
+        found = train(module, lambda: module(X, Y))
+        return found, [name for name, _ in module.named_parameters()], all(isinstance(p, DTensor) for p in module.parameters())
+
+    for found, names, distributed in on_ranks(run, seed=seed):
+        assert found == pytest.approx(wanted, rel=1e-9)
+        assert names == [name for name, _ in reference.named_parameters()]
+        assert distributed
+
+
+def test_tied_parameters_are_one_and_its_own_methods_stay() -> None:
+    def run(module: ShardedModule) -> tuple[bool, int, str]:
+        return module.again.weight is module.up.weight, len(list(module.parameters())), repr(module)
+
+    for tied, count, text in on_ranks(run):
+        assert tied and count == 3
+        assert "mesh=x=2,y=2, mode=train" in text
+
+
+def test_gradients_have_their_parameters_spec_and_their_own_storage() -> None:
+    def run(module: ShardedModule) -> bool:
+        module(X, Y).backward()
+        gradients = [p.grad for p in module.parameters()]
+        pointers = {gradient.to_local().data_ptr() for gradient in gradients}
+        return len(pointers) == 3 and all(p.grad.placements == p.placements for p in module.parameters())
+
+    assert all(on_ranks(run))
+
+
+def test_a_scaled_loss_scales_the_gradients_and_they_accumulate() -> None:
+    wanted = net().single.gradients["down.weight"]
+
+    def run(module: ShardedModule) -> float:
+        for _ in range(2):
+            (module(X, Y) * 3).backward()
+        return (module.down.weight.grad.full_tensor() - 6 * wanted).abs().max().item()
+
+    assert max(on_ranks(run)) < 1e-12
+
+
+def test_backward_twice_needs_retain_graph() -> None:
+    def run(module: ShardedModule) -> str:
+        value = module(X, Y)
+        value.backward(retain_graph=True)
+        first = module.up.weight.grad.full_tensor()
+        module.zero_grad()
+        value.backward()
+        assert module.up.weight.grad.full_tensor().equal(first)
+        try:
+            value.backward()
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    assert all("a second time" in found for found in on_ranks(run, mesh="2"))
+
+
+def test_a_parameter_changed_between_forward_and_backward_is_an_error() -> None:
+    def run(module: ShardedModule) -> str:
+        value = module(X, Y)
+        with torch.no_grad():
+            module.down.weight.mul_(2)
+        try:
+            value.backward()
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    assert all("down.weight was changed in place" in found for found in on_ranks(run, mesh="1"))
+
+
+def test_without_grad_only_the_forward_runs() -> None:
+    def run(module: ShardedModule) -> tuple[float, bool, set[str]]:
+        with torch.no_grad(), module.observed_collectives() as observed:
+            value = module(X, Y)
+        return value.item(), value.requires_grad, {item.phase for item in observed}
+
+    for value, requires_grad, phases in on_ranks(run, seed=1):
+        assert value == pytest.approx(net().single.losses[0]) and not requires_grad and phases <= {"forward"}
+
+
+def test_outputs_without_a_loss_take_their_gradients_and_buffers_are_written_back() -> None:
+    made = sixes()
+    (x,) = made.case.args
+
+    def run(module: ShardedModule) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Tensor]]:
+        mine = x.detach().clone().requires_grad_(True)
+        outputs = module(mine)
+        made.case.backward(outputs, module.place)
+        whole = {name: _whole(tensor).detach() for name, tensor in outputs.items()}
+        buffers = {f"buffer:{name}": _whole(tensor) for name, tensor in module.named_buffers()}
+        gradients = {name: p.grad.full_tensor() for name, p in module.named_parameters()}
+        return {**whole, **buffers}, mine.grad, _whole(module.calls), gradients
+
+    for seed in range(3):
+        for outputs, gradient, calls, gradients in on_ranks(run, mesh="2x3", seed=seed, made=made):
+            for name, wanted in made.single.outputs.items():
+                assert torch.allclose(outputs[name], wanted), name
+            assert torch.allclose(gradient, made.single.gradients["x"])
+            assert calls.item() == 1
+            assert all(torch.allclose(found, made.single.gradients[name]) for name, found in gradients.items())
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def test_inputs_may_be_dtensors_or_local_parts() -> None:
+    def run(module: ShardedModule) -> tuple[float, float]:
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        place, spec = module.place, {item.name: module.program.specs[item.tensor] for item in module.program.graph.inputs}
+        x = distribute_tensor(X, place.device_mesh, [Shard(1), Replicate()])
+        global_ = module(x, Y).item()
+        module._step = type(module._step)(module._step.executable, place, "local")
+        parts = [place.own_part(tensor, spec[name]) for tensor, name in ((X, "x"), (Y, "wanted"))]
+        return global_, module(*parts).item()
+
+    for seed in range(2):
+        for first, second in on_ranks(run, seed=seed):
+            assert first == pytest.approx(net().single.losses[0]) and second == pytest.approx(net().single.losses[0])
+
+
+def test_state_comes_back_whole_or_placed(tmp_path: Path) -> None:
+    other = Net()
+    wanted = loss(other(X), Y).item()
+
+    def run(module: ShardedModule) -> tuple[list[str], float, float, float]:
+        import torch.distributed.checkpoint as checkpoint
+
+        before = module(X, Y).item()
+        names = sorted(module.state_dict())
+        checkpoint.save({"model": module.state_dict()}, checkpoint_id=tmp_path)
+        module.load_state_dict(other.state_dict())
+        loaded = module(X, Y).item()
+        state = module.state_dict()
+        checkpoint.load({"model": state}, checkpoint_id=tmp_path)
+        module.load_state_dict(state)
+        assert module(X, Y).item() == before
+        moved = {name: tensor.redistribute(placements=[_replicate()] * 2) for name, tensor in module.state_dict().items()}
+        module.load_state_dict(moved)
+        return names, before, loaded, module(X, Y).item()
+
+    for names, before, loaded, again in on_ranks(run, seed=4):
+        assert names == sorted(net().model.state_dict())
+        assert before == again == pytest.approx(net().single.losses[0])
+        assert loaded == pytest.approx(wanted)
+
+
+def _replicate() -> Any:
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
+def test_a_checkpoint_of_four_ranks_loads_on_two(tmp_path: Path) -> None:
+    def save(module: ShardedModule) -> None:
+        import torch.distributed.checkpoint as checkpoint
+
+        checkpoint.save({"model": module.state_dict()}, checkpoint_id=tmp_path)
+
+    on_ranks(save, mesh="2x2", seed=2)
+    torch.manual_seed(5)
+    other = Net()
+
+    def load(module: ShardedModule) -> float:
+        import torch.distributed.checkpoint as checkpoint
+
+        state = module.state_dict()
+        checkpoint.load({"model": state}, checkpoint_id=tmp_path)
+        module.load_state_dict(state)
+        return module(X, Y).item()
+
+    changed = Example(other, net().captured, net().case, net().single)
+    assert on_ranks(load, mesh="2", seed=1, made=changed) == [pytest.approx(net().single.losses[0])] * 2
+
+
+def meta_net() -> Example:
+    with torch.device("meta"):
+        model = Net()
+    return Example(model, net().captured, net().case, net().single)
+
+
+def test_meta_weights_are_initialised_alike_on_all_ranks() -> None:
+    def run(module: ShardedModule) -> list[Tensor]:
+        module(X, Y)
+        return [p.full_tensor().detach() for p in module.parameters()]
+
+    found = [on_ranks(run, mesh=mesh, seed=1, made=meta_net())[0] for mesh in ("2", "2x2")]
+    for one, other in zip(*found, strict=True):
+        assert one.equal(other), "the same weights on any mesh"
+        assert one.std() > 0
+
+
+def test_meta_weights_take_the_users_init() -> None:
+    def init(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            nn.init.constant_(parameter, len(name))
+
+    def run(module: ShardedModule) -> set[tuple[int, float]]:
+        return {(len(name), value) for name, p in module.named_parameters() for value in p.full_tensor().flatten().tolist()}
+
+    assert on_ranks(run, made=meta_net(), init=init)[3] == {(9, 9.0), (7, 7.0), (11, 11.0)}
+
+
+def test_meta_weights_without_an_init_must_be_loaded() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(16, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale).square().mean()
+
+    with torch.device("meta"):
+        model = Own()
+    captured = capture(model, (X,), mode="train")
+    made = Example(model, captured, net().case, net().single)
+
+    def run(module: ShardedModule) -> tuple[str, float]:
+        try:
+            module(X)
+        except UsageError as error:
+            message = str(error)
+        module.load_state_dict({"scale": torch.full((16,), 2.0, dtype=torch.float64)})
+        return message, module(X).item()
+
+    for message, value in on_ranks(run, made=made):
+        assert "no values yet: scale" in message and "hint: pass init=" in message
+        assert value == pytest.approx((X * 2).square().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda module: module(X[:4], Y), "input x is float64 [4, 16], the plan was made for float64 [8, 16]"),
+        (lambda module: module(X.float(), Y), "input x is float32 [8, 16], the plan was made for float64 [8, 16]"),
+        (lambda module: module(), "the loss alone takes 1"),
+        (lambda module: module(X, Y, Y), "do not fit the model's forward"),
+        (lambda module: module("text", Y), "argument 0 is a str, the plan was made for a tensor"),
+        (lambda module: module(X.clone().requires_grad_(True), Y), "input x requires grad, the plan gives it no gradient"),
+        (lambda module: module.load_state_dict({"down.weight": torch.zeros(3, 3)}, strict=False), "holds down.weight with shape [3, 3]"),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(call: Callable[[ShardedModule], Any], words: str) -> None:
+    def run(module: ShardedModule) -> str:
+        try:
+            call(module)
+        except (UsageError, MismatchError) as error:
+            return str(error)
+        return "no error"
+
+    (found,) = on_ranks(run, mesh="1")
+    assert words in found and "\nhint: " in found
