@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import itertools
 import json
@@ -251,3 +252,9 @@ def test_receives_no_more_than_shardy(shared: Path) -> None:
         assert plan.received_bytes_per_rank / math.prod(shape) <= theirs * (1 + 1e-9), case["case"]
         compared += 1
     assert compared >= 30
+
+
+@pytest.mark.parametrize("name", ["face", "permutation"])
+def test_examples(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"autopar.reshard.{name}"))
+    assert result.attempted and not result.failed

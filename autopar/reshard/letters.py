@@ -9,12 +9,13 @@ ranks receives an equal share of at least.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 Letters = tuple[int, ...]
 Layout = tuple[Letters, ...]
+Places = tuple[tuple[int, tuple[int, int]] | None, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Alphabet:
         self.divides = tuple(self._divides())
         self.permute_prices = tuple(self._permute_prices())
         self._matches: dict[Letters, dict[Letters, Match]] = {}
-        self._arrangements: dict[tuple[tuple[int, ...], Letters], tuple[Layout, ...]] = {}
+        self._arrangements: dict[tuple[tuple[int, ...], Letters, Letters], dict[Places, list[Layout]]] = {}
 
     def count(self, letters: Letters) -> int:
         """Into how many parts ``letters`` cut a dim."""
@@ -117,13 +118,21 @@ class Alphabet:
         free = [i for i in range(len(self.letters)) if i not in wanted]
         return {i: tuple(j for j in free if self.letters[j] == self.letters[i]) for i in free}
 
-    def arrangements(self, counts: tuple[int, ...], excluded: Letters) -> tuple[Layout, ...]:
-        """Every layout that cuts the dims in ``counts`` parts by letters that are not excluded."""
-        key = (counts, excluded)
+    def places(self, layout: Layout, letters: Letters) -> Places:
+        """Where each of ``letters`` stands: the dim and its span there, None when it is free."""
+        found = {letter: (dim, span) for dim, word in enumerate(layout) for letter, span in self.spans(word)} if letters else {}
+        return tuple([found.get(letter) for letter in letters])
+
+    def arrangements(self, counts: tuple[int, ...], excluded: Letters, fixed: Letters, places: Places) -> Sequence[Layout]:
+        """Every layout that cuts the dims in ``counts`` parts by letters that are not excluded, with ``fixed`` at ``places``."""
+        key = (counts, excluded, fixed)
         if key not in self._arrangements:
             left = tuple(letter for letter in range(len(self.sizes)) if letter not in excluded)
-            self._arrangements[key] = tuple(self._arranged(counts, left))
-        return self._arrangements[key]
+            by_place: dict[Places, list[Layout]] = {}
+            for layout in self._arranged(counts, left):
+                by_place.setdefault(self.places(layout, fixed), []).append(layout)
+            self._arrangements[key] = by_place
+        return self._arrangements[key][places]
 
     def _arranged(self, counts: tuple[int, ...], left: Letters) -> Iterator[Layout]:
         if not counts:

@@ -269,23 +269,18 @@ class _Search:
         layout, partial = node.state
         counts = tuple(self.count(letters) for letters in layout)
         block = 1 / math.prod(counts)
-        places = self.places(layout)
         for latency, inverse, fixed in self.alphabet.permute_prices:
-            stay = [places.get(letter) for letter in fixed]
-            key = (counts, partial, fixed, tuple(stay))
+            places = self.alphabet.places(layout, fixed)
+            key = (counts, partial, fixed, places)
             if self.tried.get(key, math.inf) <= node.seconds:
                 continue
             self.tried[key] = node.seconds
             seconds = latency + block * inverse * self.question.bytes
             if node.seconds + seconds > self.question.limit:
                 continue
-            for after in self.alphabet.arrangements(counts, partial):
-                if after != layout and (not fixed or [self.places(after).get(letter) for letter in fixed] == stay):
+            for after in self.alphabet.arrangements(counts, partial, fixed, places):
+                if after != layout:
                     yield seconds, block, "permute", (), (), (after, partial)
-
-    def places(self, layout: Layout) -> dict[int, tuple[int, tuple[int, int]]]:
-        """For each letter that splits a dim, the dim and its span there."""
-        return {letter: (dim, span) for dim, letters in enumerate(layout) for letter, span in self.alphabet.spans(letters)}
 
 
 def _missing(ranks: int, target: float, both: int, parts: int) -> float:
