@@ -160,12 +160,12 @@ class Program:
         return pricing.local_bytes(self.graph.tensors[self.tensor_of[value]], self.specs[value], self.machine)
 
     def collectives(self) -> Iterator[Collective]:
-        """Every collective in execution order; free slices are not collectives."""
+        """Every collective in execution order; local steps are not collectives."""
         for item in self.instructions:
             if isinstance(item, Move):
                 layout, reshard = item.layout, item.reshard
                 for step in reshard.steps:
-                    if step.kind != "slice":
+                    if step.is_collective:
                         yield Collective(
                             step.kind, step.axes, layout.phase, layout.tensor, str(reshard.source), str(reshard.target),
                             layout.before, step.full_bytes, step.received_bytes_per_rank, step.seconds,
@@ -226,7 +226,9 @@ class Program:
         graph = self.graph
         parameters = {i.tensor: self.local_bytes(i.tensor) for i in graph.inputs if i.kind in ("parameter", "buffer", "constant")}
         states = sum(
-            optimizer_bytes(optimizer, self.local_bytes(i.tensor) // DTYPE_BYTES[graph.tensors[i.tensor].dtype], graph.tensors[i.tensor].dtype)
+            optimizer_bytes(
+                optimizer, self.local_bytes(i.tensor) // DTYPE_BYTES[graph.tensors[i.tensor].dtype], graph.tensors[i.tensor].dtype
+            )
             for i in graph.inputs
             if i.trained
         )

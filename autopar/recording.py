@@ -121,7 +121,7 @@ def program_tasks(program: Program) -> Iterator[Task]:
             inside = pricing.inner_seconds(item.strategy, program.machine)
             yield op_task(item.op.name, item.phase, item.reads, item.writes, seconds, inside)
         else:
-            steps = [(step.kind, step.seconds) for step in item.reshard.steps if step.kind != "slice"]
+            steps = [(step.kind, step.seconds) for step in item.reshard.steps if step.is_collective]
             yield from move_tasks(item.layout.tensor, item.phase, item.layout.source, item.layout.value, steps)
 
 
@@ -357,6 +357,6 @@ def _collective_values(program: Program) -> Iterator[str | None]:
     """For each collective of the program the reshard's value; None inside an operator."""
     for item in program.instructions:
         if isinstance(item, Move):
-            yield from (item.layout.value for step in item.reshard.steps if step.kind != "slice")
+            yield from (item.layout.value for step in item.reshard.steps if step.is_collective)
         else:
             yield from (None for _ in item.strategy.inner)

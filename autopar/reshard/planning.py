@@ -25,12 +25,14 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
         source, target: legal specs of the tensor on the machine's mesh, without axes of size 1.
         machine: whose links the seconds are for.
 
-    There is none when the target is partial over an axis that the source is not, or when axes with different
+    A value that is replicated over an axis becomes a partial sum over it for nothing (one rank keeps it, the others hold zeros).
+    There is none when the target is partial over an axis that splits the source or by another reduction than a sum, or when axes with different
     reductions are pending and one of them has to be done (their order would change the value).
     """
     pending = dict(source.partial)
     kept = dict(target.partial)
-    if any(pending.get(axis) != reduction for axis, reduction in kept.items()):
+    masked = [axis for axis, reduction in kept.items() if axis not in pending and reduction == "sum" and axis not in source.split_axes]
+    if any(pending.get(axis) != reduction for axis, reduction in kept.items() if axis not in masked):
         return None
     reduced = {axis: reduction for axis, reduction in pending.items() if axis not in kept}
     if reduced and len(set(pending.values())) > 1:
@@ -50,6 +52,8 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
     assert not math.isinf(best.seconds), "gathering everything and slicing is always possible"
     reduction = next(iter(reduced.values()), "")
     steps = tuple(_step(move, parts, order, full, reduction, machine) for move in _merged(best.moves))
+    if masked:
+        steps += (Step("mask", tuple(SubAxis(axis, 1, machine.mesh.sizes[axis]) for axis in sorted(masked)), (), "sum"),)
     return Reshard(
         shape,
         itemsize,

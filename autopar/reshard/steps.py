@@ -10,13 +10,14 @@ from cost_models import Mesh, SubAxis
 
 @dataclass(frozen=True)
 class Step:
-    """One collective, or a slice. A rank's group is the ranks that differ from it along ``axes`` alone, in row-major
+    """One collective, or a local step that moves nothing (slice, mask). A rank's group is the ranks that differ from it along ``axes`` alone, in row-major
     order over ``axes`` (the first is major); n is its size and ``index`` a rank's position in it.
 
     Args:
         kind: ``slice`` (narrow a dim to part ``index`` of n), ``all_gather`` (concatenate the group's tensors along a dim),
             ``reduce_scatter`` (reduce over the group, keep part ``index`` of a dim), ``all_reduce``, ``all_to_all`` (split
-            the second dim in n, exchange, concatenate along the first) or ``permute`` (receive another rank's block).
+            the second dim in n, exchange, concatenate along the first), ``permute`` (receive another rank's block) or ``mask``
+            (a replicated value becomes a partial sum: ``index`` 0 keeps it, the others hold zeros).
         axes: the parts of mesh axes that it runs over.
         dims: the tensor dim it works on; (from, to) of an all-to-all; none for all_reduce and permute.
         reduction: ``sum``, ``max`` or ``min``; empty when nothing is reduced.
@@ -34,6 +35,11 @@ class Step:
     full_bytes: float = 0.0
     received_bytes_per_rank: float = 0.0
     seconds: float = 0.0
+
+    @property
+    def is_collective(self) -> bool:
+        """False for what each rank does alone, at no cost."""
+        return self.kind not in ("slice", "mask")
 
 
 @dataclass(frozen=True)

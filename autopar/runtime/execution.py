@@ -100,8 +100,9 @@ class Executable:
     def _move(self, move: Move, tensors: Locals, observed: list[Observed] | None) -> Locals:
         layout = move.layout
         for step in move.reshard.steps:
-            if step.kind == "slice":
-                tensors = [self._slice(step, tensor, rank) for tensor, rank in zip(tensors, self.backend.ranks, strict=True)]
+            if not step.is_collective:
+                local = self._slice if step.kind == "slice" else self._mask
+                tensors = [local(step, tensor, rank) for tensor, rank in zip(tensors, self.backend.ranks, strict=True)]
                 continue
             exchange = Exchange(step.kind, step.axes, step.dims, step.reduction or "sum", step.sources or ())
             if observed is not None:
@@ -114,6 +115,9 @@ class Executable:
         mesh = self.backend.mesh
         count = Exchange("slice", step.axes).size
         return part(tensor, step.dims[0], mesh.index(rank, step.axes), count).clone(memory_format=torch.contiguous_format)
+
+    def _mask(self, step: Step, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        return torch.zeros_like(tensor) if self.backend.mesh.index(rank, step.axes) else tensor.clone()
 
     def _call(self, call: Call, inputs: Sequence[Locals], observed: list[Observed] | None) -> list[Locals]:
         op, bound = call.run.op, []

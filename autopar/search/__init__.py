@@ -6,6 +6,7 @@ program's own peak decides. When that peak is over the limit, the problem's limi
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ PROOF = 1e-6
 TIGHTENINGS = 8
 
 Progress = Callable[[float, float, float, float], None]
-"""Called with incumbent seconds, bound seconds, gap, elapsed seconds."""
+"""Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,13 @@ def find_plan(
     clock.lap("model")
     rivals = {name: _price(program, space.optimizer, limit) for name, program in find_baselines(space).items()} if baselines else {}
     clock.lap("baselines")
-    solution, program, memory = _solve_within(model, problem, unit, limit, time_limit, gap, seed, progress)
+    rival = min((rival for rival in rivals.values() if rival.feasible), key=lambda rival: rival.seconds, default=None)
+    solution, program, memory = _solve_within(model, problem, unit, limit, time_limit, gap, seed, progress, rival)
     clock.lap("solve")
     seconds = total_seconds(program, space.optimizer)
     bound = min(solution.bound * unit, seconds)
-    found = _best(rivals, program, seconds)
-    if found is not None:
-        program, memory, seconds = found.program, found.memory, found.seconds
+    if rival is not None and rival.seconds < seconds:
+        program, memory, seconds = rival.program, rival.memory, rival.seconds
     achieved = (seconds - bound) / seconds if seconds > 0 else 0.0
     return Found(
         program, seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", solution.solve_seconds, solution.method,
@@ -142,20 +143,24 @@ def _price(program: Program, optimizer: str, limit: int) -> Baseline:
     return Baseline(program, total_seconds(program, optimizer), memory, memory.peak <= limit)
 
 
-def _best(rivals: Mapping[str, Baseline], program: Program, seconds: float) -> Baseline | None:
-    """A feasible baseline that beats what the search found (possible when it stopped early); None when there is none."""
-    cheaper = [rival for rival in rivals.values() if rival.feasible and rival.seconds < seconds]
-    return min(cheaper, key=lambda rival: rival.seconds, default=None)
-
-
 def _solve_within(
-    model: Model, problem: Problem, unit: float, limit: int, time_limit: float, gap: float, seed: int, progress: Progress | None
+    model: Model,
+    problem: Problem,
+    unit: float,
+    limit: int,
+    time_limit: float,
+    gap: float,
+    seed: int,
+    progress: Progress | None,
+    rival: Baseline | None,
 ) -> tuple[Solution, Program, Memory]:
-    """Solves, and solves again under a lower limit while the program's own peak is over ``limit``; the first bound holds for all."""
+    """Solves, and solves again under a lower limit while the program's own peak is over ``limit``; the first bound holds for all.
+    When that gives nothing, the best feasible baseline is the answer, if there is one.
+    """
 
-    def report(incumbent: float, bound: float, reached: float, seconds: float) -> None:
+    def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
         if progress is not None:
-            progress(incumbent * unit, bound * unit, reached, seconds)
+            progress(math.inf if incumbent is None else incumbent * unit, bound * unit, reached, seconds)
 
     started = perf_counter()
     first: Solution | None = None
@@ -173,6 +178,8 @@ def _solve_within(
         least = memory if least is None or memory.peak < least.peak else least
         assert current.limit is not None
         current = replace(problem, limit=max(int(current.limit - (memory.peak - limit) - limit // 2000), 0))
+    if rival is not None:
+        return replace(first or solution, solve_seconds=perf_counter() - started, method="baseline"), rival.program, rival.memory
     if first is None and solution.status is Status.UNKNOWN:
         raise TimeLimitError(f"no plan was found in {time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")
     raise _infeasible(model, problem, limit, least, seed)

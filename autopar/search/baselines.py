@@ -126,7 +126,9 @@ class _Walk:
 
     def _run_op(self, op: Op, parameters: set[str]) -> None:
         choices = self.space.op_choices(op)
-        price = [self._price(op, strategy, seconds, parameters) for strategy, seconds in zip(choices.strategies, choices.seconds, strict=True)]
+        price = [
+            self._price(op, strategy, seconds, parameters) for strategy, seconds in zip(choices.strategies, choices.seconds, strict=True)
+        ]
         strategy = choices.strategies[price.index(min(price))]
         self.strategies[op.name] = strategy
         for position, (tensor, spec) in enumerate(zip(op.inputs, strategy.inputs, strict=True)):
@@ -162,7 +164,9 @@ class _Walk:
         if spec == current:
             value = source
         else:
-            value = self.made.get((tensor, spec, phase), "") or (self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else "")
+            value = self.made.get((tensor, spec, phase), "") or (
+                self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else ""
+            )
             if not value:
                 value = f"{tensor}@{phase}:{spec}"
                 self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
@@ -195,5 +199,3 @@ def _split_first(shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int
         if extent % parts == 0:
             return ShardingSpec(tuple(axes if d == dim else () for d in range(len(shape))))
     return ShardingSpec.replicated(len(shape))
-
-

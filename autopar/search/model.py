@@ -53,7 +53,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Reader:
-    """Who reads a tensor: node number, the spec each of its choices needs, and its name, position and time in the program."""
+    """Who reads a tensor: node number, the spec each of its choices needs, and its name, position and time in the program.
+
+    ``follows``: a view, which takes a spec as it comes if it can. ``sums``: choices that add several partial sums.
+    """
 
     node: int
     specs: tuple[ShardingSpec, ...]
@@ -62,6 +65,7 @@ class Reader:
     phase: Phase
     time: int
     follows: bool
+    sums: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -178,7 +182,8 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
         choices = model.space.op_choices(op)
         node = model.number["op", op.name]
         for position, tensor in enumerate(op.inputs):
-            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op))
+            sums = tuple(sum(bool(spec.partial) for spec in strategy.inputs) > 1 for strategy in choices.strategies)
+            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op), sums)
             found[tensor].append(reader)
     named = {item.name: item.tensor for item in graph.inputs}
     for index, output in enumerate(graph.outputs):
@@ -228,11 +233,11 @@ def _add_layout(
     elif len(readers) > 1:
         wanted.update(dict.fromkeys(specs))
     chosen = tuple(wanted)
-    table = model.space.reshard_table(model.space.graph.tensors[site.tensor], specs, chosen)
+    table = _without_masks(model.space.reshard_table(model.space.graph.tensors[site.tensor], specs, chosen), specs, chosen)
     reachable = np.isfinite(table).any(axis=0)
     chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
     node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase))
-    model.connect(source, node, model.space.reshard_table(model.space.graph.tensors[site.tensor], specs, chosen))
+    model.connect(source, node, table[:, reachable])
     return node
 
 
@@ -248,10 +253,22 @@ def _connect_readers(model: Model, tensor: str, source: int, specs: tuple[Shardi
             table = model.space.equality_table(specs, reader.specs)
         else:
             table = model.space.reshard_table(model.space.graph.tensors[tensor], specs, reader.specs)
+            table = _without_masks(table, specs, reader.specs, reader.sums)
             if reader.follows:
                 same = model.space.equality_table(specs, reader.specs)
                 table = np.where((same == 0).any(axis=1, keepdims=True), same, table)
         model.connect(source, reader.node, table)
+
+
+def _without_masks(
+    table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], sums: tuple[bool, ...] = ()
+) -> np.ndarray:
+    """A whole value becomes a partial sum only where it is added to one (``sums``): elsewhere that serves nothing."""
+    has = np.array([set(spec.partial_axes) for spec in sources], dtype=object)
+    masked = np.array([[bool(target.partial) and not set(target.partial_axes) <= mine for target in targets] for mine in has]) & ~np.array(
+        sums or (False,) * len(targets)
+    )
+    return np.where(masked, IMPOSSIBLE, table) if masked.any() else table
 
 
 def _add_saved(model: Model, site: Site, layout: Node) -> int:

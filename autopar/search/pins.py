@@ -41,7 +41,9 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
             if spec.partial:
                 reason = f"a pinned tensor cannot be partial ({spec!s})"
             if reason:
-                raise UsageError(f"the pin {name}={text!r} is illegal for {tensor}: {reason}", "give R or S with axes for each dim that they divide")
+                raise UsageError(
+                    f"the pin {name}={text!r} is illegal for {tensor}: {reason}", "give R or S with axes for each dim that they divide"
+                )
             place: dict = {"input": inputs, "output": outputs, "tensor": tensors}[kind]  # type: ignore[type-arg]
             new = spec.normalized(mesh.sizes)
             if place.get(key, new) != new:
@@ -70,7 +72,10 @@ def _targets(graph: Graph, name: str) -> list[tuple[str, object, str]]:
     found = [place for key, place in known.items() if fnmatch.fnmatchcase(key, pattern)]
     if not found:
         near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or list(known)[:3]
-        raise UsageError(f"the pin {name!r} names no {prefix} of the model", f"did you mean {' or '.join(near)}?" if near else f"the model has no {prefix}")
+        raise UsageError(
+            f"the pin {name!r} names no {prefix} of the model",
+            f"did you mean {' or '.join(near)}?" if near else f"the model has no {prefix}",
+        )
     return found  # type: ignore[return-value]
 
 

@@ -67,7 +67,9 @@ class Space:
                 self.unknown[op.target] = op.location or op.name
             tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
             offered = strategies(rule, tensors, self.sizes, must_split=self.machine.cost_model == "communication")
-            seconds = [pricing.compute_seconds(op, self.graph.tensors, s, self.machine) + pricing.inner_seconds(s, self.machine) for s in offered]
+            seconds = [
+                pricing.compute_seconds(op, self.graph.tensors, s, self.machine) + pricing.inner_seconds(s, self.machine) for s in offered
+            ]
             found = self._ops[key] = OpChoices(offered, np.array(seconds))
         return found
 
@@ -88,7 +90,10 @@ class Space:
         tensor = self.graph.tensors[item.tensor]
         size = DTYPE_BYTES[tensor.dtype]
         return np.array(
-            [self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype) for spec in specs]
+            [
+                self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype)
+                for spec in specs
+            ]
         )
 
     def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
@@ -97,7 +102,9 @@ class Space:
         found = self._tables.get(key)
         if found is None:
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
-            small = np.array([[self._seconds(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(len(distinct_s), len(distinct_t))
+            small = np.array([[self._seconds(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(
+                len(distinct_s), len(distinct_t)
+            )
             rows = [distinct_s.index(s) for s in sources] if len(distinct_s) < len(sources) else slice(None)
             columns = [distinct_t.index(t) for t in targets] if len(distinct_t) < len(targets) else slice(None)
             found = self._tables[key] = small[rows][:, columns]
