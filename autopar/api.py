@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.errors import AutoparError, FileError, InfeasibleError, UsageError
+from autopar.errors import AutoparError, FileError, InfeasibleError, MismatchError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh, load_hardware
@@ -56,7 +56,8 @@ def capture(
     from autopar.placements import without_placement
 
     args, kwargs, loss_args = without_placement((args, dict(kwargs or {}), loss_args))
-    return capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    return graph
 
 
 def plan(
@@ -138,6 +139,7 @@ def compile(model: nn.Module, plan: Plan, **options: Any) -> nn.Module:
     """
     from autopar.runtime import compile_plan
 
+    _same_parameters(model, plan)
     with _user_errors():
         return compile_plan(model, plan, **{"loss": plan.loss, **options})
 
@@ -174,7 +176,7 @@ def parse_memory(memory: str | float) -> int:
 
 def parse_mesh(mesh: MeshLike) -> Mesh:
     """The mesh of a text, a mapping, a Mesh or a DeviceMesh. Raises UsageError."""
-    if hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, Mesh):
+    if not isinstance(mesh, str | Mapping | Mesh) and hasattr(mesh, "mesh_dim_names"):
         names = mesh.mesh_dim_names or MESH_NAMES[: len(mesh.shape)]
         mesh = dict(zip(names, mesh.shape, strict=True))
     with _user_errors():
@@ -254,6 +256,20 @@ def _warn_unknown(found: Found) -> None:
         UnknownOperatorWarning,
         stacklevel=3,
     )
+
+
+def _same_parameters(model: nn.Module, plan: Plan) -> None:
+    """Says what differs in names and shapes before the model is captured. Raises MismatchError."""
+    hint = "plan this model, or build it with the sizes it was planned with"
+    aliases = {other: name for name, row in plan.parameters.items() for other in row.aliases or ()}
+    given = {aliases.get(name, name): value for name, value in model.named_parameters()}
+    for name, row in plan.parameters.items():
+        if name not in given:
+            raise MismatchError(f"the plan has a parameter {name}, the model none of that name", hint)
+        here, there = (tuple(given[name].shape), str(given[name].dtype).removeprefix("torch.")), (row.shape, row.dtype)
+        if here != there:
+            shown = [f"{dtype}{list(shape)}" for shape, dtype in (here, there)]
+            raise MismatchError(f"parameter {name} is {shown[0]} in the model, {shown[1]} in the plan", hint)
 
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:

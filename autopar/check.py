@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import NamedTuple
 
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
@@ -66,6 +67,34 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
     return tuple(found)
 
 
+class _Expected(NamedTuple):
+    """A collective as it follows from the specs; the fields of ``CollectivePlan``."""
+
+    kind: str
+    axes: tuple[str, ...]
+    phase: str
+    tensor: str
+    value: str | None
+    source: str
+    target: str
+    before: str
+    bytes: int
+    received_bytes_per_rank: int
+    seconds: float
+
+    @staticmethod
+    def of(row: CollectivePlan) -> _Expected:
+        """A row of the plan."""
+        return _Expected(
+            row.kind, row.axes, row.phase, row.tensor, row.value, row.from_spec, row.to_spec, row.before, row.bytes,
+            row.received_bytes_per_rank, row.seconds,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        specs = f"{self.source!r} to {self.target!r}"
+        return f"{self.kind} of {self.tensor} over {','.join(self.axes)}, {self.bytes} bytes ({specs}) before {self.before}"
+
+
 @dataclass
 class _Walk:
     """One pass over the plan in execution order, with what it learns on the way.
@@ -87,7 +116,7 @@ class _Walk:
     tensor_of: dict[str, str] = field(default_factory=dict)
     storage: dict[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
-    collectives: list[CollectivePlan] = field(default_factory=list)
+    collectives: list[_Expected] = field(default_factory=list)
     made: dict[str, int] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
     extra: dict[int, int] = field(default_factory=dict)
@@ -152,11 +181,11 @@ class _Walk:
         where = f"ops.{row.name}"
         for position, entry in enumerate(row.inputs):
             yield from self._read(f"{where}.inputs[{position}]", entry, entry.value or entry.tensor)
-        for entry in row.outputs:
-            if entry.tensor in self.specs:
+        for output in row.outputs:
+            if output.tensor in self.specs:
                 self.broken = True
-                yield Difference(where, f"makes {entry.tensor}, which already exists")
-            yield from self._define(f"{where}.outputs", entry)
+                yield Difference(where, f"makes {output.tensor}, which already exists")
+            yield from self._define(f"{where}.outputs", output)
         if self.broken:
             return
         op = _as_op(row)
@@ -262,46 +291,36 @@ class _Walk:
             self.used[self.storage[value]] = index
         self.extra[index] = _between(found, self.plan.sizes)
         for step in found.steps:
-            if step.kind != "slice":
+            if step.is_collective:
+                axes = tuple(map(self.machine.mesh.sub_axis_name, step.axes))
+                counts = (round(step.full_bytes), round(step.received_bytes_per_rank))
+                specs = (row.from_spec, row.to_spec)
                 self.collectives.append(
-                    CollectivePlan.model_construct(
-                        kind=step.kind,
-                        axes=tuple(map(self.machine.mesh.sub_axis_name, step.axes)),
-                        phase=row.phase,
-                        tensor=row.tensor,
-                        value=row.value,
-                        from_spec=row.from_spec,
-                        to_spec=row.to_spec,
-                        before=row.before,
-                        bytes=round(step.full_bytes),
-                        received_bytes_per_rank=round(step.received_bytes_per_rank),
-                        seconds=step.seconds,
-                    )
+                    _Expected(step.kind, axes, row.phase, row.tensor, row.value, *specs, row.before, *counts, step.seconds)
                 )
 
-    def _inside(self, row: OpPlan, inner: InnerCollective) -> CollectivePlan:
+    def _inside(self, row: OpPlan, inner: InnerCollective) -> _Expected:
         """A collective inside an operator, as the plan must list it."""
         parts = tuple(map(self.machine.mesh.whole, inner.axes))
-        size = math.prod(part.size for part in parts)
-        return CollectivePlan.model_construct(
-            kind=inner.kind, axes=tuple(map(self.machine.mesh.sub_axis_name, parts)), phase=row.phase,
-            tensor=row.inputs[0].tensor, value=None, from_spec=row.inputs[0].spec, to_spec=row.outputs[0].spec,
-            before=row.name, bytes=round(inner.bytes),
-            received_bytes_per_rank=int(self.machine.received_bytes(inner.kind, inner.bytes, size)),
-            seconds=self.machine.collective_seconds(inner.kind, inner.bytes, parts),
-        )  # fmt: skip
+        axes = tuple(map(self.machine.mesh.sub_axis_name, parts))
+        received = self.machine.received_bytes(inner.kind, inner.bytes, math.prod(part.size for part in parts))
+        seconds = self.machine.collective_seconds(inner.kind, inner.bytes, parts)
+        first, specs = row.inputs[0], (row.inputs[0].spec, row.outputs[0].spec)
+        counts = (round(inner.bytes), int(received))
+        return _Expected(inner.kind, axes, row.phase, first.tensor, None, *specs, row.name, *counts, seconds)
 
     def _same_collectives(self) -> Iterator[Difference]:
         if self.broken:
             return
-        for number, (listed, expected) in enumerate(zip_longest(self.plan.collectives, self.collectives)):
+        listing = map(_Expected.of, self.plan.collectives)
+        for number, (listed, expected) in enumerate(zip_longest(listing, self.collectives)):
             where = f"collectives[{number}]"
             if listed is None:
-                yield Difference(where, f"missing: {_shown(expected)}")
+                yield Difference(where, f"missing: {expected}")
             elif expected is None:
-                yield Difference(where, f"one too many: {_shown(listed)}")
-            elif _identity(listed) != _identity(expected):
-                yield Difference(where, f"{_shown(listed)} in the plan, {_shown(expected)} recomputed")
+                yield Difference(where, f"one too many: {listed}")
+            elif listed[:-1] != expected[:-1]:
+                yield Difference(where, f"{listed} in the plan, {expected} recomputed")
                 return
             elif not _close(listed.seconds, expected.seconds):
                 yield Difference(where, f"{listed.seconds:.6g} seconds in the plan, {expected.seconds:.6g} recomputed")
@@ -448,14 +467,3 @@ def _elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:
 
 def _close(given: float, right: float) -> bool:
     return math.isclose(given, right, rel_tol=TOLERANCE, abs_tol=1e-15)
-
-
-def _identity(row: CollectivePlan) -> tuple[object, ...]:
-    return (
-        row.kind, row.axes, row.phase, row.tensor, row.value, row.from_spec, row.to_spec, row.before, row.bytes, row.received_bytes_per_rank
-    )  # fmt: skip
-
-
-def _shown(row: CollectivePlan) -> str:
-    specs = f"{row.from_spec!r} to {row.to_spec!r}"
-    return f"{row.kind} of {row.tensor} over {','.join(row.axes)}, {row.bytes} bytes ({specs}) before {row.before}"

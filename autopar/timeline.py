@@ -8,7 +8,7 @@ down, and gathering ahead is not limited by memory, so the time is a lower estim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,7 +122,7 @@ def op_task(name: str, phase: str, reads: tuple[str, ...], writes: tuple[str, ..
     return Task(name, "both" if inside else "compute", reads, writes, seconds + inside, phase)
 
 
-def move_tasks(tensor: str, phase: str, source: str, value: str, steps: list[tuple[str, float]]) -> Iterator[Task]:
+def move_tasks(tensor: str, phase: str, source: str, value: str, steps: Sequence[tuple[str, float]]) -> Iterator[Task]:
     """A reshard as a chain of collectives (kind, seconds); without any it is a free slice."""
     if not steps:
         yield Task(f"slice {tensor}", "compute", (source,), (value,), 0.0, phase)

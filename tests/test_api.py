@@ -1,0 +1,187 @@
+"""capture, plan, compile: the pipeline through its public face, on one rank and in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import autopar
+from autopar.api import UnknownOperatorWarning, factorizations, parse_memory, parse_mesh
+from autopar.errors import FileError, InfeasibleError, MismatchError, UsageError
+from cost_models import Hardware, load_hardware
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def square(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return ((output - wanted) ** 2).mean()
+
+
+X, Y = torch.ones(8, 16), torch.zeros(8, 16)
+
+
+@pytest.fixture(scope="module")
+def graph() -> autopar.Graph:
+    return autopar.capture(Block(), (X,), loss=square, loss_args=(Y,))
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_plan_of_a_graph_is_the_plan_of_its_model(graph: autopar.Graph) -> None:
+    first = autopar.plan(graph, mesh="dp=2,tp=2", target="Block")
+    second = autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh={"dp": 2, "tp": 2})
+    same = {"objective": second.objective}
+    assert first.model_copy(update=same) == second
+    assert second.model.target == "Block" and second.hardware["name"] == "h100-sxm"
+    assert autopar.check(first, graph) == ()
+
+
+def test_meshes_of_every_form() -> None:
+    assert parse_mesh("2x4").axes == (("x", 2), ("y", 4))
+    assert parse_mesh({"dp": 2}).axes == (("dp", 2),)
+    assert parse_mesh(SimpleNamespace(mesh_dim_names=("a", "b"), shape=(2, 3))).axes == (("a", 2), ("b", 3))
+    assert parse_mesh(SimpleNamespace(mesh_dim_names=None, shape=(2, 3))).axes == (("x", 2), ("y", 3))
+    assert [mesh.sizes for mesh in factorizations(12)] == [(12,), (6, 2), (4, 3), (3, 4), (2, 6)]
+    assert [mesh.sizes for mesh in factorizations(1)] == [(1,)]
+    for wrong in ("", {}, {"dp": 0}, {"dp": 2.0}, 3):
+        with pytest.raises(UsageError):
+            parse_mesh(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("70GiB", 70 * 2**30),
+        ("80GB", 80 * 10**9),
+        ("1.5 kib", 1536),
+        ("1e9", 10**9),
+        (512, 512),
+        ("3MB", 3 * 10**6),
+        ("7B", 7),
+        ("2G", 2 * 10**9),
+    ],
+)
+def test_memory(text: str | int, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "70 elephants", "1..2GB", "inf", "1Gi B"])
+def test_not_memory(text: str) -> None:
+    with pytest.raises(UsageError, match="is not an amount of memory"):
+        parse_memory(text)
+
+
+def test_hardware_of_every_form(graph: autopar.Graph, tmp_path) -> None:
+    value = load_hardware("a100-sxm-80g")
+    assert isinstance(value, Hardware)
+    assert autopar.plan(graph, mesh="dp=2", hardware=value).hardware["name"] == "a100-sxm-80g"
+    (tmp_path / "bad.toml").write_text('name = "bad"\n')
+    with pytest.raises(FileError, match="memory_bytes"):
+        autopar.plan(graph, mesh="dp=2", hardware=tmp_path / "bad.toml")
+    with pytest.raises(UsageError, match="unknown hardware"):
+        autopar.plan(graph, mesh="dp=2", hardware="abacus")
+
+
+def test_devices_keep_the_best_mesh(graph: autopar.Graph) -> None:
+    best = autopar.plan(graph, devices=4, cost_model="communication")
+    each = [autopar.plan(graph, mesh=mesh, cost_model="communication").objective.seconds for mesh in factorizations(4)]
+    assert best.objective.seconds == min(each)
+
+
+def test_less_memory_is_never_cheaper_and_says_what_would_do(graph: autopar.Graph) -> None:
+    free = autopar.plan(graph, mesh="dp=4")
+    tight = autopar.plan(graph, mesh="dp=4", memory=free.predicted.peak_memory_bytes_per_rank * 3 // 4)
+    assert tight.objective.seconds >= free.objective.seconds
+    assert tight.predicted.peak_memory_bytes_per_rank <= tight.memory_limit_bytes_per_rank < free.predicted.peak_memory_bytes_per_rank
+    with pytest.raises(InfeasibleError, match="the least known to do is") as caught:
+        autopar.plan(graph, mesh="dp=4", memory=100)
+    assert caught.value.exit_status == 1 and "hint:" in str(caught.value)
+
+
+def test_pins(graph: autopar.Graph) -> None:
+    plan = autopar.plan(graph, mesh="dp=2,tp=2", constraints={"up.weight": "S1 R", "input:*": "R R"})
+    assert plan.parameters["up.weight"].spec == "S1 R"
+    assert {row.spec for row in plan.inputs.values()} == {"R R"}
+    assert autopar.check(plan, graph) == ()
+
+
+def test_an_operator_without_a_rule_is_warned_of_with_its_price() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.histc(x).sum()
+
+    with pytest.warns(UnknownOperatorWarning, match=r"no sharding rule for aten\.histc\..*: run whole on every rank, .* s of"):
+        plan = autopar.plan(Odd(), (torch.eye(8),), mesh="dp=2", mode="inference")
+    assert autopar.check(plan) == ()
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(UsageError, match="neither a mesh nor a number of devices"):
+        autopar.plan(Block(), (X,))
+    with pytest.raises(UsageError, match=r"nn\.Module"):
+        autopar.plan(3, (X,), mesh="dp=2")
+
+
+def test_compile_trains_and_knows_the_loss_of_its_plan(one_rank: None, tmp_path) -> None:
+    torch.manual_seed(0)
+    model = Block()
+    plan = autopar.plan(model, (X,), loss=square, loss_args=(Y,), mesh="dp=1")
+    sharded = autopar.compile(model, plan)
+    loss = sharded(X, Y)
+    loss.backward()
+    square(model(X), Y).backward()
+    assert dict(sharded.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    for (name, mine), theirs in zip(sharded.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad, msg=name)
+    plan.save(tmp_path / "plan.json")
+    loaded = autopar.load(tmp_path / "plan.json")
+    assert loaded == plan
+    with pytest.raises(MismatchError, match="loss"):
+        autopar.compile(model, loaded)
+    torch.testing.assert_close(autopar.compile(model, loaded, loss=square)(X, Y), loss)
+
+
+def test_compile_refuses_what_does_not_fit(one_rank: None) -> None:
+    plan = autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=1")
+    with pytest.raises(MismatchError, match=r"parameter up\.weight is float32\[128, 32\] in the model, float32\[64, 16\] in the plan"):
+        autopar.compile(Block(32), plan)
+    with pytest.raises(UsageError, match="single process"):
+        autopar.compile(Block(), autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2"))
+    old = plan.model_copy(update={"created_by": plan.created_by.model_copy(update={"torch": "2.9.0"})})
+    with pytest.raises(MismatchError, match=r"made with torch 2\.9\.0"):
+        autopar.compile(Block(), old)
+
+
+def test_dtensors_are_pins(one_rank: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = Block()
+    model.up.weight = nn.Parameter(distribute_tensor(model.up.weight.detach(), mesh, [Shard(1), Shard(0)]))
+    x = distribute_tensor(X, mesh, [Shard(0), Shard(1)])
+    plan = autopar.plan(model, (x,), mesh=mesh, loss=square, loss_args=(Y,))
+    assert plan.mesh == {"dp": 2, "tp": 2}
+    assert plan.parameters["up.weight"].spec == "S1 S0" and plan.inputs["x"].spec == "S0 S1"
+    assert plan.pins == {"up.weight": "S1 S0", "input:x": "S0 S1"}
+    with pytest.raises(UsageError, match="is a DTensor on a mesh of sizes"):
+        autopar.plan(model, (x,), mesh="dp=4", loss=square, loss_args=(Y,))
