@@ -85,9 +85,9 @@ class Step:
 class Saved:
     """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
 
-    def __init__(self, values: dict[str, Locals], inputs: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, values: dict[str, Locals], owners: Mapping[str, torch.Tensor]) -> None:
         self._values: dict[str, Locals] | None = values
-        self._versions = {name: tensor._version for name, tensor in inputs.items() if name in values}
+        self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items() if name in values}
 
     def take(self, *, keep: bool) -> dict[str, Locals]:
         """The values by name.
@@ -97,8 +97,8 @@ class Saved:
         """
         if self._values is None:
             raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
-        for name, version in self._versions.items():
-            if self._values[name][0]._version != version:
+        for name, (owner, version) in self._owners.items():
+            if owner._version != version:
                 raise RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
         found = self._values
         self._values = dict(found) if keep else None
@@ -129,15 +129,16 @@ class Call:
 
     Args:
         locals_: this rank's part of every graph input but tangents, by tensor name.
+        owners: the user's tensors that some of these are memory of (a DTensor's version counts changes that its local tensor's does not).
         trained: tensor names of the graph inputs whose gradients autograd wants, in the order they are given to ``TrainingStep``.
         global_inputs: of those, inputs that came as plain global tensors: their gradient is given back whole.
     """
 
     def __init__(
-        self, step: Step, locals_: Mapping[str, torch.Tensor], trained: Sequence[str], global_inputs: frozenset[str], number: int,
-        observed: list[Observed] | None,
+        self, step: Step, locals_: Mapping[str, torch.Tensor], owners: Mapping[str, torch.Tensor], trained: Sequence[str],
+        global_inputs: frozenset[str], number: int, observed: list[Observed] | None,
     ) -> None:  # fmt: skip
-        self.step, self.locals, self.trained, self.global_inputs = step, locals_, trained, global_inputs
+        self.step, self.locals, self.owners, self.trained, self.global_inputs = step, locals_, owners, trained, global_inputs
         self.number, self.observed = number, observed
         graph, program = step.graph, step.executable.program
         self.leaving = [(output, value) for output, value in program.outputs if output.kind == "output"]
@@ -166,7 +167,7 @@ class Call:
         with torch.no_grad():
             self._update_buffers(values, kept)
         if keep:
-            self.saved = Saved(kept, self.locals)
+            self.saved = Saved(kept, self.owners)
         return outputs
 
     def _update_buffers(self, values: Mapping[str, Locals], kept: dict[str, Locals]) -> None:
@@ -286,6 +287,7 @@ class ShardedModule(nn.Module):
         step, graph = self._step, self._step.graph
         held = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
         locals_: dict[str, torch.Tensor] = {}
+        owners: dict[str, torch.Tensor] = {}
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         with_gradient = {output.name for output in graph.outputs if output.kind == "gradient"}
@@ -294,11 +296,14 @@ class ShardedModule(nn.Module):
                 tensor = held[item.name]
                 with torch.no_grad():
                     locals_[item.tensor] = tensor.to_local()
+                if item.kind == "parameter":
+                    owners[item.tensor] = tensor
                 if tensor.requires_grad and item.name in with_gradient:
                     trained.append((item.tensor, tensor))
             elif item.kind == "input":
                 tensor = _input_of(tensors, item)
                 locals_[item.tensor] = step.enter(item, tensor)
+                owners[item.tensor] = tensor
                 if tensor.requires_grad and torch.is_grad_enabled():
                     if item.name not in with_gradient:
                         hint = "plan the model with an input that requires grad, or detach it"
@@ -308,7 +313,7 @@ class ShardedModule(nn.Module):
                         global_inputs.add(item.tensor)
             elif item.kind == "constant":
                 locals_[item.tensor] = self.constants[item.tensor]
-        call = Call(step, locals_, [name for name, _ in trained], frozenset(global_inputs), self.dropout_step, self._observed)
+        call = Call(step, locals_, owners, [name for name, _ in trained], frozenset(global_inputs), self.dropout_step, self._observed)
         if graph.mode == "train" and torch.is_grad_enabled() and trained:
             outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
             self.__dict__["dropout_step"] += 1
