@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from solvers.array_program import solve_array_program
 from solvers.integer_program import solve_cbc, solve_highs
+from solvers.message_search import solve_messages
 from solvers.problem import Problem
 from solvers.record import Progress, Record
 from solvers.solution import Solution
@@ -18,6 +19,7 @@ from solvers.solution import Solution
 METHODS: Final[dict[str, Callable[[Record], None]]] = {
     "auto": solve_array_program,
     "highs": solve_array_program,
+    "messages": solve_messages,
     "pulp-highs": solve_highs,
     "pulp-cbc": solve_cbc,
 }

@@ -1,0 +1,122 @@
+"""One worker of the primal side: episodes of neighbourhood search, each from the dual's newest prices or from the best known choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from solvers.elimination import Desk, desk
+from solvers.messages import FAR, Floats, Pairs, pass_backward, pass_forward, priced
+from solvers.neighbourhood import Items, count_use, improve, seed_thread, total_cost
+from solvers.problem import Ints
+
+DECODING_PASSES = 10
+POLISHING_SWEEPS = 5
+"""Sweeps at fixed prices without limits that begin an episode from the dual."""
+EPISODE = 40
+"""Sweeps of an episode."""
+LARGEST = 1e4
+"""Entries of the largest table of a sweep, times a random factor between 0.1 and 3."""
+SHAKES = (0.0, 0.001, 0.003, 0.01)
+"""Shares of nodes set at random before a sweep."""
+NOISE = 0.25
+"""Spread of the prices with which an episode from the best choices begins."""
+ROOM = 20_000_000
+"""Entries of the tables of one sweep in all."""
+
+
+@dataclass
+class Hints:
+    """What the dual side hands over at the start of a round."""
+
+    prices: Floats
+    messages: Floats
+    decoded: Ints
+    bound: float
+
+
+@dataclass
+class LocalSearch:
+    """A worker with its own choices, prices and random numbers. ``best`` are its best feasible choices and ``cost`` theirs."""
+
+    graph: Pairs
+    items: Items
+    costs: Floats
+    seed: int
+    best: Ints | None = None
+    cost: float = np.inf
+    closest: Ints | None = None
+    excess: float = np.inf
+    left: int = 0
+    sweeps: int = 0
+    fresh_bound: float = -np.inf
+    choices: Ints = field(init=False)
+    work: Desk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng([self.seed, 77])
+        self.work = desk(self.graph, ROOM)
+        self.used = np.zeros(len(self.items.capacity), dtype=np.int64)
+        self.prices = np.zeros(len(self.items.capacity))
+
+    def search(self, sweeps: int, hints: Hints, stop: Callable[[], bool]) -> None:
+        """Do ``sweeps`` sweeps, or fewer when ``stop`` says so."""
+        seed_thread(int(self.random.integers(2**31)))
+        while sweeps > 0 and not stop():
+            if self.left == 0:
+                sweeps -= self._begin(hints)
+            largest = LARGEST * 10 ** self.random.uniform(-1.0, 0.5)
+            shake = float(self.random.choice(SHAKES)) if self.best is not None else 0.0
+            improve(self.graph, self.items, self.costs, self.prices, self.choices, self.used, largest, shake, self.work)
+            self._keep()
+            self.sweeps += 1
+            self.left -= 1
+            sweeps -= 1
+
+    def adopt(self, choices: Ints, cost: float) -> None:
+        """Take over better choices found elsewhere; the next episode may begin from them."""
+        if cost < self.cost:
+            self.best, self.cost = choices.copy(), cost
+
+    def _begin(self, hints: Hints) -> int:
+        """Start an episode; returns the sweeps it took."""
+        self.left = EPISODE
+        if self.best is None or hints.bound > self.fresh_bound + 0.01 * max(0.0, self.cost - self.fresh_bound):
+            self.fresh_bound = hints.bound
+            self._decode(hints)
+            return POLISHING_SWEEPS
+        self.choices = self.best.copy()
+        self.prices = hints.prices * self.random.lognormal(0.0, NOISE, len(hints.prices))
+        count_use(self.graph, self.items, self.choices, self.used)
+        return 0
+
+    def _decode(self, hints: Hints) -> None:
+        """Choices near the least priced cost, without regard to the limits."""
+        theta, messages, guess = np.empty(len(self.costs)), hints.messages.copy(), hints.decoded.copy()
+        usage = self.items.usage.astype(np.float64)
+        priced(self.costs, self.items.ptr, self.items.begin, self.items.end, usage, hints.prices, theta)
+        least = np.inf
+        for _ in range(DECODING_PASSES):
+            pass_backward(self.graph, theta, messages)
+            pass_forward(self.graph, theta, messages, guess)
+            value = total_cost(self.graph, theta, guess)
+            if value < least:
+                least, self.choices = value, guess.copy()
+        boundless = self.items._replace(capacity=np.full(len(self.used), 2**61, dtype=np.int64))
+        for _ in range(POLISHING_SWEEPS):
+            self.prices = hints.prices.copy()
+            count_use(self.graph, self.items, self.choices, self.used)
+            improve(self.graph, boundless, self.costs, self.prices, self.choices, self.used, LARGEST, 0.0, self.work)
+        self.prices = hints.prices.copy()
+
+    def _keep(self) -> None:
+        cost = total_cost(self.graph, self.costs, self.choices)
+        if cost >= FAR / 2:
+            return
+        excess = float(np.max(self.used - self.items.capacity, initial=0))
+        if excess <= 0 and cost < self.cost:
+            self.best, self.cost = self.choices.copy(), cost
+        if excess < self.excess:
+            self.closest, self.excess = self.choices.copy(), excess

@@ -1,0 +1,123 @@
+"""The road for large cores: prices and messages on one core, neighbourhood search on the other, in rounds of fixed work.
+
+Rounds, rather than a free exchange, make the answer a function of the seed where the time limit does not bind. Once the bound stalls
+both workers search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.local_search import Hints, LocalSearch
+from solvers.messages import FAR, Floats, Pairs, certify, pairs, priced
+from solvers.network import NEVER
+from solvers.neighbourhood import Items
+from solvers.prices import Dual
+from solvers.record import Record
+from solvers.reduction import Core, reduce
+
+SWEEPS = 4
+"""Sweeps of the search in a round."""
+UPDATES = 16
+"""Changes of prices in a round: about the same work."""
+STALL = 2e-3
+"""The ascent rests when twelve rounds close less than this share of the gap."""
+SAFETY = 1e-12
+"""Share of the costs summed by which a bound is lowered for the rounding of floats."""
+
+
+def solve_messages(record: Record) -> None:
+    """Reduce, then search until the gap is closed or time is over."""
+    core = reduce(record.problem)
+    if core.infeasible:
+        record.infeasible = True
+    elif core.num_nodes == 0:
+        record.offer(core.expand(np.zeros(0, dtype=np.int64)))
+        record.prove(core.constant)
+    else:
+        MessageSearch(record, core).run(lambda: False)
+
+
+@dataclass
+class MessageSearch:
+    """The rounds on one core. ``record`` gets every better answer and bound."""
+
+    record: Record
+    core: Core
+
+    def __post_init__(self) -> None:
+        core = self.core
+        self.graph: Pairs = pairs(core)
+        self.costs: Floats = np.where(core.costs >= NEVER, FAR, core.costs.astype(np.float64))
+        self.items = Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
+        self.dual = Dual(self.graph, self.items, self.costs)
+        self.searches = [LocalSearch(self.graph, self.items, self.costs, 2 * self.record.seed + k) for k in (0, 1)]
+        self.offered = np.inf
+        self.history: list[float] = []
+
+    def run(self, enough: Callable[[], bool]) -> None:
+        """Rounds until the record is over or ``enough`` says so after a round."""
+        self._warm_start()
+        self.dual.warm_up()
+        with ThreadPoolExecutor(2) as pool:
+            while not self.record.over and not enough():
+                self._round(pool)
+
+    def bound(self, prices: Floats | None = None, messages: Floats | None = None) -> float:
+        """The certified bound of the best prices, computed from scratch, in the problem's unit."""
+        prices = self.dual.best_prices if prices is None else prices
+        messages = self.dual.best_messages if messages is None else messages
+        theta = np.empty(len(self.costs))
+        priced(self.costs, self.items.ptr, self.items.begin, self.items.end, self.dual.usage, prices, theta)
+        value = certify(self.graph, theta, messages) - float(prices @ self.dual.room)
+        scale = abs(value) + float(prices @ self.dual.room)
+        return self.core.constant + value - SAFETY * scale * len(self.graph.low)
+
+    def stalled(self) -> bool:
+        """Whether the bound has stopped closing the gap."""
+        if len(self.history) < 12 or not np.isfinite(self.offered):
+            return False
+        return self.history[-1] - self.history[-12] < STALL * (self.offered - self.history[-1])
+
+    def _warm_start(self) -> None:
+        if self.record.choices is not None:
+            start = self.core.restrict(self.record.choices)
+            if (start >= 0).all() and self.record.objective is not None:
+                for search in self.searches:
+                    search.adopt(start, float(self.record.objective - self.core.constant))
+
+    def _round(self, pool: ThreadPoolExecutor) -> None:
+        def stop() -> bool:
+            return self.record.seconds_left <= 0
+
+        dual = self.dual
+        hints = Hints(dual.best_prices.copy(), dual.best_messages.copy(), dual.decoded.copy(), dual.bound)
+        work: list[Future[None]] = [pool.submit(self.searches[0].search, SWEEPS, hints, stop)]
+        if self.stalled():
+            work.append(pool.submit(self.searches[1].search, SWEEPS, hints, stop))
+        else:
+            work.append(pool.submit(dual.ascend, UPDATES, stop))
+        for job in work:
+            job.result()
+        self._exchange()
+
+    def _exchange(self) -> None:
+        best = min(self.searches, key=lambda search: search.cost)
+        if best.best is not None and best.cost < self.offered:
+            self.offered = best.cost
+            self.record.offer(self.core.expand(best.best))
+            self.dual.upper = best.cost
+            for search in self.searches:
+                search.adopt(best.best, best.cost)
+        elif best.best is None:
+            for search in self.searches:
+                if search.closest is not None:
+                    self.record.offer(self.core.expand(search.closest))
+        if not self.history or self.dual.bound > self.history[-1]:
+            self.record.prove(self.bound())
+        if not self.stalled():
+            self.history.append(self.dual.bound)

@@ -1,0 +1,149 @@
+"""The dual: prices of memory by projected ascent on top of message passing.
+
+After every few passes the messages' beliefs, read as probabilities at a low temperature, tell how much memory would be used; prices
+rise where that exceeds the room and fall elsewhere, by a step that aims at a target bound. A run without progress goes back to the best
+prices with a shorter step. Soft usage instead of that of the decoded choices halves the remaining gap: it does not jump between ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from solvers.compiled import kernel
+from solvers.messages import Floats, Pairs, collect, no_messages, pass_backward, pass_forward, priced
+from solvers.neighbourhood import Items
+from solvers.problem import Ints
+
+WARM_PASSES = 40
+"""Passes at no prices before the first prices."""
+PASSES = 2
+"""Passes forth and back for each change of prices."""
+COLD = 0.05
+"""Temperature, as a share of the gap per node."""
+MEMORY = 0.7
+"""Weight of earlier gradients."""
+PATIENCE = 8
+"""Changes of prices without a better bound before the step is cut."""
+CUT, GROW = 0.7, 1.1
+PROGRESS = 1e-5
+"""A bound counts as better when it grows by this share."""
+
+
+@dataclass
+class Dual:
+    """Prices and messages on their way up. ``bound`` is the best certified bound so far, at ``best_prices``; costs in the core's unit."""
+
+    graph: Pairs
+    items: Items
+    costs: Floats
+    upper: float = np.inf
+    bound: float = -np.inf
+    step: float = 1.0
+    bad: int = 0
+    updates: int = 0
+    target: float = 0.0
+    theta: Floats = field(init=False)
+    prices: Floats = field(init=False)
+    best_prices: Floats = field(init=False)
+    messages: Floats = field(init=False)
+    best_messages: Floats = field(init=False)
+    decoded: Ints = field(init=False)
+    trend: Floats | None = None
+
+    def __post_init__(self) -> None:
+        self.theta = self.costs.copy()
+        self.prices = np.zeros(len(self.items.capacity))
+        self.best_prices = self.prices.copy()
+        self.messages = no_messages(self.graph)
+        self.best_messages = self.messages.copy()
+        self.decoded = np.zeros(len(self.graph.split), dtype=np.int64)
+        self.usage = self.items.usage.astype(np.float64)
+        self.room = self.items.capacity.astype(np.float64)
+
+    def warm_up(self) -> None:
+        """Messages at no prices, and the first bound."""
+        for _ in range(WARM_PASSES):
+            self._pass()
+        self.target = max(self.bound * 1.2, 1.0)
+
+    def ascend(self, updates: int, stop: Callable[[], bool]) -> None:
+        """Change the prices ``updates`` times, or until ``stop`` says so."""
+        for _ in range(updates):
+            if stop():
+                return
+            before = self.bound
+            value = self._pass(PASSES)
+            if value > before + PROGRESS * abs(before):
+                self.bad, self.step = 0, min(1.0, self.step * GROW)
+            else:
+                self.bad += 1
+            if self.bad >= PATIENCE:
+                self.step *= CUT
+                self.bad = 0
+                self.trend = None
+                self.prices = self.best_prices.copy()
+            if len(self.prices):
+                self._move(value)
+            self.updates += 1
+
+    def _pass(self, times: int = 1) -> float:
+        value = -np.inf
+        for _ in range(times):
+            pass_backward(self.graph, self.theta, self.messages)
+            value = pass_forward(self.graph, self.theta, self.messages, self.decoded)
+        value -= float(self.prices @ self.room)
+        if value > self.bound:
+            self.bound, self.best_prices, self.best_messages = value, self.prices.copy(), self.messages.copy()
+        return value
+
+    def _move(self, value: float) -> None:
+        if self.bound > 0.95 * self.target:
+            self.target = self.target * 1.3
+        target = min(self.target, self.upper)
+        ceiling = self.upper if np.isfinite(self.upper) else self.target
+        temperature = COLD * max(ceiling - self.bound, 1e-3 * abs(ceiling), 1e-9) / len(self.decoded)
+        used = np.empty(len(self.prices))
+        soft_use(self.graph, self.theta, self.messages, temperature, self.items, self.usage, used)
+        room = np.maximum(self.room, 1.0)
+        excess = (used - self.room) / room
+        slope = np.clip(excess, -1.0, 1.0)
+        self.trend = slope if self.trend is None else MEMORY * self.trend + (1 - MEMORY) * slope
+        moving = np.where((self.prices <= 0) & (self.trend < 0), 0.0, self.trend)
+        length = self.step * max(target - value, 0.01 * abs(target)) / max(float(moving @ moving), float(moving @ excess), 1e-9)
+        self.prices = np.maximum(0.0, self.prices + length * moving / room)
+        self.price()
+
+    def price(self) -> None:
+        """Node costs at the present prices."""
+        priced(self.costs, self.items.ptr, self.items.begin, self.items.end, self.usage, self.prices, self.theta)
+
+
+@kernel
+def soft_use(graph: Pairs, theta: Floats, messages: Floats, temperature: float, items: Items, usage: Floats, used: Floats) -> None:
+    """Usage at each time when choices are drawn with probabilities exp(-belief / temperature)."""
+    used[:] = 0.0
+    widest = 0
+    for i in range(len(graph.split)):
+        widest = max(widest, graph.ptr[i + 1] - graph.ptr[i])
+    room = np.empty(widest)
+    for i in range(len(graph.split)):
+        begin = graph.ptr[i]
+        belief = room[: graph.ptr[i + 1] - begin]
+        collect(graph, theta, messages, i, belief)
+        least = belief.min()
+        total = 0.0
+        for k in range(len(belief)):
+            belief[k] = np.exp(-min(700.0, (belief[k] - least) / temperature))
+            total += belief[k]
+        for k in range(len(belief)):
+            share = belief[k] / total
+            if share > 1e-6:
+                for item in range(items.ptr[begin + k], items.ptr[begin + k + 1]):
+                    used[items.begin[item]] += share * usage[item]
+                    if items.end[item] < len(used):
+                        used[items.end[item]] -= share * usage[item]
+    for t in range(1, len(used)):
+        used[t] += used[t - 1]
