@@ -119,6 +119,8 @@ def simulate(plan: Reshard, mesh: Mesh, blocks: list[np.ndarray]) -> list[np.nda
 
 def _one(kind: str, dims: tuple[int, ...], reduction: str, have: list[np.ndarray], index: int) -> np.ndarray:
     parts = len(have)
+    if kind == "mask":
+        return have[index] if index == 0 else np.zeros_like(have[index])
     if kind == "slice":
         return np.split(have[index], parts, dims[0])[index]
     if kind == "all_gather":
@@ -136,7 +138,7 @@ def gather_then_slice(shape: tuple[int, ...], itemsize: int, source: ShardingSpe
     sizes = on.mesh.sizes
     block = math.prod(source.local_shape(shape, sizes)) * itemsize
     seconds = 0.0
-    kept = {axis for axis, _ in target.partial}
+    kept = set(target.partial_axes) & set(source.partial_axes)
     pending = [on.mesh.whole(axis) for axis, _ in source.partial if axis not in kept]
     if pending:
         seconds += on.collective_seconds("all_reduce", block, pending)
@@ -155,7 +157,7 @@ def exhaustive(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, targ
     """
     sizes = on.mesh.sizes
     primes = {axis: _prime_parts(axis, size) for axis, size in enumerate(sizes)}
-    kept = {axis for axis, _ in target.partial}
+    kept = set(target.partial_axes) & set(source.partial_axes)
     spell = lambda axes: tuple(part for axis in axes for part in primes[axis])  # noqa: E731
     every = [part for axis in primes if axis not in kept for part in primes[axis]]
     start = (tuple(spell(axes) for axes in source.dims), frozenset(spell([a for a, _ in source.partial if a not in kept])))

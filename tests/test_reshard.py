@@ -54,10 +54,7 @@ def test_every_pair_on_every_small_mesh(mesh: str, latency: float) -> None:
     shape = (24, 24)
     specs = all_specs(shape, on.mesh.sizes)
     for source, target in itertools.product(specs, specs):
-        if set(target.partial) <= set(source.partial):
-            check_pair(shape, source, target, on)
-        else:
-            assert find_reshard(shape, 8, source, target, on) is None
+        check_pair(shape, source, target, on)
 
 
 @pytest.mark.parametrize("mesh", ["2x2x2", "2x4x2", "8x2", "3x4"])
@@ -85,6 +82,12 @@ def test_reductions_that_do_not_commute_are_not_mixed() -> None:
     assert find_reshard((8,), 4, spec("R +P0 +P1max"), spec("R +P0"), on) is None
     same = find_reshard((8,), 4, spec("R +P0 +P1max"), spec("R +P0 +P1max"), on)
     assert same is not None and same.steps == ()
+
+
+def test_a_whole_value_is_made_partial_for_nothing() -> None:
+    plan = find_reshard((8,), 4, spec("R"), spec("R +P1"), machine("2x2"))
+    assert plan is not None and plan.seconds == 0 and [step.kind for step in plan.steps] == ["mask"]
+    assert find_reshard((8,), 4, spec("R"), spec("R +P1max"), machine("2x2")) is None
 
 
 def test_a_scalar_is_reduced() -> None:
@@ -141,7 +144,8 @@ THREE = all_specs((16, 8), (2, 4))
 def test_a_detour_is_never_cheaper(one: ShardingSpec, two: ShardingSpec, three: ShardingSpec, latency: float) -> None:
     on = machine("2x4", latency, x=Link(3 * latency, 0.1))
     first, second, direct = (find_reshard((16, 8), 4, *pair, on) for pair in ((one, two), (two, three), (one, three)))
-    if first is not None and second is not None:
+    reduced_and_made_partial_again = set(one.partial) & set(three.partial) - set(two.partial)  # not looked for: it serves nothing
+    if first is not None and second is not None and not reduced_and_made_partial_again:
         assert direct is not None
         assert direct.seconds <= (first.seconds + second.seconds) * (1 + 1e-9)
 
@@ -191,7 +195,7 @@ def test_table_reads_well() -> None:
         ({"source": "S7 R"}, SpecError, "axis 7"),
         ({"shape": (3, 4)}, SpecError, "size 3"),
         ({"shape": (-2, 4)}, UsageError, "-2"),
-        ({"target": "R R +P1"}, SpecError, "partial"),
+        ({"target": "R R +P1max"}, SpecError, "partial"),
         ({"source": "Q R"}, SpecError, "'Q'"),
     ],
 )

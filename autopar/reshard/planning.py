@@ -25,15 +25,16 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
         source, target: legal specs of the tensor on the machine's mesh, without axes of size 1.
         machine: whose links the seconds are for.
 
-    A value that is replicated over an axis becomes a partial sum over it for nothing (one rank keeps it, the others hold zeros).
-    There is none when the target is partial over an axis that splits the source or by another reduction than a sum, or when axes with different
+    A value that is whole over an axis becomes a partial sum over it for nothing (one rank keeps it, the others hold zeros).
+    There is none when the target is partial by another reduction than a sum over an axis that the source is not, or when axes with different
     reductions are pending and one of them has to be done (their order would change the value).
     """
     pending = dict(source.partial)
     kept = dict(target.partial)
-    masked = [axis for axis, reduction in kept.items() if axis not in pending and reduction == "sum" and axis not in source.split_axes]
+    masked = [axis for axis, reduction in kept.items() if axis not in pending and reduction == "sum"]
     if any(pending.get(axis) != reduction for axis, reduction in kept.items() if axis not in masked):
         return None
+    kept = {axis: reduction for axis, reduction in kept.items() if axis not in masked}
     reduced = {axis: reduction for axis, reduction in pending.items() if axis not in kept}
     if reduced and len(set(pending.values())) > 1:
         return None
