@@ -94,9 +94,10 @@ ORIGIN = "autopar_origin"
 
 @contextmanager
 def recorded_origins() -> Iterator[Callable[[str], Any]]:
-    """Within it, ``with origin(name):`` marks the traced nodes; ``origin_of`` reads the mark back.
+    """Within it, ``with origin(name):`` marks the nodes that are traced; ``origin_of`` reads the mark back.
 
-    ``torch.fx.traceback``: AOTAutograd copies the mark of a forward node to the backward nodes that it gives rise to.
+    ``torch.fx.traceback``: AOTAutograd copies the mark of a forward node to the backward nodes that it gives rise to. Export
+    itself keeps only the lines of ``forward`` methods, not those of functions that they call.
     """
     from torch.fx import traceback
 

@@ -49,6 +49,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "make new tensors on the device of an input (device=x.device) instead of a fixed one; capture runs everything on cpu shapes",
     ),
     (
+        "InternalTorchDynamoError",
+        "an operator that runs a graph of its own (torch.cond, a compiled function) is not supported",
+        "write this part with plain tensor operators",
+    ),
+    (
         "which is not a known type",
         "forward takes or returns an object that is not a tensor, a plain value, or a container of these",
         "return tensors in tuples, lists or dictionaries, or register the class with torch.utils._pytree",

@@ -1,17 +1,37 @@
-"""Where an operator comes from: the module path and source line that export recorded on the nodes of its graph."""
+"""Where an operator comes from: the module path and source line of the nodes of an exported graph."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from torch.fx import Node
+from torch.overrides import TorchFunctionMode
 
+from autopar import torch_compat
 from autopar.importer.diagnosis import is_user_file
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_is_users = lru_cache(maxsize=4096)(is_user_file)
+
+
+class MarkedLines(TorchFunctionMode):
+    """Within it, every call of a torch function is traced under a mark: the innermost line outside torch that made it."""
+
+    def __init__(self, origin: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.origin = origin
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and not _is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return function(*args, **(kwargs or {}))
+        with self.origin(f"{frame.f_code.co_filename}:{frame.f_lineno}"):
+            return function(*args, **(kwargs or {}))
 
 
 def module_path(node: Node) -> str:
@@ -24,9 +44,8 @@ def module_path(node: Node) -> str:
 
 def user_frame(node: Node) -> tuple[str, int] | None:
     """File and line of the innermost frame outside torch that made an exported node."""
-    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(node.meta.get("stack_trace") or "")]
-    users = [frame for frame in frames if is_user_file(frame[0])]
-    return users[-1] if users else None
+    file, _, line = torch_compat.origin_of(node).rpartition(":")
+    return (file, int(line)) if file else None
 
 
 def source_line(node: Node) -> str:

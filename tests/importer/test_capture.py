@@ -1,0 +1,498 @@
+"""What a capture records beside the operators: names, kinds, ties, buffers, constants, nested arguments, losses, regions, groups."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar import zoo
+from autopar.errors import UsageError
+from autopar.graph import Graph
+from autopar.importer import Capture, capture, capture_graph
+from tests.importer.graph_interpreter import run_graph
+
+torch.set_num_threads(1)
+
+
+def by_kind(graph: Graph, kind: str) -> list[str]:
+    return [item.name for item in graph.inputs if item.kind == kind]
+
+
+def outputs(graph: Graph, kind: str) -> list[str]:
+    return [item.name for item in graph.outputs if item.kind == kind]
+
+
+def targets(graph: Graph) -> list[str]:
+    return [op.target for op in graph.ops]
+
+
+def run(captured: Capture, model: nn.Module, inputs: dict[str, Tensor], tangents: dict[str, Tensor] | None = None) -> dict[tuple[str, str], Tensor]:
+    """Results by kind and name."""
+    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    sources = {"input": inputs, "constant": captured.constants, "tangent": tangents or {}, "parameter": state, "buffer": state}
+    graph = captured.graph
+    tensors = run_graph(graph, {item.tensor: sources[item.kind][item.name].detach() for item in graph.inputs})
+    return {(item.kind, item.name): tensors[item.tensor] for item in graph.outputs}
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Ties(nn.Module):
+    """One weight under two names, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).square().mean()
+
+
+def test_tied_weights_are_one_input_with_summed_gradient():
+    model, x = Ties(), torch.randn(3, 4)
+    captured = capture(model, (x,))
+    (weight,) = captured.graph.of_kind("parameter")
+    assert (weight.name, weight.aliases, weight.trained) == ("first.weight", ("second.weight",), True)
+    model(x).backward()
+    torch.testing.assert_close(run(captured, model, {"x": x})["gradient", "first.weight"], model.first.weight.grad)
+
+
+class Counting(nn.Module):
+    """One buffer changed in place, one assigned anew, a plain tensor attribute and a literal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+        self.scale = torch.full((4,), 3.0)
+        self.unused = torch.ones(2)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps.add_(1)
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return (self.layer(x) * self.scale * torch.tensor([1.0, 2.0, 3.0, 4.0]) + self.mean).sum() * self.steps
+
+
+def test_buffers_that_change_are_outputs_and_tensors_in_the_code_are_constants():
+    model, x = Counting(), torch.randn(3, 4)
+    scale = model.scale
+    captured = capture(model, (x,))
+    assert model.scale is scale and "scale" in vars(model) and "scale" not in dict(model.named_buffers())
+    assert outputs(captured.graph, "buffer") == ["steps", "mean"]
+    assert by_kind(captured.graph, "buffer") == ["steps", "mean"]
+    assert by_kind(captured.graph, "constant") == ["scale", "lifted_tensor_0"] and set(captured.constants) == {"scale", "lifted_tensor_0"}
+    results = run(captured, model, {"x": x})
+    expected = model(x)
+    expected.backward()
+    torch.testing.assert_close(results["output", "loss"], expected.detach())
+    torch.testing.assert_close(results["buffer", "mean"], model.mean)
+    torch.testing.assert_close(results["buffer", "steps"], model.steps)
+    torch.testing.assert_close(results["gradient", "layer.weight"], model.layer.weight.grad)
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+class Nested(nn.Module):
+    def forward(self, batch: dict, pair: Pair, *rest: Tensor, flag: bool, factor: float, extra: list) -> dict:
+        x = batch["x"] + batch["more"][0] + pair.left * factor + rest[0] + extra[1]
+        return {"logits": x if flag else -x, "parts": (pair.right, rest[1] * 2), "count": 3}
+
+
+def test_nested_arguments_are_named_by_path():
+    names = ["batch.x", "batch.more.0", "pair.left", "pair.right", "rest.0", "rest.1", "extra.0", "extra.1"]
+    values = {name: torch.randn(2, 2) for name in names}
+    x, more, left, right, first, second, extra, last = values.values()
+    args = ({"x": x, "more": [more]}, Pair(left, right), first, second)
+    captured = capture(Nested(), args, {"flag": False, "factor": 2.5, "extra": [extra, last]}, mode="inference")
+    assert sorted(by_kind(captured.graph, "input")) == sorted(names)
+    assert captured.graph.arguments == {
+        "args": [
+            {"x": {"tensor": "batch.x"}, "more": [{"tensor": "batch.more.0"}]},
+            {"left": {"tensor": "pair.left"}, "right": {"tensor": "pair.right"}},
+            {"tensor": "rest.0"},
+            {"tensor": "rest.1"},
+        ],
+        "kwargs": {"flag": False, "factor": 2.5, "extra": [{"tensor": "extra.0"}, {"tensor": "extra.1"}]},
+        "loss_args": [],
+        "outputs": {"logits": {"tensor": "logits"}, "parts": [{"tensor": "parts.0"}, {"tensor": "parts.1"}], "count": 3},
+    }
+    results = run(captured, nn.Module(), values)
+    torch.testing.assert_close(results["output", "logits"], -(x + more + left * 2.5 + first + last))
+    torch.testing.assert_close(results["output", "parts.0"], right)
+    torch.testing.assert_close(results["output", "parts.1"], second * 2)
+
+
+def test_a_loss_function_gives_its_own_arguments_their_names():
+    def loss(outputs: Tensor, labels: Tensor, weights: dict) -> Tensor:
+        return (weights["w"] * (outputs - labels) ** 2).mean()
+
+    model, x, labels, w = Linear(), torch.randn(3, 4), torch.randn(3, 4), torch.rand(3, 4)
+    captured = capture(model, (x,), loss=loss, loss_args=(labels, {"w": w}))
+    assert by_kind(captured.graph, "input") == ["x", "labels", "weights.w"]
+    assert captured.graph.arguments["loss_args"] == [{"tensor": "labels"}, {"w": {"tensor": "weights.w"}}]
+    assert captured.graph.arguments["outputs"] == {"tensor": "loss"}
+    results = run(captured, model, {"x": x, "labels": labels, "weights.w": w})
+    expected = loss(model(x), labels, {"w": w})
+    expected.backward()
+    torch.testing.assert_close(results["output", "loss"], expected.detach())
+    torch.testing.assert_close(results["gradient", "layer.bias"], model.layer.bias.grad)
+
+
+def test_a_loss_module_and_an_argument_named_like_the_models():
+    class Loss(nn.Module):
+        def forward(self, outputs: Tensor, x: Tensor) -> Tensor:
+            return (outputs - x).abs().mean()
+
+    captured = capture(Linear(), (torch.randn(3, 4),), loss=Loss(), loss_args=(torch.randn(3, 4),))
+    assert by_kind(captured.graph, "input") == ["x", "loss.x"]
+
+
+def test_a_dictionary_with_a_loss_is_trained_on_it_and_keeps_the_other_outputs():
+    class Both(Linear):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            y = self.layer(x)
+            return {"loss": y.square().mean(), "logits": y}
+
+    model, x = Both(), torch.randn(3, 4)
+    captured = capture(model, (x,))
+    assert outputs(captured.graph, "output") == ["loss", "logits"] and not by_kind(captured.graph, "tangent")
+    results = run(captured, model, {"x": x})
+    model(x)["loss"].backward()
+    torch.testing.assert_close(results["gradient", "layer.weight"], model.layer.weight.grad)
+
+
+def test_without_a_scalar_loss_tangents_are_inputs():
+    class Two(Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            y = self.layer(x)
+            return y, y[0], x > 0
+
+    model, x = Two(), torch.randn(3, 4, requires_grad=True)
+    captured = capture(model, (x,))
+    assert by_kind(captured.graph, "tangent") == ["0", "1"]
+    assert outputs(captured.graph, "output") == ["0", "1", "2"]
+    tangents = {"0": torch.randn(3, 4), "1": torch.randn(4)}
+    results = run(captured, model, {"x": x}, tangents)
+    torch.autograd.backward(model(x)[:2], list(tangents.values()))
+    torch.testing.assert_close(results["gradient", "x"], x.grad)
+    torch.testing.assert_close(results["gradient", "layer.weight"], model.layer.weight.grad)
+
+
+def test_parameters_that_are_frozen_or_unused():
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(self.frozen(x)).sum()
+
+    graph = capture_graph(Partly(), (torch.randn(2, 4),))
+    assert {i.name: i.trained for i in graph.of_kind("parameter") if i.name.endswith("weight")} == {
+        "frozen.weight": False, "used.weight": True, "unused.weight": True,
+    }  # fmt: skip
+    assert outputs(graph, "gradient") == ["used.weight", "used.bias"]
+
+
+@pytest.mark.parametrize("kind", ["real", "meta", "fake"])
+def test_real_meta_and_fake_weights_give_the_same_graph(kind):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    expected = capture_graph(*_small("cpu"))
+    if kind == "fake":
+        with FakeTensorMode():
+            model, args = _small("cpu")
+    else:
+        model, args = _small("meta" if kind == "meta" else "cpu")
+    before = {name: id(value) for name, value in model.named_parameters()}
+    assert capture_graph(model, args).sha256 == expected.sha256
+    assert {name: id(value) for name, value in model.named_parameters()} == before
+
+
+def _small(device: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    target = zoo.build("gpt2", device=device, layers=1, batch=2, seq=8, width=16, heads=2, vocab=32)
+    return target.model, target.args
+
+
+def test_no_device_layout_or_format_stays_in_arguments():
+    graph = capture_graph(*_small("cpu"))
+    kept = {key for op in graph.ops for key, _ in op.kwargs}
+    assert kept <= {"dtype", "approximate"}
+    arange = next(op for op in graph.ops if op.target.startswith("aten.arange"))
+    assert [key for key, _ in arange.kwargs] == ["dtype"]
+
+
+def test_linear_layers_are_contractions_over_their_own_dims_and_attention_is_one_operator():
+    graph = capture_graph(*_small("cpu"))
+    equations = {op.args[2] for op in graph.ops if op.target == "autopar.contract.default"}
+    assert equations == {"b s k, n k -> b s n", "b s n, n k -> b s k", "b s n, b s k -> n k"}
+    assert targets(graph).count("autopar.attention.default") == targets(graph).count("autopar.attention_backward.default") == 1
+    assert not {"aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.clone.default"} & set(targets(graph))
+
+
+def test_the_loss_is_taken_of_logits_whose_dims_are_not_merged():
+    graph = capture_graph(*_small("cpu"))
+    (op,) = [op for op in graph.ops if op.target == "aten._log_softmax.default"]
+    assert graph.tensors[op.outputs[0]].shape == (2, 8, 32)
+
+
+def test_every_operator_has_its_module_its_phase_and_the_users_line():
+    graph = capture_graph(*_small("cpu"))
+    for op in graph.ops:
+        assert op.location.startswith("autopar/zoo/gpt2.py:") or op.target == "aten.full.default", op
+    by_module = {(op.module, op.phase, op.target) for op in graph.ops}
+    for phase in ("forward", "backward"):
+        assert ("layers.0.attn.query", phase, "autopar.contract.default") in by_module
+    assert ("layers.0.attn", "backward", "autopar.attention_backward.default") in by_module
+    assert ("tokens", "backward", "autopar.embedding_backward.default") in by_module
+    phases = [op.phase for op in graph.ops]
+    assert phases == sorted(phases, reverse=True), "all of the forward comes first"
+
+
+def test_operators_are_in_order_and_named_once():
+    graph = capture_graph(*_small("cpu"))
+    known = {item.tensor for item in graph.inputs}
+    for op in graph.ops:
+        assert set(op.inputs) <= known
+        assert op.outputs[0] == op.name and not set(op.outputs) & known
+        known |= set(op.outputs)
+    assert {item.tensor for item in graph.outputs} <= known == set(graph.tensors)
+
+
+def test_the_same_model_gives_the_same_graph_twice():
+    assert capture_graph(*_small("meta")).ops == capture_graph(*_small("meta")).ops
+
+
+def test_dropout_is_kept_in_training_and_gone_in_inference():
+    target = zoo.build("gpt2", dropout=0.1, layers=1)
+    train = capture_graph(target.model, target.args)
+    seeds = [op.args[2] for op in train.ops if op.target == "autopar.dropout.default"]
+    assert len(seeds) == 3 and len(set(seeds)) == 3
+    assert target.model.training
+    assert "autopar.dropout.default" not in targets(capture_graph(target.model, target.args[:1], mode="inference"))
+    assert target.model.training and all(part.training for part in target.model.modules())
+
+
+def test_dropout_of_attention_probabilities_takes_attention_apart():
+    class Attend(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.2, is_causal=True)
+
+    graph = capture_graph(Attend(), (torch.randn(2, 4, 6, 8, requires_grad=True),))
+    assert "autopar.dropout.default" in targets(graph) and "autopar.attention.default" not in targets(graph)
+
+
+@pytest.mark.parametrize(("shape", "mask"), [((6, 8), (6, 6)), ((2, 6, 8), (2, 6, 6)), ((2, 3, 4, 6, 8), (2, 3, 4, 6, 6)), ((2, 4, 6, 8), (6, 6))])
+def test_attention_of_any_rank(shape, mask):
+    class Attend(nn.Module):
+        def forward(self, q: Tensor, mask: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, q * 2, q * 3, mask)
+
+    values = {"q": torch.randn(shape, dtype=torch.float64), "mask": torch.randn(mask, dtype=torch.float64)}
+    captured = capture(Attend(), tuple(values.values()), mode="inference")
+    assert "autopar.attention.default" in targets(captured.graph)
+    torch.testing.assert_close(run(captured, nn.Module(), values)["output", "0"], Attend()(*values.values()))
+
+
+EINSUMS = [
+    ("ij,jk->ik", (2, 3), (3, 4)),
+    ("bij,bjk", (2, 3, 4), (2, 4, 5)),
+    ("...ij,jk->...ik", (2, 2, 3, 4), (4, 5)),
+    ("ij,kl->j", (2, 3), (4, 5)),
+    ("ab,bc,cd->ad", (2, 3), (3, 4), (4, 5)),
+    ("ii,ij->j", (3, 3), (3, 4)),
+    ("bsec,bsd->ebcd", (2, 3, 4, 5), (2, 3, 6)),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(first, rest) for first, *rest in EINSUMS], ids=[case[0] for case in EINSUMS])
+def test_einsum_and_its_gradients(equation, shapes):
+    class Einsum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(torch.randn(shape, dtype=torch.float64) for shape in shapes)
+
+        def forward(self) -> Tensor:
+            return torch.einsum(equation, *self.weights).square().sum()
+
+    _same_as_eager(Einsum(), {})
+
+
+@pytest.mark.parametrize(("a", "b"), [((3,), (3,)), ((3,), (2, 3, 4)), ((2, 3), (3,)), ((2, 1, 3, 4), (5, 4, 2)), ((1, 3, 4), (6, 4, 2))])
+def test_matmul_broadcasts(a, b):
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in (a, b))
+
+        def forward(self) -> Tensor:
+            return (self.a @ self.b).square().sum()
+
+    graph = _same_as_eager(Product(), {})
+    assert targets(graph).count("autopar.contract.default") == 3
+
+
+class Losses(nn.Module):
+    """Many losses at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.randn(6, 5, 3, dtype=torch.float64))
+        self.register_buffer("classes", torch.rand(5, dtype=torch.float64))
+
+    def forward(self, target: Tensor, soft: Tensor) -> Tensor:
+        f, x = nn.functional, self.logits
+        total = f.cross_entropy(x, target) + f.cross_entropy(x[:, :, 0], target[:, 0], self.classes, label_smoothing=0.1)
+        total = total + f.cross_entropy(x, target, ignore_index=2, reduction="none").sum() + f.cross_entropy(x, soft.softmax(1), self.classes)
+        total = total + f.nll_loss(f.log_softmax(x, 1), target, self.classes, ignore_index=1) + f.cross_entropy(x[0, :, 0], target[0, 0])
+        total = total + f.mse_loss(x, soft) + f.smooth_l1_loss(x, soft, beta=0.7) + f.huber_loss(x, soft, delta=0.4, reduction="sum")
+        p, t = x.sigmoid(), soft.sigmoid()
+        weights = f.binary_cross_entropy_with_logits(x, t, pos_weight=self.classes[:, None]) + f.binary_cross_entropy(p, t, reduction="sum")
+        return total + weights + f.l1_loss(x, soft) + f.kl_div(x.log_softmax(1), t, reduction="batchmean")
+
+
+def test_losses():
+    inputs = {"target": torch.randint(5, (6, 3)), "soft": torch.randn(6, 5, 3, dtype=torch.float64)}
+    graph = _same_as_eager(Losses(), inputs)
+    assert not {name for name in targets(graph) if "nll_loss" in name and name.startswith("aten")}
+
+
+class Regions(nn.Module):
+    """Layers under no_grad and under autocast, a checkpoint, views written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Conv1d(3, 3, 3, padding="same")
+        self.a.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.a(x).relu()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.b(x + y)
+        y = self.c(y.float()).relu()
+        z = torch.zeros_like(y)
+        z[:, 1:] = y[:, 1:] * 2
+        return (z + torch.utils.checkpoint.checkpoint(torch.tanh, y, use_reentrant=False)).sum()
+
+
+def test_regions_and_views_written_in_place():
+    torch.manual_seed(0)
+    graph = _same_as_eager(Regions(), {"x": torch.randn(2, 3, 4)}, tolerance=2e-2)
+    contraction = next(op for op in graph.ops if op.module == "b" and op.target == "autopar.contract.default")
+    assert graph.tensors[contraction.name].dtype == "bfloat16"
+
+
+class Torsos(nn.Module):
+    """torch's own modules that choose fused kernels of the CPU where they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+        self.recurrent = nn.LSTM(16, 8, batch_first=True)
+        self.norm = nn.LayerNorm(8, elementwise_affine=False)
+        self.tables = nn.Embedding(9, 16, padding_idx=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.recurrent(self.encoder(self.tables(x)))[0]).square().sum()
+
+
+def test_modules_with_kernels_of_their_own_are_captured_as_plain_operators():
+    torch.manual_seed(0)
+    graph = _same_as_eager(Torsos(), {"x": torch.randint(9, (2, 5))}, tolerance=1e-4)
+    assert not [name for name in targets(graph) if "mkldnn" in name or "_native_multi_head" in name]
+    assert torch.backends.mkldnn.enabled and torch.backends.mha.get_fastpath_enabled()
+
+
+def _same_as_eager(model: nn.Module, inputs: dict[str, Tensor], tolerance: float = 1e-9) -> Graph:
+    captured = capture(model, tuple(inputs.values()))
+    results = run(captured, model, inputs)
+    loss = model(*inputs.values())
+    loss.backward()
+    torch.testing.assert_close(results["output", "loss"], loss.detach(), rtol=tolerance, atol=tolerance)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(results["gradient", name], parameter.grad, rtol=tolerance, atol=tolerance)
+    return captured.graph
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "keys", "repeats"), [
+    ("mlp", {"layers": 4}, [3]),
+    ("gpt2", {"layers": 3, "dropout": 0.1}, [3]),
+    ("llama3", {"layers": 3}, [3]),
+    ("moe", {"layers": 3}, [3]),
+    ("resnet", {"blocks": "3-3"}, [3, 2]),
+])  # fmt: skip
+def test_equal_layers_are_a_group(name, keys, repeats):
+    target = zoo.build(name, device="meta", **keys)
+    graph = capture_graph(target.model, target.args)
+    groups = sorted(graph.groups, key=lambda group: -len(group[0]))[: len(repeats)]
+    assert [len(group) for group in groups] == repeats
+    for group in groups:
+        for ops in zip(*([graph.op[name] for name in repeat] for repeat in group), strict=True):
+            assert len({(op.target, op.phase, tuple(graph.tensors[t].shape for t in op.outputs)) for op in ops}) == 1
+        assert {graph.op[name].phase for name in group[0]} == {"forward", "backward"}
+    names = [name for group in graph.groups for repeat in group for name in repeat]
+    assert len(names) == len(set(names))
+
+
+def test_layers_that_differ_are_not_a_group():
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 6), nn.Linear(6, 6)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    assert capture_graph(Uneven(), (torch.randn(2, 4),), mode="inference").groups == ()
+
+
+def test_deep_models_capture_layers_completely():
+    target = zoo.build("llama3", device="meta", layers=4)
+    graph = capture_graph(target.model, target.args)
+    (group,) = graph.groups
+    inside = {name for repeat in group for name in repeat}
+    assert {op.name for op in graph.ops if op.module.startswith("layers.")} == inside
+
+
+# --- wrong use --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: capture(torch.relu, (torch.ones(1),)), "needs an nn.Module"),
+    (lambda: capture(Linear(), torch.ones(1)), "not a tuple"),
+    (lambda: capture(Linear(), (torch.ones(4),), mode="test"), "unknown mode 'test'"),
+    (lambda: capture(Linear(), ()), r"the model's forward takes \(x"),
+    (lambda: capture(Linear(), (torch.ones(4), torch.ones(4))), "too many positional"),
+    (lambda: capture(Linear(), (torch.ones(4),), ["x"]), "not a mapping"),
+    (lambda: capture(Linear(), (torch.ones(4),), loss=3), "not a function"),
+    (lambda: capture(Linear(), (torch.ones(4),), loss=lambda outputs, labels: outputs.sum()), "the loss takes"),
+    (lambda: capture(Linear(), (torch.ones(4),), loss=lambda outputs: outputs * 2), "does not return a scalar"),
+])  # fmt: skip
+def test_wrong_arguments_are_usage_errors(call, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        call()
+    assert "\nhint: " in str(caught.value)

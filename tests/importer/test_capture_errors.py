@@ -1,0 +1,150 @@
+"""A model that cannot be captured: one sentence, at the user's line, with a hint; and the model is left as it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import CaptureError
+from autopar.importer import capture
+
+torch.library.define("autopar_tests::shapeless", "(Tensor x) -> Tensor")
+torch.library.impl("autopar_tests::shapeless", "CPU", lambda x: x * 2)
+
+
+class Model(nn.Module):
+    """A linear layer before a function under test."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = torch.ones(4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def branch(model, x):
+    y = model.layer(x)
+    if y.sum() > 0:  # here
+        y = -y
+    return y
+
+
+def item(model, x):
+    return model.layer(x)[: int(x.sum().item())]  # here
+
+
+def nonzero(model, x):
+    return model.layer(x)[x[:, 0].nonzero()]  # here
+
+
+def wrong_shape(model, x):
+    return model.layer(x) @ torch.ones(3, 3)  # here
+
+
+def own_error(model, x):
+    raise KeyError("no such layer")  # here
+
+
+def input_written(model, x):
+    x.add_(1)  # here
+    return model.layer(x)
+
+
+def constant_written(model, x):
+    model.scale.mul_(2)  # here
+    return model.layer(x) * model.scale
+
+
+def parameter_written(model, x):
+    with torch.no_grad():
+        model.layer.bias.zero_()  # here
+    return model.layer(x)
+
+
+def numpy(model, x):
+    return model.layer(x) + torch.from_numpy(x.detach().numpy())  # here
+
+
+def fixed_device(model, x):
+    return model.layer(x) + torch.ones(4, device="meta")  # here
+
+
+def condition(model, x):
+    return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (model.layer(x),))  # here
+
+
+def shapeless(model, x):
+    return torch.ops.autopar_tests.shapeless(model.layer(x))  # here
+
+
+def returns_module(model, x):
+    return model.layer
+
+
+@pytest.mark.parametrize(("function", "message", "hint"), [
+    (branch, "Python control flow or a size depends on the values", "torch.where"),
+    (item, "Python control flow or a size depends on the values", "known before the run"),
+    (nonzero, "size of the result of aten.nonzero.default depends on the values", "topk"),
+    (wrong_shape, r"RuntimeError: .*\[4, 4\] X \[3, 3\]", "without autopar"),
+    (own_error, "KeyError: 'no such layer'", "without autopar"),
+    (input_written, "changes its input x in place", "clone"),
+    (constant_written, "changes its constant scale in place", "buffer"),
+    (parameter_written, "changes its parameter layer.bias in place", "clone"),
+    (numpy, "tensors leave torch", "torch operators"),
+    (fixed_device, "made on different devices", "device=x.device"),
+    (condition, "runs a graph of its own", "plain tensor operators"),
+    (shapeless, "no shape function.*shapeless", "register_fake"),
+    (returns_module, "takes or returns an object that is not a tensor", "return tensors"),
+])  # fmt: skip
+def test_the_cause_and_the_line(function, message, hint, capfd):
+    model = Model(function)
+    weight, scale = model.layer.weight, model.scale
+    with pytest.raises(CaptureError, match=message) as caught:
+        capture(model, (torch.randn(4, 4),), mode="inference")
+    text = str(caught.value)
+    lines = Path(__file__).read_text().splitlines()
+    here = [number for number, line in enumerate(lines, 1) if "# here" in line and number >= function.__code__.co_firstlineno]
+    if function is not returns_module:
+        assert f"{Path(__file__).name}:{here[0]}: " in text and lines[here[0] - 1].strip() in text
+    assert re.search(rf"\nhint: .*{re.escape(hint)}", text)
+    assert len(text.splitlines()) <= 3
+    assert caught.value.__cause__ is None and (caught.value.__suppress_context__ or caught.value.__context__ is None)
+    assert capfd.readouterr() == ("", "")
+    assert model.layer.weight is weight and model.scale is scale and "scale" in vars(model) and model.training
+
+
+@pytest.mark.parametrize("function", [
+    lambda model, x: model.layer(x).detach().sum(),
+    lambda model, x: (model.layer(x) > 0).sum(),
+    lambda model, x: torch.no_grad()(model.layer)(x).mean(),
+])  # fmt: skip
+def test_a_used_parameter_without_gradient_is_named(function):
+    with pytest.raises(CaptureError, match=r"no gradient reaches 2 parameters that the forward uses: layer.weight, layer.bias"):
+        capture(Model(function), (torch.randn(4, 4),))
+
+
+def test_failures_of_the_users_loss_are_at_the_loss():
+    def loss(outputs, labels):
+        return (outputs - labels).sum()  # the loss
+
+    with pytest.raises(CaptureError, match=r"\(outputs - labels\).sum\(\)  # the loss"):
+        capture(Model(lambda model, x: model.layer(x)), (torch.randn(4, 4),), loss=loss, loss_args=(torch.randn(3),))
+
+
+def test_logging_and_printing_of_the_users_own_is_kept(capfd):
+    def talk(model, x):
+        import sys
+
+        print("words", file=sys.stderr)
+        return model.layer(x)
+
+    capture(Model(talk), (torch.randn(4, 4),), mode="inference")
+    assert "words" in capfd.readouterr().err
