@@ -1,0 +1,125 @@
+"""Plan -> module: the path users take under torchrun, and plans that do not fit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import autopar
+from autopar import zoo
+from autopar.errors import MismatchError, UsageError
+from autopar.plan import Plan
+from autopar.runtime import compile_plan
+from autopar.runtime.compiling import example_call
+from autopar.runtime.launch import run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@lru_cache
+def mlp() -> zoo.Target:
+    torch.manual_seed(0)
+    return zoo.build("mlp")
+
+
+@lru_cache
+def plan_of(mesh: str) -> Plan:
+    target = mlp()
+    return autopar.plan(target.model, target.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication")
+
+
+def test_compile_gives_the_models_own_loss() -> None:
+    target, plan = mlp(), plan_of("dp=2,tp=2")
+    wanted = target.model(*target.args).item()
+
+    def rank_main(rank: int) -> tuple[float, bool]:
+        module = autopar.compile(target.model, plan)
+        return module(*target.args).item(), module.plan is plan
+
+    assert run_ranks(rank_main, 4) == [(pytest.approx(wanted), True)] * 4
+
+
+def refused(plan: Plan, ranks: int, model: torch.nn.Module | None = None) -> str:
+    def rank_main(rank: int) -> str:
+        try:
+            compile_plan(model or mlp().model, plan)
+        except (MismatchError, UsageError) as error:
+            return str(error)
+        return "no error"
+
+    return run_ranks(rank_main, ranks)[0]
+
+
+def test_another_number_of_ranks_is_refused() -> None:
+    found = refused(plan_of("dp=2"), 3)
+    assert "the mesh dp=2 of 2 ranks, 3 processes are running\nhint: start 2 processes" in found
+
+
+def test_another_torch_is_refused() -> None:
+    plan = plan_of("dp=2")
+    old = plan.model_copy(update={"created_by": plan.created_by.model_copy(update={"torch": "2.9.1"})})
+    with pytest.raises(MismatchError, match=r"made with torch 2.9.1, this is torch 2.13"):
+        compile_plan(mlp().model, old)
+    same = plan.created_by.model_copy(update={"torch": "2.13.7+cu128"})
+    assert refused(plan.model_copy(update={"created_by": same}), 2) == "no error", "a patch release and another build are fine"
+
+
+def test_another_model_is_refused() -> None:
+    other = zoo.build("mlp", layers="3")
+    found = refused(plan_of("dp=2"), 2, other.model)
+    assert "another model" in found and "hint: " in found
+
+
+@pytest.mark.skipif("RANK" in os.environ, reason="this test runs without torchrun")
+def test_a_single_process_is_told_of_torchrun() -> None:
+    assert not dist.is_initialized()
+    with pytest.raises(UsageError, match="hint: start the script with: torchrun --nproc-per-node 2"):
+        compile_plan(mlp().model, plan_of("dp=2"))
+
+
+def test_the_example_call_has_the_planned_shapes() -> None:
+    args, kwargs, loss_args = example_call(plan_of("dp=2"))
+    assert [tuple(tensor.shape) for tensor in args] == [tuple(tensor.shape) for tensor in mlp().args]
+    assert all(tensor.is_meta for tensor in args) and kwargs == {} and loss_args == ()
+
+
+SCRIPT = """
+import sys, torch, autopar
+import torch.distributed as dist
+from autopar import zoo
+torch.set_num_threads(1)
+torch.manual_seed(0)
+target = zoo.build("mlp")
+wanted = target.model(*target.args).item()
+plan = autopar.load(sys.argv[1])
+module = autopar.compile(target.model, plan)
+optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+losses = []
+for _ in range(2):
+    loss = module(*target.args)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+assert abs(losses[0] - wanted) < 1e-6 and losses[1] < losses[0], (losses, wanted)
+if dist.get_rank() == 0:
+    print("trained on", dist.get_world_size())
+dist.destroy_process_group()
+"""
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    plan_of("dp=2").save(tmp_path / "plan.json")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "plan.json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "trained on 2" in done.stdout
