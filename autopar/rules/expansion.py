@@ -38,12 +38,14 @@ def strategies(rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[in
 
 @lru_cache(maxsize=65536)
 def _expand(rule: ShardingRule, itemsize: int, sizes: tuple[int, ...], must_split: bool) -> tuple[Strategy, ...]:
-    found: dict[Strategy, None] = {}
+    expansion = _Expansion(rule, itemsize, sizes)
+    found: dict[tuple[int, ...], Strategy] = {}
     for factors, flows in _assignments(rule, sizes):
         for ordered in itertools.product(*(itertools.permutations(axes) for axes in factors.values())):
-            strategy = _strategy(rule, dict(zip(factors, ordered, strict=True)), flows, itemsize, sizes)
-            found.setdefault(strategy)
-    return _splitting(tuple(found)) if must_split and rule.family in MUST_SPLIT else tuple(found)
+            strategy = expansion.strategy(dict(zip(factors, ordered, strict=True)), flows)
+            found.setdefault(tuple(map(id, strategy.inputs + strategy.outputs)), strategy)  # equal specs are one object here
+    result = tuple(found.values())
+    return _splitting(result) if must_split and rule.family in MUST_SPLIT else result
 
 
 def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[dict[str, Axes], dict[int, Axes]]]:
@@ -84,41 +86,46 @@ def _contiguous(names: tuple[str, ...], extent: int, extents: dict[str, int], pa
     return True
 
 
-def _strategy(rule: ShardingRule, factors: dict[str, Axes], flows: dict[int, Axes], itemsize: int, sizes: tuple[int, ...]) -> Strategy:
-    flowing = [(axis, rule.flows[index]) for index, axes in flows.items() for axis in axes]
-    inputs = []
-    for index, (dims, partial) in enumerate(zip(rule.inputs, rule.input_partial, strict=True)):
-        through = [(axis, "sum") for axis, group in flowing if index in group]
-        inputs.append(_spec(dims, partial, factors, through))
-    through = [(axis, "sum") for axis, _ in flowing]
-    outputs = [_spec(dims, partial, factors, through) for dims, partial in zip(rule.outputs, rule.output_partial, strict=True)]
-    inner = []
-    for item in rule.inner:
-        if item.factor in factors:
-            elements = math.prod(rule.extent[name] // math.prod(sizes[a] for a in factors.get(name, ())) for name in item.factors)
-            inner.append(InnerCollective("all_reduce", factors[item.factor], elements * item.elements * itemsize, item.reduction))
-    parts = math.prod(sizes[axis] for name, axes in factors.items() if name in _cutting(rule) for axis in axes)
-    given = tuple((name, factors[name]) for name in rule.free if name in factors)
-    return Strategy(tuple(inputs), tuple(outputs), parts, tuple(inner), given)
+class _Expansion:
+    """One rule on one mesh; keeps each spec once, since a rule's strategies share most of theirs."""
 
+    def __init__(self, rule: ShardingRule, itemsize: int, sizes: tuple[int, ...]) -> None:
+        self.rule, self.itemsize, self.sizes = rule, itemsize, sizes
+        self.specs: dict[tuple[tuple[Axes, ...], tuple[tuple[int, str], ...]], ShardingSpec] = {}
+        self.cutting = {name for term in rule.outputs for names in term for name in names}
+        self.cutting |= {name for partial in rule.output_partial for name, _ in partial}
 
-@lru_cache(maxsize=4096)
-def _cutting(rule: ShardingRule) -> frozenset[str]:
-    """The factors whose splitting cuts the work: those that some output depends on."""
-    found = {name for term in rule.outputs for names in term for name in names}
-    found |= {name for partial in rule.output_partial for name, _ in partial}
-    return frozenset(found)
+    def strategy(self, factors: dict[str, Axes], flows: dict[int, Axes]) -> Strategy:
+        """The strategy of one assignment, the axes of each factor in order."""
+        rule = self.rule
+        flowing = [(axis, rule.flows[index]) for index, axes in flows.items() for axis in axes]
+        inputs = [
+            self._spec(dims, partial, factors, [axis for axis, group in flowing if index in group])
+            for index, (dims, partial) in enumerate(zip(rule.inputs, rule.input_partial, strict=True))
+        ]
+        through = [axis for axis, _ in flowing]
+        outputs = [self._spec(*item, factors, through) for item in zip(rule.outputs, rule.output_partial, strict=True)]
+        parts = math.prod(self.sizes[axis] for name, axes in factors.items() if name in self.cutting for axis in axes)
+        given = tuple((name, factors[name]) for name in rule.free if name in factors)
+        return Strategy(tuple(inputs), tuple(outputs), parts, self._inner(factors), given)
 
+    def _inner(self, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
+        found = []
+        for item in self.rule.inner:
+            if item.factor in factors:
+                cut = math.prod(self.sizes[axis] for name in item.factors for axis in factors.get(name, ()))
+                elements = math.prod(self.rule.extent[name] for name in item.factors) // cut * item.elements
+                found.append(InnerCollective("all_reduce", factors[item.factor], elements * self.itemsize, item.reduction))
+        return tuple(found)
 
-def _spec(dims: Dims, partial: tuple[tuple[str, str], ...], factors: dict[str, Axes], through: list[tuple[int, str]]) -> ShardingSpec:
-    split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)
-    reduced = [(axis, reduction) for name, reduction in partial for axis in factors.get(name, ())]
-    return _interned(split, tuple(sorted(reduced + through)))
-
-
-@lru_cache(maxsize=65536)
-def _interned(dims: tuple[Axes, ...], partial: tuple[tuple[int, str], ...]) -> ShardingSpec:
-    return ShardingSpec(dims, partial)
+    def _spec(self, dims: Dims, partial: tuple[tuple[str, str], ...], factors: dict[str, Axes], through: list[int]) -> ShardingSpec:
+        split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)
+        reduced = [(axis, reduction) for name, reduction in partial for axis in factors.get(name, ())]
+        key = split, tuple(sorted(reduced + [(axis, "sum") for axis in through]))
+        found = self.specs.get(key)
+        if found is None:
+            found = self.specs[key] = ShardingSpec(*key)
+        return found
 
 
 def _splitting(found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:

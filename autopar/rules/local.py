@@ -3,7 +3,7 @@
 One function reads how dims are cut from the strategy; the table's rows say which argument takes what:
 
     shape output 0      the local shape of that output (or ``input 0``)
-    extent v            the local size of a factor (of several: the product)
+    extent v            the local size of a factor (of several: the product); an argument that is None stays
     start v             the argument plus the rank's first index of the factor
     ratio               for ``repeat``: local output over local input, dim by dim
     seed output 0       the argument, moved on by the number of the rank's part of that output
@@ -99,7 +99,8 @@ class _Cut:
             case "shape":
                 return self.local_shape(rest[0], int(rest[1]))
             case "extent":
-                return math.prod(self.extent(name) for name in rest)
+                extent = math.prod(self.extent(name) for name in rest)
+                return (extent,) if isinstance(argument, tuple) else argument if argument is None else extent
             case "start":
                 return argument + self.start(rest[0])
             case "ratio":

@@ -30,10 +30,8 @@ def find_rule(op: Op, tensors: Mapping[str, Tensor]) -> ShardingRule:
         tensors: the graph's tensors by name.
 
     Returns:
-        its rule with shapes put in; ``known`` is False, and everything whole, for an operator without a row.
-
-    Raises:
-        RuleError: when the row does not fit the operator.
+        its rule with shapes put in; ``known`` is False, and everything whole, for an operator without a row and for a call that its
+        row does not fit; ``reason`` says which.
     """
     inputs = tuple(tensors[name] for name in op.inputs)
     outputs = tuple(tensors[name] for name in op.outputs)
@@ -57,10 +55,12 @@ def _find(
 ) -> ShardingRule:
     row = find_row(target)
     if row is None:
-        return unknown(target, [shape for shape, _ in inputs], [shape for shape, _ in outputs])
+        return unknown(target, [shape for shape, _ in inputs], [shape for shape, _ in outputs], "it has no row in the table")
     op = Op(target, target, ("",) * len(inputs), ("",) * len(outputs), args, kwargs)
-    call = call_of(op, row, tuple(Tensor("", *item) for item in inputs), tuple(Tensor("", *item) for item in outputs))
-    return bound(row, call)
+    try:
+        return bound(row, call_of(op, row, tuple(Tensor("", *item) for item in inputs), tuple(Tensor("", *item) for item in outputs)))
+    except RuleError as problem:
+        return unknown(target, [shape for shape, _ in inputs], [shape for shape, _ in outputs], problem.message)
 
 
 def bound(row: Row, call: Call) -> ShardingRule:
@@ -103,8 +103,8 @@ def _present(text: str, call: Call, row: Row) -> str:
     return f"{left}->{','.join(terms)}{bar}{clauses}"
 
 
-def unknown(target: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> ShardingRule:
-    """Everything whole on every rank."""
+def unknown(target: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]], reason: str) -> ShardingRule:
+    """Everything whole on every rank, for the reason given."""
     return ShardingRule(
         target,
         "unknown",
@@ -114,6 +114,7 @@ def unknown(target: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tu
         input_partial=((),) * len(inputs),
         output_partial=((),) * len(outputs),
         known=False,
+        reason=reason,
     )
 
 

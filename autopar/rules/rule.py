@@ -42,7 +42,8 @@ class ShardingRule:
             of neither its dims nor this list does not change the output: it is replicated there.
         flows: groups of inputs: partial sums over an axis together, they make every output a partial sum over it.
         inner: the all-reduces inside the operator.
-        known: False for an operator without a row: everything whole.
+        known: False for an operator without a row, or with arguments its row does not fit: everything whole.
+        reason: why it is not known.
     """
 
     operator: str
@@ -57,6 +58,7 @@ class ShardingRule:
     flows: tuple[tuple[int, ...], ...] = ()
     inner: tuple[Statistic, ...] = ()
     known: bool = True
+    reason: str = ""
 
     @cached_property
     def _hash(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autopar.rules import computed
+from autopar.rules import computed, computed_indexing, computed_layout
 from autopar.rules.signature import Call, Row
 
 
@@ -22,15 +22,15 @@ _NONLINEAR = """
     bitwise_xor ceil celu clamp clamp_max clamp_min copysign cos cosh digamma elu eq erf erfc erfinv exp exp2 expm1 float_power
     floor floor_divide fmax fmin fmod frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf isnan
     isneginf isposinf le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
-    logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow prelu _prelu_kernel
+    logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel
     reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
     special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt
     square tan tanh threshold trunc xlogy full_like ones_like fill"""
-_RANDOM = "bernoulli empty_like rand_like randn_like randint_like normal_functional"
+_RANDOM = "bernoulli empty_like exponential rand_like randn_like randint_like normal_functional"
 _LINEAR = """
     neg deg2rad rad2deg div threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
-    softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward"""
+    softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward rrelu_with_noise_backward"""
 
 _SIZE: Any = {"local": (("size", "shape output 0"),)}
 _INPUT_SIZES: Any = {"local": (("input_sizes", "shape output 0"),)}
@@ -49,7 +49,7 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "mul", "... * -> ... | linear {0} {1}"),
     *_rows("pointwise", "add sub addcdiv lerp", "... * -> ... | linear {0 1}"),
     *_rows("pointwise", "addcmul", "... * -> ... | linear {0 1} {0 2}"),
-    *_rows("pointwise", "where.self where.ScalarOther where.ScalarSelf", "... * -> ... | linear {1 2}"),
+    *_rows("pointwise", "where.self where.ScalarOther where.ScalarSelf where.Scalar", "... * -> ... | linear {1 2}"),
     *_rows("pointwise", "masked_fill.Tensor", "... * -> ... | linear {0 2}"),
     *_rows("pointwise", "masked_fill.Scalar", computed.masked_fill, "x, mask, value="),
     *_rows("pointwise", "div.Tensor_mode div.Scalar_mode", computed.divide),
@@ -57,9 +57,12 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "clone lift_fresh_copy", "... -> ... | linear {0}", work="none"),
     *_rows("pointwise", "alias detach lift_fresh", "... -> ... | linear {0}", alias=True),
     *_rows("pointwise", "zeros_like", "... -> ... | linear {} {0}"),
+    *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
+    *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
     *_rows("pointwise", "native_dropout log_sigmoid_forward frexp", "... * -> ..., ..."),
     *_rows("pointwise", "bucketize.Tensor", "..., _ -> ..."),
     *_rows("random", _RANDOM, "... -> ..."),
+    *_rows("random", "rrelu_with_noise_functional", "..., ... -> ..., ..."),
     *_rows("random", "multinomial", "_... -> _..."),
     Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
 )
@@ -86,6 +89,11 @@ CONVOLUTION: tuple[Row, ...] = (
         local=(("weight_size", "shape output 0"), ("groups", "extent g")), work="convolution"),
     Row("convolution", "aten.convolution(x, w, bias?, stride=, padding=, dilation=, transposed=, output_padding=, groups=)",
         computed.convolution, local=(("groups", "extent g"),), work="convolution"),
+    *_rows("convolution", "convolution_backward", computed.convolution_backward,
+           "grad, x, w, bias_sizes=, stride=, padding=, dilation=, transposed=, output_padding=, groups=, output_mask=",
+           local=(("bias_sizes", "extent g o"), ("groups", "extent g")), mask="output_mask", work="convolution"),
+    *_rows("convolution", "im2col", "n c _ _ -> n (c _) _ | linear {0}"),
+    *_rows("convolution", "col2im", "n (c _) _ -> n c _ _ | linear {0}"),
 )  # fmt: skip
 
 # b batch, h key heads, g query heads of a key head, s queries, t keys
@@ -112,25 +120,29 @@ REDUCTION: tuple[Row, ...] = (
 )
 
 VIEW: tuple[Row, ...] = (
-    *_rows("view", "view _unsafe_view reshape", computed.view, "x, size=", alias=True, **_SIZE),
-    *_rows("view", "view_copy", computed.view, "x, size=", work="none", **_SIZE),
+    *_rows("view", "view _unsafe_view reshape", computed_layout.view, "x, size=", alias=True, **_SIZE),
+    *_rows("view", "view_copy", computed_layout.view, "x, size=", work="none", **_SIZE),
     *_rows("view", "view.dtype", "_... -> _...", alias=True),
-    *_rows("view", "permute", computed.permute, "x, dims=", alias=True),
-    *_rows("view", "transpose", computed.transpose, "x, dim0=, dim1=", alias=True),
-    *_rows("view", "t", computed.turned, "x", alias=True),
+    *_rows("view", "permute", computed_layout.permute, "x, dims=", alias=True),
+    *_rows("view", "transpose", computed_layout.transpose, "x, dim0=, dim1=", alias=True),
+    *_rows("view", "t", computed_layout.turned, "x", alias=True),
     *_rows("view", "unsqueeze", "... -> ... 1 | linear {0}", "x, dim=", alias=True, **_AT_DIM),
-    *_rows("view", "squeeze.default", computed.squeeze, "x", alias=True),
-    *_rows("view", "squeeze", computed.squeeze, "x, dim=", alias=True),
-    *_rows("view", "expand", computed.expand, "x, size=", alias=True, **_SIZE),
-    *_rows("view", "repeat", computed.repeat, "x, repeats=", local=(("repeats", "ratio"),), work="none"),
-    *_rows("view", "unfold", computed.unfold, "x, dimension=, size=, step=", alias=True),
-    *_rows("view", "unfold_backward", computed.unfold_backward, "grad, input_sizes=, dim=, size=, step=", **_INPUT_SIZES),
-    *_rows("view", "diagonal", computed.diagonal, "x, offset=0, dim1=0, dim2=1", alias=True),
+    *_rows("view", "squeeze.default", computed_layout.squeeze, "x", alias=True),
+    *_rows("view", "squeeze", computed_layout.squeeze, "x, dim=", alias=True),
+    *_rows("view", "expand", computed_layout.expand, "x, size=", alias=True, **_SIZE),
+    *_rows("view", "repeat", computed_layout.repeat, "x, repeats=", local=(("repeats", "ratio"),), work="none"),
+    *_rows("view", "unfold", computed_layout.unfold, "x, dimension=, size=, step=", alias=True),
+    *_rows("view", "unfold_backward", computed_layout.unfold_backward, "grad, input_sizes=, dim=, size=, step=", **_INPUT_SIZES),
+    *_rows("view", "diagonal", computed_layout.diagonal, "x, offset=0, dim1=0, dim2=1", alias=True),
     *_rows("view", "pixel_shuffle", "... (c p q) h w -> ... c (h p) (w q) | linear {0}", work="none"),
+    *_rows("view", "pixel_unshuffle", "... c (h p) (w q) -> ... (c p q) h w | linear {0}", work="none"),
+    *_rows("view", "diagonal_backward", computed_layout.diagonal_backward, "grad, input_sizes=, offset=, dim1=, dim2=", **_INPUT_SIZES),
+    *_rows("view", "view_as_real", "... -> ... _ | linear {0}", alias=True),
+    *_rows("view", "view_as_complex", "... _ -> ... | linear {0}", alias=True),
 )
 
 SLICE: tuple[Row, ...] = (
-    *_rows("slice", "slice", computed.slice_dim, "x, dim=0, start=None, end=None, step=1", alias=True),
+    *_rows("slice", "slice", computed_layout.slice_dim, "x, dim=0, start=None, end=None, step=1", alias=True),
     *_rows("slice", "slice_backward", "... _ -> ... _ | linear {0}", "grad, input_sizes=, dim=, start=, end=, step=",
            **_AT_DIM, **_INPUT_SIZES),
     *_rows("slice", "select", "... _ -> ... | linear {0}", "x, dim=, index=", alias=True, **_AT_DIM),
@@ -141,9 +153,12 @@ SLICE: tuple[Row, ...] = (
     *_rows("slice", "unbind", "... _ -> ... * | linear {0}", "x, dim=0", alias=True, **_AT_DIM),
     *_rows("slice", "cat", "... _ * -> ... _ | linear {all}", "tensors*, dim=0", work="none", **_AT_DIM),
     *_rows("slice", "stack", "... * -> ... _ | linear {all}", "tensors*, dim=0", work="none", **_AT_DIM),
-    *_rows("slice", "constant_pad_nd", computed.pad, "x, pad=, value=0", work="none"),
+    *_rows("slice", "constant_pad_nd", computed_layout.pad, "x, pad=, value=0", work="none"),
     *_rows("slice", "flip", "... d! -> ... d! | linear {0}", "x, dims=", at="dims", work="none"),
-    *_rows("slice", "roll", computed.roll, "x, shifts=, dims=()", work="none"),
+    *_rows("slice", "roll", computed_layout.roll, "x, shifts=, dims=()", work="none"),
+    *_rows("slice", "rot90", "... _ -> ... _ | linear {0}", "x, k=1, dims=(0, 1)", at="dims", work="none"),
+    *_rows("slice", "glu", "... _ -> ... _", "x, dim=-1", **_AT_DIM),
+    *_rows("slice", "glu_backward", "... _, ... _ -> ... _ | linear {0}", "grad, x, dim=", **_AT_DIM),
     *_rows("slice", "tril triu", "... _ _ -> ... _ _ | linear {0}"),
 )  # fmt: skip
 
@@ -167,14 +182,27 @@ NORMALISATION: tuple[Row, ...] = (
         "n c _..., c, c, c, c -> n c _..., c ~n, c ~n, c ~n, c ~n | inner n: sum(c) sum(c)"),
     Row("normalisation", "autopar.batch_norm_backward(grad, x, weight?, mean, invstd)",
         "n c _..., n c _..., c, c, c -> n c _..., c ~n, c ~n | linear {0} | inner n: sum(2 c)"),
+    *_rows("normalisation", "_native_batch_norm_legit.no_stats", "n! c _..., c, c -> n! c _..., c, c", "x, weight?, bias?"),
+    *_rows("normalisation", "_native_batch_norm_legit_no_training", "n c _..., c, c, c, c -> n c _..., _ ~n ~c, _ ~n ~c",
+           "x, weight?, bias?, running_mean, running_var"),
+    *_rows("normalisation", "_native_batch_norm_legit_functional", "n! c _..., c, c, c, c -> n! c _..., c, c, c, c",
+           "x, weight?, bias?, running_mean, running_var"),
+    *_rows("normalisation", "native_batch_norm_backward", "n! c _..., n! c _..., c, c, c, c, c -> n! c _..., c, c | linear {0}",
+           "grad, x, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train=, eps=, output_mask=", mask="output_mask"),
     *_rows("softmax", "_softmax _log_softmax", _SOFTMAX, "x, dim=, half_to_float=False", **_AT_DIM),
     *_rows("softmax", "_softmax_backward_data _log_softmax_backward_data", _SOFTMAX_BACKWARD, "grad, out, dim=, input_dtype=", **_AT_DIM),
 )  # fmt: skip
 
-_POOL_1D = "avg_pool1d adaptive_avg_pool1d upsample_nearest1d _upsample_nearest_exact1d"
+_POOL_1D = "avg_pool1d adaptive_avg_pool1d upsample_nearest1d _upsample_nearest_exact1d reflection_pad1d replication_pad1d"
 _POOL_2D = """avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d
-    upsample_bicubic2d"""
-_POOL_3D = "avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool3d upsample_nearest3d _upsample_nearest_exact3d"
+    upsample_bicubic2d reflection_pad2d replication_pad2d"""
+_POOL_3D = """avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool3d upsample_nearest3d _upsample_nearest_exact3d reflection_pad3d
+    replication_pad3d"""
+_POOL_1D_BACKWARD = "reflection_pad1d_backward replication_pad1d_backward"
+_POOL_2D_BACKWARD = """avg_pool2d_backward _adaptive_avg_pool2d_backward reflection_pad2d_backward
+    replication_pad2d_backward"""
+_POOL_3D_BACKWARD = """avg_pool3d_backward _adaptive_avg_pool3d_backward reflection_pad3d_backward
+    replication_pad3d_backward"""
 _UPSAMPLED = """upsample_nearest2d_backward _upsample_nearest_exact2d_backward upsample_bilinear2d_backward
     upsample_bicubic2d_backward"""
 
@@ -182,9 +210,16 @@ POOLING: tuple[Row, ...] = (
     *_rows("pooling", _POOL_1D, "... _ -> ... _ | linear {0}"),
     *_rows("pooling", _POOL_2D, "... _ _ -> ... _ _ | linear {0}"),
     *_rows("pooling", _POOL_3D, "... _ _ _ -> ... _ _ _ | linear {0}"),
-    *_rows("pooling", "avg_pool2d_backward _adaptive_avg_pool2d_backward", "... _ _, ... _ _ -> ... _ _ | linear {0}"),
-    *_rows("pooling", "max_pool2d_with_indices", "... _ _ -> ... _ _, ... _ _"),
-    *_rows("pooling", "max_pool2d_with_indices_backward", "... _ _, ... _ _, ... _ _ -> ... _ _ | linear {0}"),
+    *_rows("pooling", _POOL_1D_BACKWARD, "... _, ... _ -> ... _ | linear {0}"),
+    *_rows("pooling", _POOL_2D_BACKWARD, "... _ _, ... _ _ -> ... _ _ | linear {0}"),
+    *_rows("pooling", _POOL_3D_BACKWARD, "... _ _ _, ... _ _ _ -> ... _ _ _ | linear {0}"),
+    *_rows("pooling", "max_pool2d_with_indices adaptive_max_pool2d", "... _ _ -> ... _ _, ... _ _"),
+    *_rows("pooling", "max_pool3d_with_indices", "... _ _ _ -> ... _ _ _, ... _ _ _"),
+    *_rows("pooling", "max_pool2d_with_indices_backward adaptive_max_pool2d_backward", "... _ _, ... _ _, ... _ _ -> ... _ _ | linear {0}"),
+    *_rows("pooling", "max_pool3d_with_indices_backward", "... _ _ _, ... _ _ _, ... _ _ _ -> ... _ _ _ | linear {0}"),
+    *_rows("pooling", "grid_sampler_2d", "n c _ _, n h w _ -> n c h w | linear {0}"),
+    *_rows("pooling", "grid_sampler_2d_backward", "n c h w, n c _ _, n h w _ -> n c _ _, n h w _ | linear {0}",
+           "grad, x, grid, interpolation_mode=, padding_mode=, align_corners=, output_mask=", mask="output_mask"),
     *_rows("pooling", _UPSAMPLED, "... _ _ -> ... _ _ | linear {0}", "grad, output_size=, input_size=",
            local=(("input_size", "shape output 0"),)),
 )  # fmt: skip
@@ -194,25 +229,25 @@ GATHER: tuple[Row, ...] = (
     Row("gather", "autopar.embedding_backward(grad, indices, rows=, offset=, padding_idx=)", "... k, ... -> v k | linear {0}",
         local=(("rows", "extent v"), ("offset", "start v"))),
     *_rows("gather", "embedding", "_ k, ... -> ... k | linear {0}"),
-    *_rows("gather", "embedding_dense_backward", computed.embedding_backward,
+    *_rows("gather", "embedding_dense_backward", computed_indexing.embedding_backward,
            "grad, indices, num_weights=, padding_idx=, scale_grad_by_freq="),
-    *_rows("gather", "gather", computed.gather, "x, dim=, index"),
-    *_rows("gather", "scatter.src", computed.scatter, "x, dim=, index, src"),
-    *_rows("gather", "scatter.value", computed.scatter, "x, dim=, index"),
-    *_rows("gather", "scatter_add", computed.scatter_add, "x, dim=, index, src"),
-    *_rows("gather", "scatter_reduce", computed.scatter_reduce, "x, dim=, index, src"),
+    *_rows("gather", "gather", computed_indexing.gather, "x, dim=, index"),
+    *_rows("gather", "scatter.src", computed_indexing.scatter, "x, dim=, index, src"),
+    *_rows("gather", "scatter.value", computed_indexing.scatter, "x, dim=, index"),
+    *_rows("gather", "scatter_add", computed_indexing.scatter_add, "x, dim=, index, src"),
+    *_rows("gather", "scatter_reduce", computed_indexing.scatter_reduce, "x, dim=, index, src"),
     *_rows("gather", "index_select", "... _, i -> ... i | linear {0}", "x, dim=, index", **_AT_DIM),
     *_rows("gather", "index_add", "... _ +i, i, ... i -> ... _ +i | linear {0 2}", "x, dim=, index, source", **_AT_DIM),
     *_rows("gather", "index_copy", "... _, i!, ... i! -> ... _", "x, dim=, index, source", **_AT_DIM),
     *_rows("gather", "index_fill.int_Scalar", "... _, _ -> ... _", "x, dim=, index", **_AT_DIM),
-    *_rows("gather", "index _unsafe_index", computed.index, "x, indices*"),
-    *_rows("gather", "index_put _unsafe_index_put", computed.index_put, "x, indices*, values, accumulate=False"),
+    *_rows("gather", "index _unsafe_index", computed_indexing.index, "x, indices*"),
+    *_rows("gather", "index_put _unsafe_index_put", computed_indexing.index_put, "x, indices*, values, accumulate=False"),
     *_rows("gather", "one_hot", "... -> ... _"),
     Row("cross-entropy", "autopar.nll_loss(logp, target, ignore_index=, offset=)", "... c, ... -> ... | linear {0}",
         local=(("offset", "start c"),)),
     Row("cross-entropy", "autopar.nll_loss_backward(grad, target, classes=, ignore_index=, offset=)", "..., ... -> ... c | linear {0}",
         local=(("classes", "extent c"), ("offset", "start c"))),
-    *_rows("cross-entropy", "nll_loss_forward", computed.negative_log_likelihood, "x, target, weight?, reduction=, ignore_index="),
+    *_rows("cross-entropy", "nll_loss_forward", computed_indexing.negative_log_likelihood, "x, target, weight?, reduction=, ignore_index="),
 )  # fmt: skip
 
 FACTORY: tuple[Row, ...] = (

@@ -40,7 +40,10 @@ def _contraction(op: Op, tensors: Mapping[str, Tensor]) -> float:
 
 
 def _convolution(op: Op, tensors: Mapping[str, Tensor]) -> float:
-    """2 x output elements x input channels of a group x kernel elements: the same for both gradients."""
+    """2 x output elements x input channels of a group x kernel elements: the same for each gradient."""
+    if op.target.startswith("aten.convolution_backward"):
+        grad, _, weight = (tensors[name].shape for name in op.inputs[:3])
+        return 2.0 * math.prod(grad) * math.prod(weight[1:]) * int(sum(op.args[-1][:2]))
     first, second = (tensors[name].shape for name in op.inputs[:2])
     result = tensors[op.outputs[0]].shape
     if op.target.startswith("autopar.convolution_input_gradient"):

@@ -29,6 +29,8 @@ class Draw:
                 return torch.randn(self.shape, dtype=torch.float64)
             case "float32":
                 return torch.randn(self.shape)
+            case "complex128":
+                return torch.randn(self.shape, dtype=torch.complex128)
             case "positive":
                 return torch.rand(self.shape, dtype=torch.float64) + 0.5
             case "integer":
@@ -43,6 +45,10 @@ def F(*shape: int) -> Draw:
 
 def F32(*shape: int) -> Draw:
     return Draw("float32", shape)
+
+
+def C(*shape: int) -> Draw:
+    return Draw("complex128", shape)
 
 
 def P(*shape: int) -> Draw:
@@ -123,6 +129,17 @@ def batch_norm_backward() -> tuple[Any, ...]:
     return F(4, 6, 3).tensor(), x, w, mean, invstd
 
 
+def pool_backward(forward: str, *arguments: Any, dims: int) -> Callable[[], tuple[Any, ...]]:
+    """Arguments of a pooling's gradient that needs the indices its forward run found."""
+
+    def made() -> tuple[Any, ...]:
+        x = F(4, 6, *[4] * dims).tensor()
+        out, indices = getattr(aten, forward).default(x, *arguments[:1])
+        return torch.randn_like(out), x, *arguments[1:], indices
+
+    return made
+
+
 def dropout_backward() -> tuple[Any, ...]:
     return F(4, 6).tensor(), B(4, 6).tensor(), 2.0
 
@@ -180,6 +197,10 @@ CASES: tuple[Case, ...] = (
     Case("aten._to_copy.default", (F(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
     Case("aten.bucketize.Tensor", (F(4, 6), F(1)), "a b, 1 -> a b"),
     Case("autopar.dropout.default", (F(4, 6), 0.5, 3), "a b -> a b, a b", random=True),
+    Case("aten.copy.default", (F(4, 6), F(6)), "a b, b -> a b | linear {1}"),
+    Case("aten._prelu_kernel_backward.default", (F(4, 6), F(4, 6), F(4, 6)), "a b, a b, a b -> a b, a b | linear {0}"),
+    Case("aten.rrelu_with_noise_functional.default", (F(4, 6), F(4, 6), 0.1, 0.3, True), "a b, a b -> a b, a b", random=True),
+    Case("aten.rrelu_with_noise_backward.default", (F(4, 6), F(4, 6), P(4, 6), 0.1, 0.3, True, False), "a b, a b, a b -> a b | linear {0}"),
     # contraction
     Case("autopar.contract.default", (F(2, 6, 4), F(8, 4), "b s k, n k -> b s n"), "b s k, n k -> b s n +k | linear {0} {1}"),
     Case("autopar.contract.default", (F(2, 4, 6), F(2, 4, 8), "b s k, b s n -> n k"), "b s k, b s n -> n k +b +s | linear {0} {1}"),
@@ -227,6 +248,18 @@ CASES: tuple[Case, ...] = (
         "aten.convolution.default", (F(2, 8, 5, 5), F(8, 4, 3, 3), F(8), *CONV, True, [0, 0], 2),
         "n (g i) _ _, (g i) o _ _, (g o) +i -> n (g o) _ _ +i | linear {0 2} {1 2}",
     ),
+    Case(
+        "aten.convolution_backward.default",
+        (F(4, 8, 5, 5), F(4, 6, 5, 5), F(8, 6, 3, 3), [8], *CONV, False, [0, 0], 1, [True, True, True]),
+        "n o _ _, n i _ _, o i _ _ -> n i _ _ +o, o i _ _ +n, o +n ~i | linear {0}",
+    ),
+    Case(
+        "aten.convolution_backward.default",
+        (F(2, 8, 5, 5), F(2, 8, 5, 5), F(8, 4, 3, 3), None, *CONV, True, [0, 0], 2, [True, True, False]),
+        "n (g o) _ _, n (g i) _ _, (g i) o _ _ -> n (g i) _ _ +o, (g i) o _ _ +n | linear {0}",
+    ),
+    Case("aten.im2col.default", (F(4, 6, 4, 4), [2, 2], [1, 1], [0, 0], [2, 2]), "n c _ _ -> n (c _) _ | linear {0}"),
+    Case("aten.col2im.default", (F(4, 24, 4), [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]), "n (c _) _ -> n c _ _ | linear {0}"),
     # attention
     Case(
         "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), None, False, 0.5, 0.0),
@@ -327,6 +360,10 @@ CASES: tuple[Case, ...] = (
     Case("aten.unfold_backward.default", (F(4, 3, 4), [4, 8], 1, 4, 2), "a _ _ -> a _ | linear {0}"),
     Case("aten.diagonal.default", (F(4, 6, 6), 0, 1, 2), "a _ _ -> a _ | linear {0}"),
     Case("aten.pixel_shuffle.default", (F(2, 16, 3, 4), 2), "a (c p q) h w -> a c (h p) (w q) | linear {0}"),
+    Case("aten.pixel_unshuffle.default", (F(2, 4, 6, 8), 2), "a c (h p) (w q) -> a (c p q) h w | linear {0}"),
+    Case("aten.diagonal_backward.default", (F(4, 6), [4, 6, 6], 0, 1, 2), "a _ -> a _ _ | linear {0}"),
+    Case("aten.view_as_complex.default", (F(4, 6, 2),), "a b _ -> a b | linear {0}"),
+    Case("aten.view_as_real.default", (C(4, 6),), "a b -> a b _ | linear {0}"),
     # slice
     Case("aten.slice.Tensor", (F(4, 6), 1, 1, 5), "a _ -> a _ | linear {0}"),
     Case("aten.slice.Tensor", (F(4, 6), 1, 0, 2**63 - 1), "a b -> a b | linear {0}"),
@@ -347,6 +384,9 @@ CASES: tuple[Case, ...] = (
     Case("aten.flip.default", (F(4, 6), [1]), "a d! -> a d! | linear {0}"),
     Case("aten.roll.default", (F(4, 6), [2], [1]), "a _ -> a _ | linear {0}"),
     Case("aten.roll.default", (F(4, 6), [2]), "_ _ -> _ _ | linear {0}"),
+    Case("aten.rot90.default", (F(4, 6, 8), 1, [1, 2]), "a _ _ -> a _ _ | linear {0}"),
+    Case("aten.glu.default", (F(4, 6), -1), "a _ -> a _"),
+    Case("aten.glu_backward.default", (F(4, 3), F(4, 6), -1), "a _, a _ -> a _ | linear {0}"),
     Case("aten.tril.default", (F(4, 6, 6), 1), "a _ _ -> a _ _ | linear {0}"),
     Case("aten.triu.default", (F(4, 6, 6),), "a _ _ -> a _ _ | linear {0}"),
     # normalisation
@@ -396,6 +436,20 @@ CASES: tuple[Case, ...] = (
         "autopar.batch_norm_backward.default", batch_norm_backward,
         "n c _, n c _, c, c, c -> n c _, c ~n, c ~n | linear {0} | inner n: sum(2 c)",
     ),
+    Case("aten._native_batch_norm_legit.no_stats", (F(4, 6, 3), F(6), F(6), True, 0.1, 1e-5), "n! c _, c, c -> n! c _, c, c"),
+    Case(
+        "aten._native_batch_norm_legit_no_training.default", (F(4, 6, 3), F(6), F(6), F(6), P(6), 0.1, 1e-5),
+        "n c _, c, c, c, c -> n c _, _ ~n ~c, _ ~n ~c",
+    ),
+    Case(
+        "aten._native_batch_norm_legit_functional.default", (F(4, 6, 3), F(6), F(6), F(6), P(6), True, 0.1, 1e-5),
+        "n! c _, c, c, c, c -> n! c _, c, c, c, c",
+    ),
+    Case(
+        "aten.native_batch_norm_backward.default",
+        (F(4, 6, 3), F(4, 6, 3), F(6), F(6), P(6), F(6), P(6), True, 1e-5, [True, True, True]),
+        "n! c _, n! c _, c, c, c, c, c -> n! c _, c, c | linear {0}",
+    ),
     # softmax
     Case("aten._softmax.default", (F(4, 6, 8), 1, False), "a d b -> a d b | inner d: max(a b) sum(a b)"),
     Case("aten._log_softmax.default", (F(4, 6), -1, False), "a d -> a d | inner d: max(a) sum(a)"),
@@ -417,6 +471,49 @@ CASES: tuple[Case, ...] = (
     Case("aten._adaptive_avg_pool2d_backward.default", (F(4, 6, 2, 2), F(4, 6, 4, 4)), "a b _ _, a b _ _ -> a b _ _ | linear {0}"),
     Case("aten.max_pool2d_with_indices.default", (F(4, 6, 4, 4), [2, 2], [2, 2]), "a b _ _ -> a b _ _, a b _ _"),
     Case("aten.max_pool2d_with_indices_backward.default", max_pool_backward, "a b _ _, a b _ _, a b _ _ -> a b _ _ | linear {0}"),
+    Case(
+        "aten._adaptive_avg_pool3d_backward.default", (F(4, 6, 2, 2, 2), F(4, 6, 4, 4, 4)),
+        "a b _ _ _, a b _ _ _ -> a b _ _ _ | linear {0}",
+    ),
+    Case(
+        "aten.avg_pool3d_backward.default",
+        (F(4, 6, 2, 2, 2), F(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None),
+        "a b _ _ _, a b _ _ _ -> a b _ _ _ | linear {0}",
+    ),
+    Case("aten.max_pool3d_with_indices.default", (F(4, 6, 4, 4, 4), [2, 2, 2]), "a b _ _ _ -> a b _ _ _, a b _ _ _"),
+    Case(
+        "aten.max_pool3d_with_indices_backward.default",
+        pool_backward("max_pool3d_with_indices", [2, 2, 2], [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, dims=3),
+        "a b _ _ _, a b _ _ _, a b _ _ _ -> a b _ _ _ | linear {0}",
+    ),
+    Case("aten.adaptive_max_pool2d.default", (F(4, 6, 4, 4), [2, 2]), "a b _ _ -> a b _ _, a b _ _"),
+    Case(
+        "aten.adaptive_max_pool2d_backward.default", pool_backward("adaptive_max_pool2d", [2, 2], dims=2),
+        "a b _ _, a b _ _, a b _ _ -> a b _ _ | linear {0}",
+    ),
+    *(
+        Case(
+            f"aten.{kind}_pad{dims}d.default",
+            (F(4, 6, *[4] * dims), [1] * (2 * dims)),
+            f"a b{' _' * dims} -> a b{' _' * dims} | linear {{0}}",
+        )
+        for kind in ("reflection", "replication")
+        for dims in (1, 2, 3)
+    ),
+    *(
+        Case(
+            f"aten.{kind}_pad{dims}d_backward.default",
+            (F(4, 6, *[6] * dims), F(4, 6, *[4] * dims), [1] * (2 * dims)),
+            f"a b{' _' * dims}, a b{' _' * dims} -> a b{' _' * dims} | linear {{0}}",
+        )
+        for kind in ("reflection", "replication")
+        for dims in (1, 2, 3)
+    ),
+    Case("aten.grid_sampler_2d.default", (F(4, 6, 4, 4), F(4, 2, 6, 2), 0, 0, False), "n c _ _, n h w _ -> n c h w | linear {0}"),
+    Case(
+        "aten.grid_sampler_2d_backward.default", (F(4, 6, 2, 6), F(4, 6, 4, 4), F(4, 2, 6, 2), 0, 0, False, [True, True]),
+        "n c h w, n c _ _, n h w _ -> n c _ _ +h +w, n h w _ +c | linear {0}",
+    ),
     Case("aten.upsample_nearest1d.default", (F(4, 6, 4), [8]), "a b _ -> a b _ | linear {0}"),
     Case("aten.upsample_nearest2d.default", (F(4, 6, 4, 4), [8, 8]), "a b _ _ -> a b _ _ | linear {0}"),
     Case("aten.upsample_nearest3d.default", (F(4, 6, 2, 2, 2), [4, 4, 4]), "a b _ _ _ -> a b _ _ _ | linear {0}"),
@@ -457,6 +554,9 @@ CASES: tuple[Case, ...] = (
         "aten._unsafe_index_put.default", (F(2, 4, 6, 8), [None, None, I(6, 4, 1), I(8, 4)], F(2, 4, 4, 4), True),
         "a b _ _ +e +f, e 1, f, a b e f -> a b _ _ +e +f | linear {0 3}",
     ),
+    Case("aten.index.Tensor", (F(4, 6), [B(4)]), "_ _, _ -> _ _"),
+    Case("aten.index_put.default", (F(4, 6, 8), [None, B(6, 8)], F()), "a b c, b c, () -> a b c | linear {0 2}"),
+    Case("aten.index_put.default", (F(4, 6), [B(4, 6)], F(1), True), "a b, a b, 1 -> a b | linear {0 2}"),
     Case("aten.one_hot.default", (I(6, 4, 8), 6), "a b -> a b _"),
     # cross-entropy
     Case("autopar.nll_loss.default", (F(4, 6), I(6, 4), -100, 0), "a c, a -> a +c | linear {0}"),
@@ -491,6 +591,7 @@ CASES: tuple[Case, ...] = (
     Case("aten.scalar_tensor.default", (2.0,), "-> ()"),
     Case("aten.randperm.default", (4,), "-> _", random=True),
     # random
+    Case("aten.exponential.default", (F(4, 6),), "a b -> a b", random=True),
     Case("aten.bernoulli.p", (F(4, 6), 0.5), "a b -> a b", random=True),
     Case("aten.rand_like.default", (F(4, 6),), "a b -> a b", random=True),
     Case("aten.randn_like.default", (F(4, 6),), "a b -> a b", random=True),

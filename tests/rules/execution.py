@@ -114,7 +114,8 @@ def cut(value: torch.Tensor, spec: ShardingSpec, sizes: Sizes) -> list[torch.Ten
     """Each rank's part; for a partial spec random addends that sum to the value."""
     assert all(reduction == "sum" for _, reduction in spec.partial)
     parts = math.prod(sizes[axis] for axis in spec.partial_axes)
-    addends = [torch.randn_like(value) if value.is_floating_point() else torch.randint_like(value, -9, 9) for _ in range(parts - 1)]
+    continuous = value.is_floating_point() or value.is_complex()
+    addends = [torch.randn_like(value) if continuous else torch.randint_like(value, -9, 9) for _ in range(parts - 1)]
     addends.append(value - sum(addends) if addends else value)
     found = []
     for coordinates in itertools.product(*(range(size) for size in sizes)):

@@ -64,7 +64,7 @@ def test_axes_of_size_one_are_left_out() -> None:
 def test_an_operator_without_a_rule_is_whole() -> None:
     from autopar.rules.lookup import unknown
 
-    assert offered(unknown("mine.op.default", [(4, 6)], [(4,)]), (2, 2)) == ["R R -> R"]
+    assert offered(unknown("mine.op.default", [(4, 6)], [(4,)], "no row"), (2, 2)) == ["R R -> R"]
 
 
 def test_parts_counts_what_cuts_the_work() -> None:

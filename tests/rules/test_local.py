@@ -85,14 +85,17 @@ def test_an_operator_without_a_row_is_known_to_be_unknown() -> None:
     op, tensors = operator("mine.op.default", [(4, 6)], [(4,)], (Ref(0),))
     rule = find_rule(op, tensors)
     assert not rule.known
+    assert rule.reason == "it has no row in the table"
     assert str(rule) == "_ _ -> _"
     assert find_strategy(op, tensors, [ShardingSpec.parse("S0 R")], [ShardingSpec.parse("S0")], (2,)) is None
 
 
-def test_a_missing_argument_is_named() -> None:
+def test_a_call_that_its_row_does_not_fit_is_unknown_and_says_why() -> None:
     op, tensors = operator("aten._softmax.default", [(4, 6)], [(4, 6)], (Ref(0),))
-    with pytest.raises(RuleError, match="has no argument 'dim'"):
-        find_rule(op, tensors)
+    rule = find_rule(op, tensors)
+    assert (rule.known, rule.reason) == (False, "aten._softmax.default has no argument 'dim', which its rule needs")
+    op, tensors = operator("aten.mm.default", [(4, 6), (5, 7)], [(4, 7)], (Ref(0), Ref(1)))
+    assert "a dim of size 5 where 'k' is 6" in find_rule(op, tensors).reason
 
 
 @pytest.mark.parametrize(
