@@ -8,6 +8,7 @@ An answer that respects the rows only within the solver's tolerance is cut off b
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,15 +35,18 @@ def solve_array_program(record: Record) -> None:
     solve_core(record, reduce(record.problem))
 
 
-def solve_core(record: Record, core: Core, excluded: int | None = None) -> None:
-    """Solve the core; answers of cost ``excluded`` or more are known to be missing from it and that cost to be reached."""
+def solve_core(record: Record, core: Core, excluded: int | None = None, deadline: float = np.inf) -> None:
+    """Solve the core, until ``deadline`` at most.
+
+    Answers of cost ``excluded`` or more are missing from the core, and that cost is known to be reached.
+    """
     if core.infeasible:
         _exhausted(record, excluded)
         return
     if core.num_nodes == 0:
         _found(record, core, np.zeros(0, dtype=np.int64), core.constant)
         return
-    program = _Program(record, core, excluded)
+    program = _Program(record, core, excluded, min(deadline, record.deadline))
     program.run()
 
 
@@ -77,6 +81,7 @@ class _Program:
     record: Record
     core: Core
     excluded: int | None
+    deadline: float
     scale: float = 1.0
     times: set[int] = field(default_factory=set)
 
@@ -87,7 +92,7 @@ class _Program:
         for integral in (False, True):
             if integral:
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
-            while not self.record.over:
+            while not self.record.done and time.perf_counter() < self.deadline:
                 values, bound = self._solve(integral)
                 if bound is None:
                     return
@@ -146,7 +151,7 @@ class _Program:
         """Values of the choices and a bound; no bound when the rows have no answer, no values when time ran out."""
         import highspy
 
-        self.model.setOptionValue("time_limit", max(0.01, self.record.seconds_left) + self.model.getRunTime())
+        self.model.setOptionValue("time_limit", max(0.01, self.deadline - time.perf_counter()) + self.model.getRunTime())
         run_interruptible(self.model)
         status, info = self.model.getModelStatus(), self.model.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:

@@ -61,8 +61,9 @@ class MessageSearch:
 
     def run(self, enough: Callable[[], bool]) -> None:
         """Rounds until the record is over or ``enough`` says so after a round."""
-        self._warm_start()
-        self.dual.warm_up()
+        if not self.history:
+            self._warm_start()
+            self.dual.warm_up()
         with ThreadPoolExecutor(2) as pool:
             while not self.record.over and not enough():
                 self._round(pool)

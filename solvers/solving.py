@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from solvers.array_program import solve_array_program
+from solvers.automatic import solve_automatic
 from solvers.integer_program import solve_cbc, solve_highs
 from solvers.message_search import solve_messages
 from solvers.problem import Problem
@@ -17,7 +18,7 @@ from solvers.record import Progress, Record
 from solvers.solution import Solution
 
 METHODS: Final[dict[str, Callable[[Record], None]]] = {
-    "auto": solve_array_program,
+    "auto": solve_automatic,
     "highs": solve_array_program,
     "messages": solve_messages,
     "pulp-highs": solve_highs,

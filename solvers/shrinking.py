@@ -1,0 +1,138 @@
+"""What a bound and an answer together rule out: choices and pairs that would cost as much as the answer or more.
+
+The messages' certificate is a sum of least entries, so forcing one choice adds what its own entries lie above the least. The smaller
+problem keeps every better answer; its exact solution closes the gap that prices leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.compiled import kernel
+from solvers.messages import Floats, Pairs, collect
+from solvers.network import NEVER
+from solvers.problem import INFINITE, Ints, Problem, offsets
+from solvers.reduction import Core
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk:
+    """A core's remaining choices as a problem of its own; its last node is a ballast that stands for memory already spoken for."""
+
+    problem: Problem
+    kept: Ints
+    node_ptr: Ints
+    core: Core
+
+    def expand(self, choices: Ints) -> Ints:
+        """Choices of the core's problem from those of this one."""
+        picked = self.kept[self.node_ptr[:-1] + choices[:-1]]
+        return self.core.expand(picked - self.core.node_ptr[:-1])
+
+
+def slacks(graph: Pairs, theta: Floats, messages: Floats) -> tuple[Floats, Floats]:
+    """By how much the certified bound rises when a choice is forced, shape [C], and when a pair is, laid out as ``graph.table``."""
+    choice, pair = np.zeros(len(theta)), np.empty(len(graph.table))
+    fill_slacks(graph, theta, messages, choice, pair)
+    return choice, pair
+
+
+def shrink(core: Core, graph: Pairs, choice: Floats, pair: Floats, room: float) -> Shrunk | None:
+    """The problem of choices and pairs whose forcing raises the bound by less than ``room``; None when nothing can be said."""
+    finite = core.edge_costs[core.edge_costs < NEVER]
+    if max(int(finite.max(initial=0)), int(core.costs.max(initial=0))) >= INFINITE:
+        return None
+    kept = np.flatnonzero(choice < room)
+    owner = np.repeat(np.arange(core.num_nodes), np.diff(core.node_ptr))
+    counts = np.bincount(owner[kept], minlength=core.num_nodes).astype(np.int64)
+    if (counts == 0).any():
+        return None
+    mask = np.zeros(len(core.costs), dtype=np.bool_)
+    mask[kept] = True
+    node_ptr = offsets(counts)
+    edge_ptr = offsets(counts[graph.low] * counts[graph.high])
+    tables = np.empty(edge_ptr[-1], dtype=np.int64)
+    cut_tables(graph, mask, pair, room, edge_ptr, tables)
+    item_counts = np.diff(core.item_ptr)[kept]
+    item_ptr = offsets(item_counts)
+    items = np.repeat(core.item_ptr[:-1][kept] - item_ptr[:-1], item_counts) + np.arange(item_ptr[-1])
+    limit = int(core.capacity.max(initial=0)) if len(core.capacity) else None
+    ballast = np.flatnonzero(core.capacity < (limit or 0))
+    problem = Problem(
+        name="",
+        node_ptr=np.append(node_ptr, node_ptr[-1] + 1),
+        costs=np.append(core.costs[kept], 0),
+        edges=np.stack([graph.low, graph.high], axis=1),
+        edge_ptr=edge_ptr,
+        edge_costs=tables,
+        item_ptr=np.append(item_ptr, item_ptr[-1] + len(ballast)),
+        item_begin=np.concatenate([core.item_begin[items], ballast]),
+        item_end=np.concatenate([core.item_end[items], ballast + 1]),
+        item_usage=np.concatenate([core.item_usage[items], (limit or 0) - core.capacity[ballast]]),
+        limit=limit,
+    )
+    return Shrunk(problem, kept, node_ptr, core)
+
+
+@kernel
+def fill_slacks(graph: Pairs, theta: Floats, messages: Floats, choice: Floats, pair: Floats) -> None:
+    """As ``certify`` counts: a node's belief above its least pays in equal shares for its edges to higher nodes."""
+    widest = 0
+    for i in range(len(graph.split)):
+        widest = max(widest, graph.ptr[i + 1] - graph.ptr[i])
+    room, rows, columns = np.empty(widest), np.empty(widest), np.empty(widest)
+    for i in range(len(graph.split)):
+        begin, size = graph.ptr[i], graph.ptr[i + 1] - graph.ptr[i]
+        belief = room[:size]
+        collect(graph, theta, messages, i, belief)
+        lowest = belief.min()
+        forward = graph.adj_ptr[i + 1] - graph.split[i]
+        if forward == 0:
+            for k in range(size):
+                choice[begin + k] += belief[k] - lowest
+        for place in range(graph.split[i], graph.adj_ptr[i + 1]):
+            e = graph.adj[place]
+            j = graph.high[e]
+            other, wide = graph.ptr[j], graph.ptr[j + 1] - graph.ptr[j]
+            least = np.inf
+            columns[:wide] = np.inf
+            for x in range(size):
+                rows[x] = np.inf
+                paid = (belief[x] - lowest) / forward - messages[graph.to_low[e] + x]
+                for y in range(wide):
+                    at = graph.at[e] + x * wide + y
+                    pair[at] = graph.table[at] - messages[graph.to_high[e] + y] + paid
+                    rows[x] = min(rows[x], pair[at])
+                    columns[y] = min(columns[y], pair[at])
+                least = min(least, rows[x])
+            for x in range(size):
+                choice[begin + x] += rows[x] - least
+            for y in range(wide):
+                choice[other + y] += columns[y] - least
+            for x in range(size):
+                for y in range(wide):
+                    pair[graph.at[e] + x * wide + y] += least - rows[x] - columns[y]
+    for e in range(len(graph.low)):
+        u, v = graph.ptr[graph.low[e]], graph.ptr[graph.high[e]]
+        size, wide = graph.ptr[graph.low[e] + 1] - u, graph.ptr[graph.high[e] + 1] - v
+        for x in range(size):
+            for y in range(wide):
+                pair[graph.at[e] + x * wide + y] += choice[u + x] + choice[v + y]
+
+
+@kernel
+def cut_tables(graph: Pairs, mask: Ints, pair: Floats, room: float, edge_ptr: Ints, tables: Ints) -> None:
+    """The tables of kept choices, pairs without room forbidden."""
+    for e in range(len(graph.low)):
+        u, v = graph.ptr[graph.low[e]], graph.ptr[graph.high[e]]
+        size, wide = graph.ptr[graph.low[e] + 1] - u, graph.ptr[graph.high[e] + 1] - v
+        to = edge_ptr[e]
+        for x in range(size):
+            if mask[u + x]:
+                for y in range(wide):
+                    if mask[v + y]:
+                        at = graph.at[e] + x * wide + y
+                        tables[to] = INFINITE if pair[at] >= room or graph.table[at] >= INFINITE else np.int64(graph.table[at])
+                        to += 1
