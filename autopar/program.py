@@ -168,7 +168,7 @@ class Program:
                     if step.is_collective:
                         yield Collective(
                             step.kind, step.axes, layout.phase, layout.tensor, str(reshard.source), str(reshard.target),
-                            layout.before, step.full_bytes, step.received_bytes_per_rank, step.seconds,
+                            layout.before, round(step.full_bytes), round(step.received_bytes_per_rank), step.seconds,
                         )  # fmt: skip
                 continue
             for inner in item.strategy.inner:

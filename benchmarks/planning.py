@@ -83,7 +83,11 @@ def main() -> None:
         return
     chosen = [case for name, cases in CASES.items() if arguments.cases in (name, "all") for case in cases]
     rows = []
-    head = f"{'case':58} {'ops':>6} {'nodes':>6} {'entries':>9} " + " ".join(f"{stage:>9}" for stage in STAGES) + f" {'total':>7} {'MiB':>6} {'gap %':>7}"
+    head = (
+        f"{'case':58} {'ops':>6} {'nodes':>6} {'entries':>9} "
+        + " ".join(f"{stage:>9}" for stage in STAGES)
+        + f" {'total':>7} {'MiB':>6} {'gap %':>7}"
+    )
     print(head)
     for case in chosen:
         command = [sys.executable, __file__, "--time-limit", str(arguments.time_limit), "--one", *case]

@@ -1,7 +1,7 @@
 """The plans people write by hand, in our own specs, made by walking the graph once.
 
-Each baseline says how inputs and parameters lie; every operator then takes its inputs as they come: the strategy with the
-most parts among those that need no communication but the reduction of a partial sum. A parameter that is stored split is gathered before use.
+Each baseline says how inputs and parameters lie; every operator then takes its inputs as they come: the cheapest strategy
+among those that need no communication but the reduction of a partial sum. A parameter that is stored split is gathered before use.
 
 ========  ======================================================================================
 ddp       batch over every axis, parameters replicated

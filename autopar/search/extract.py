@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
 from autopar.graph import Phase
 from autopar.program import Assignment, Layout
@@ -10,7 +10,7 @@ from autopar.search.model import Model, Reader, Site
 from autopar.sharding import ShardingSpec, Strategy
 
 
-def extract(model: Model, choices: Sequence[int]) -> Assignment:
+def extract(model: Model, choices: np.ndarray) -> Assignment:
     """The assignment that ``choices`` (one index a node) stands for."""
     graph, space = model.space.graph, model.space
     inputs = {}
@@ -27,13 +27,13 @@ def extract(model: Model, choices: Sequence[int]) -> Assignment:
     return Assignment(inputs, strategies, tuple(layouts), reads)
 
 
-def _extract_site(model: Model, choices: Sequence[int], site: Site, layouts: list[Layout], reads: dict[tuple[str, int], str]) -> None:
+def _extract_site(model: Model, choices: np.ndarray, site: Site, layouts: list[Layout], reads: dict[tuple[str, int], str]) -> None:
     tensor = site.tensor
     own = (tensor, site.specs[choices[site.producer]])
     early, late = site.phases(model.space.graph)
 
     def chosen(node: int) -> ShardingSpec:
-        return model.nodes[node].specs[choices[node]]
+        return model.nodes[node].specs[int(choices[node])]
 
     def make(source: tuple[str, ShardingSpec], spec: ShardingSpec, name: str, phase: Phase, before: str) -> tuple[str, ShardingSpec]:
         if spec == source[1]:

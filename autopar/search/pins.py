@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 
 from autopar.errors import UsageError
 from autopar.graph import Graph
+from autopar.program import OUTPUT
 from autopar.sharding import ShardingSpec
 from cost_models import Mesh
 
 
 @dataclass(frozen=True)
 class Pins:
-    """Pinned specs: of graph inputs by tensor name, of outputs by index, of operators' results by tensor name."""
+    """Pinned specs: of graph inputs by tensor name, of outputs by reader name (``output:0``), of operators' results by tensor name."""
 
     inputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
-    outputs: Mapping[int, ShardingSpec] = field(default_factory=dict)
+    outputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     tensors: Mapping[str, ShardingSpec] = field(default_factory=dict)
 
 
@@ -31,9 +32,7 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
     Raises:
         UsageError: a pin that names nothing, two pins that disagree, or a spec that is illegal for the tensor.
     """
-    inputs: dict[str, ShardingSpec] = {}
-    outputs: dict[int, ShardingSpec] = {}
-    tensors: dict[str, ShardingSpec] = {}
+    places: dict[str, dict[str, ShardingSpec]] = {"input": {}, "output": {}, "tensor": {}}
     for name, text in constraints.items():
         spec = ShardingSpec.parse(text)
         for kind, key, tensor in _targets(graph, name):
@@ -44,21 +43,22 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
                 raise UsageError(
                     f"the pin {name}={text!r} is illegal for {tensor}: {reason}", "give R or S with axes for each dim that they divide"
                 )
-            place: dict = {"input": inputs, "output": outputs, "tensor": tensors}[kind]  # type: ignore[type-arg]
+            place = places[kind]
             new = spec.normalized(mesh.sizes)
             if place.get(key, new) != new:
                 raise UsageError(f"two pins disagree on {tensor}: {place[key]!s} and {new!s}", "remove one of them")
             place[key] = new
-    return Pins(inputs, outputs, tensors)
+    return Pins(places["input"], places["output"], places["tensor"])
 
 
-def _targets(graph: Graph, name: str) -> list[tuple[str, object, str]]:
+def _targets(graph: Graph, name: str) -> list[tuple[str, str, str]]:
     """(kind, key, tensor) of everything the pin's name matches."""
     prefix, _, pattern = name.partition(":")
+    known: dict[str, tuple[str, str, str]]
     if prefix == "input" and pattern:
         known = {i.name: ("input", i.tensor, i.tensor) for i in graph.of_kind("input")}
     elif prefix == "output" and pattern:
-        known = {o.name: ("output", n, o.tensor) for n, o in enumerate(graph.outputs) if o.kind == "output"}
+        known = {o.name: ("output", f"{OUTPUT}{n}", o.tensor) for n, o in enumerate(graph.outputs) if o.kind == "output"}
     elif prefix == "module" and pattern:
         known = {path: ("tensor", tensor, tensor) for path, tensor in module_outputs(graph).items()}
     elif prefix == "op" and pattern:
@@ -68,7 +68,7 @@ def _targets(graph: Graph, name: str) -> list[tuple[str, object, str]]:
         known = {}
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
-                known.update({alias: ("input", item.tensor, item.tensor) for alias in (item.name, *item.aliases)})
+                known.update(dict.fromkeys((item.name, *item.aliases), ("input", item.tensor, item.tensor)))
     found = [place for key, place in known.items() if fnmatch.fnmatchcase(key, pattern)]
     if not found:
         near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or list(known)[:3]
@@ -76,7 +76,7 @@ def _targets(graph: Graph, name: str) -> list[tuple[str, object, str]]:
             f"the pin {name!r} names no {prefix} of the model",
             f"did you mean {' or '.join(near)}?" if near else f"the model has no {prefix}",
         )
-    return found  # type: ignore[return-value]
+    return found
 
 
 def module_outputs(graph: Graph) -> dict[str, str]:

@@ -5,13 +5,13 @@ Equal operators (same target, arguments, shapes) share their strategies and pric
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
+from autopar.program import OUTPUT
 from autopar.reshard import find_reshard
 from autopar.rules import find_rule, strategies
 from autopar.search.pins import Pins
@@ -80,7 +80,7 @@ class Space:
 
     def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
         """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""
-        pinned = self.pins.outputs.get(index)
+        pinned = self.pins.outputs.get(f"{OUTPUT}{index}")
         return (pinned,) if pinned else tuple(splits(self.graph.tensors[self.graph.outputs[index].tensor].shape, self.sizes))
 
     def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
@@ -132,8 +132,3 @@ class Space:
 def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> list[int]:
     """Bytes on one rank of ``tensor`` under each spec."""
     return [pricing.local_bytes(tensor, spec, machine) for spec in specs]
-
-
-def tensors_of(graph: Graph, op: Op) -> Mapping[str, Tensor]:
-    """The tensors an operator touches, by name."""
-    return {name: graph.tensors[name] for name in (*op.inputs, *op.outputs)}

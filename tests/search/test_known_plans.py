@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopar.importer import capture_graph
+from autopar.program import Run
 from autopar.search import Found, find_plan
 from cost_models import Hardware, Machine, Mesh, load_hardware
 
@@ -35,7 +37,9 @@ def bare(mesh: str, **betas: float) -> Machine:
 
 def best(model: nn.Module, inputs: tuple, machine: Machine, mode: str = "train", **constraints: str) -> Found:
     graph = capture_graph(model, inputs, {}, mode=mode, loss=None, loss_args=())
-    return find_plan(graph, machine, optimizer="none", constraints={key.replace("__", ":"): value for key, value in constraints.items()}, time_limit=60)
+    return find_plan(
+        graph, machine, optimizer="none", constraints={key.replace("__", ":"): value for key, value in constraints.items()}, time_limit=60
+    )
 
 
 class MLP(nn.Module):
@@ -94,7 +98,7 @@ def test_square_mlp(name: str, mesh: str) -> None:
     if name in ("P1", "P3", "P7"):
         assert {spec for spec in specs if " " in spec} == {"R R"}
     else:
-        assert all(first != second for first, second in zip(specs, specs[1:], strict=False)), "columns and rows take turns"
+        assert all(first != second for first, second in itertools.pairwise(specs)), "columns and rows take turns"
 
 
 def test_pins_force_data_parallel() -> None:  # P8
@@ -157,7 +161,9 @@ def test_attention_splits_heads(mesh: str) -> None:  # P11
         model, x = SelfAttention(512, 16), torch.empty(1, 128, 512)
     found = best(model, (x,), bare(mesh), "inference", output__0="R R R")
     assert found.seconds <= all_reduce(128 * 512 * 4) * (1 + 1e-9)
-    attention = next(item for item in found.program.instructions if getattr(item, "op", None) and item.op.target.startswith("autopar.attention"))
+    attention = next(
+        item for item in found.program.instructions if getattr(item, "op", None) and item.op.target.startswith("autopar.attention")
+    )
     assert len(attention.strategy.inputs[0].dims[1]) == 1, "heads are split"
 
 
@@ -178,7 +184,7 @@ def test_relu_mlp_model_parallel(mesh: str) -> None:  # A2
     assert found.seconds <= (5 * all_reduce(32 * 256 * 4) + LOSS) * (1 + 1e-9)
     weights = [item for item in found.program.graph.of_kind("parameter") if item.name.endswith("weight")]
     kinds = [str(found.program.specs[item.tensor]) for item in weights]
-    assert all(first != second for first, second in zip(kinds, kinds[1:], strict=False))
+    assert all(first != second for first, second in itertools.pairwise(kinds))
 
 
 def test_relu_mlp_on_two_axes() -> None:  # A3
