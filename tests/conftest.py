@@ -14,6 +14,10 @@ settings.register_profile("autopar", deadline=None)  # the first example pays fo
 settings.load_profile("autopar")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write what tests compare with anew instead of comparing")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of acceptance scripts: ``AUTOPAR_SHARED``, or ``../shared`` beside the checkout. It may be absent."""
