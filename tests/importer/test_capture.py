@@ -29,7 +29,9 @@ def targets(graph: Graph) -> list[str]:
     return [op.target for op in graph.ops]
 
 
-def run(captured: Capture, model: nn.Module, inputs: dict[str, Tensor], tangents: dict[str, Tensor] | None = None) -> dict[tuple[str, str], Tensor]:
+def run(
+    captured: Capture, model: nn.Module, inputs: dict[str, Tensor], tangents: dict[str, Tensor] | None = None
+) -> dict[tuple[str, str], Tensor]:
     """Results by kind and name."""
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     sources = {"input": inputs, "constant": captured.constants, "tangent": tangents or {}, "parameter": state, "buffer": state}
@@ -299,7 +301,9 @@ def test_dropout_of_attention_probabilities_takes_attention_apart():
     assert "autopar.dropout.default" in targets(graph) and "autopar.attention.default" not in targets(graph)
 
 
-@pytest.mark.parametrize(("shape", "mask"), [((6, 8), (6, 6)), ((2, 6, 8), (2, 6, 6)), ((2, 3, 4, 6, 8), (2, 3, 4, 6, 6)), ((2, 4, 6, 8), (6, 6))])
+@pytest.mark.parametrize(
+    ("shape", "mask"), [((6, 8), (6, 6)), ((2, 6, 8), (2, 6, 6)), ((2, 3, 4, 6, 8), (2, 3, 4, 6, 6)), ((2, 4, 6, 8), (6, 6))]
+)
 def test_attention_of_any_rank(shape, mask):
     class Attend(nn.Module):
         def forward(self, q: Tensor, mask: Tensor) -> Tensor:
@@ -360,7 +364,8 @@ class Losses(nn.Module):
     def forward(self, target: Tensor, soft: Tensor) -> Tensor:
         f, x = nn.functional, self.logits
         total = f.cross_entropy(x, target) + f.cross_entropy(x[:, :, 0], target[:, 0], self.classes, label_smoothing=0.1)
-        total = total + f.cross_entropy(x, target, ignore_index=2, reduction="none").sum() + f.cross_entropy(x, soft.softmax(1), self.classes)
+        total = total + f.cross_entropy(x, target, ignore_index=2, reduction="none").sum()
+        total = total + f.cross_entropy(x, soft.softmax(1), self.classes)
         total = total + f.nll_loss(f.log_softmax(x, 1), target, self.classes, ignore_index=1) + f.cross_entropy(x[0, :, 0], target[0, 0])
         total = total + f.mse_loss(x, soft) + f.smooth_l1_loss(x, soft, beta=0.7) + f.huber_loss(x, soft, delta=0.4, reduction="sum")
         p, t = x.sigmoid(), soft.sigmoid()
