@@ -77,7 +77,7 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
                 writer.close()
                 processes.append(process)
                 readers.append(reader)
-            return _collect(processes, readers)
+            return _collect(processes, readers, "the single-device run" if alone else "")
         finally:
             _stop(processes)
             for reader in readers:
@@ -132,7 +132,7 @@ def _is_consequence(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ConnectionError)) and any(word in text for word in ("gloo", "connection", "peer", "timed out"))
 
 
-def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection]) -> list[Any]:
+def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], name: str) -> list[Any]:
     results: dict[int, Any] = {}
     failures: list[Failure] = []
     deadline: float | None = None
@@ -150,7 +150,7 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection]) ->
             else:
                 results[rank] = outcome[0]
     if failures:
-        raise _explain(failures, len(processes))
+        raise _explain(failures, len(processes), name)
     return [results[rank] for rank in range(len(processes))]
 
 
@@ -185,14 +185,14 @@ def describe_exit(code: int | None) -> str:
     return f"exited with status {code}"
 
 
-def _explain(failures: Sequence[Failure], ranks: int) -> AutoparError:
+def _explain(failures: Sequence[Failure], ranks: int, name: str) -> AutoparError:
     causes = [item for item in failures if not item.consequence] or list(failures)
     first = min(causes, key=lambda item: (item.error is not None, item.rank))
     if first.error is not None:
         return first.error
     others = f"; the other {ranks - 1} were stopped" if ranks > 1 else ""
     hint = "run it again; if it was killed, the machine may lack memory"
-    return VerificationError(f"rank {first.rank} of {ranks} died: {first.reason}{others}", hint)
+    return VerificationError(f"{name or f'rank {first.rank} of {ranks}'} died: {first.reason}{others}", hint)
 
 
 def _stop(processes: Sequence[BaseProcess]) -> None:

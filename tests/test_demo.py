@@ -1,0 +1,33 @@
+"""demo: prints the plan, both curves and their difference; says so when they part."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from autopar.cli.main import main
+
+
+def test_two_ranks_train_as_one(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--steps", "3", "--ranks", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert "parameter" in out and "all_reduce" in out, "the plan is printed"
+    assert len([line for line in out.splitlines() if line.rstrip().endswith("###")]) == 3
+    assert "largest difference between the two curves" in out and "training the same steps on 2 ranks" in err
+
+
+@pytest.mark.slow
+def test_four_ranks_train_as_one() -> None:
+    assert main(["demo", "--steps", "10"]) == 0
+
+
+def test_curves_that_part_are_a_failure(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("autopar.cli.demo"), "TOLERANCE", -1.0)
+    assert main(["demo", "--steps", "1", "--ranks", "1"]) == 1
+    assert "error: the losses differ" in capfd.readouterr().err
+
+
+def test_ranks_that_do_not_divide_the_batch_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--ranks", "3"]) == 2
+    assert "hint: use 1, 2, 4" in capfd.readouterr().err

@@ -1,0 +1,213 @@
+"""verify: says yes to right programs with figures, no to wrong ones with the reason, and which rank died."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar import zoo
+from autopar.errors import MismatchError, UsageError, VerificationError
+from autopar.plan import Plan
+from autopar.runtime import trials
+from autopar.runtime.examples import index_bound, with_values
+from autopar.verify import error, relative, verify
+
+KEYS = {"passed", "ranks", "outputs", "gradients", "losses", "collectives", "peak_memory_bytes_per_rank"}
+
+
+@lru_cache
+def target(name: str = "mlp", mode: str = "train") -> zoo.Target:
+    torch.manual_seed(0)
+    return zoo.build(name, mode=mode)
+
+
+@lru_cache
+def plan_of(name: str = "mlp", mode: str = "train", mesh: str = "dp=2,tp=2") -> Plan:
+    made = target(name, mode)
+    return autopar.plan(made.model, made.args, mesh=mesh, mode=mode, hardware="cpu-cluster", cost_model="communication")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "simulate"])
+def test_a_right_program_passes(backend: Any) -> None:
+    before = {name: tensor.clone() for name, tensor in target().model.state_dict().items()}
+    found = verify(plan_of(), target(), backend=backend, steps=3)
+    data = found.to_json()
+    assert found.passed and not found.problems and set(data) == KEYS
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["ranks"] == 4 and data["outputs"]["max_error"] <= 1e-5
+    assert set(data["gradients"]) == set(dict(target().model.named_parameters())) and max(data["gradients"].values()) <= 1e-4
+    assert len(data["losses"]["single"]) == len(data["losses"]["sharded"]) == 3
+    assert data["losses"]["single"][0] > data["losses"]["single"][-1]
+    assert data["collectives"]["planned"] == data["collectives"]["observed"] and data["collectives"]["planned"]
+    assert {"kind", "axes", "phase", "bytes"} <= set(data["collectives"]["planned"][0])
+    memory = data["peak_memory_bytes_per_rank"]
+    assert memory["measured"] == pytest.approx(memory["predicted"], rel=0.02)
+    assert "passed on 4 ranks" in str(found)
+    assert all(tensor.equal(before[name]) for name, tensor in target().model.state_dict().items()), "the target is not changed"
+
+
+def test_inference_has_no_gradients_and_no_losses() -> None:
+    data = verify(plan_of(mode="inference"), target(mode="inference"), backend="simulate").to_json()
+    assert data["passed"] and data["gradients"] == {} and data["losses"] == {"single": [], "sharded": []}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "resnet", "moe"])
+def test_the_zoo_passes_in_lockstep(name: str) -> None:
+    found = verify(plan_of(name, mesh="dp=2"), target(name), backend="simulate", steps=2)
+    assert found.passed, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["1", "2", "4", "2x2", "8", "2x4"])
+@pytest.mark.parametrize("mode", ["train", "inference"])
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "llama3", "resnet", "moe"])
+def test_the_zoo_passes_on_real_ranks(name: str, mode: str, mesh: str) -> None:
+    found = verify(plan_of(name, mode, mesh), target(name, mode))
+    assert found.passed, found
+
+
+class Unusual(nn.Module):
+    """Two outputs and no loss, dropout, a mutated buffer, a dictionary argument, a meta integer input that indexes a table of 5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.out = nn.Linear(16, 8)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, batch: dict[str, Tensor], *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        x = self.norm(self.table(batch["words"]).sum(1) * scale + batch["more"])
+        return self.out(self.drop(x)), x.sum(-1)
+
+
+def unusual(device: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    with torch.device(device):
+        model = Unusual()
+        batch = {"words": torch.randint(5, (16, 4)), "more": torch.randn(16, 16, requires_grad=True)}
+    return model, (batch,), {"scale": 2.0}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_models_that_are_not_plain_pass(device: str) -> None:
+    made = unusual(device)
+    plan = autopar.plan(made[0], made[1], made[2], mesh="2", hardware="cpu-cluster", cost_model="communication")
+    for backend in ("gloo", "simulate"):
+        found = verify(plan, made, backend=backend, steps=3)
+        assert found.passed, found
+        assert "batch.more" in found.gradient_errors
+
+
+def test_a_loss_from_outside() -> None:
+    made = SimpleNamespace(
+        model=target().model, args=(target().args[0],), kwargs={}, loss=nn.functional.mse_loss, loss_args=(target().args[1],)
+    )  # fmt: skip
+    plan = autopar.plan(
+        made.model, made.args, loss=made.loss, loss_args=made.loss_args, mesh="2", hardware="cpu-cluster", cost_model="communication"
+    )
+    assert verify(plan, made, steps=2).passed
+    with pytest.raises(MismatchError, match="the plan was made for another model: input target"):
+        verify(plan, (made.model, made.args), steps=2)
+
+
+def test_half_precision_has_its_own_tolerance() -> None:
+    made = zoo.build("mlp", dtype="bfloat16")
+    plan = autopar.plan(made.model, made.args, mesh="2x2", hardware="cpu-cluster", cost_model="communication")
+    assert verify(plan, made, backend="simulate", steps=3).passed
+
+
+def test_a_wrong_program_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autopar.runtime import backends
+
+    monkeypatch.setitem(backends.REDUCE, "sum", torch.maximum)
+    found = verify(plan_of(), target(), backend="simulate", steps=2)
+    assert not found.passed and not found.to_json()["passed"]
+    assert any("gradient of" in problem or "output loss" in problem for problem in found.problems)
+    assert "FAILED" in str(found) and "problem" in str(found)
+
+
+def test_collectives_that_were_not_planned_fail() -> None:
+    fewer = plan_of().model_copy(update={"collectives": plan_of().collectives[1:]})
+    found = verify(fewer, target(), backend="simulate", steps=1)
+    assert not found.passed and "collectives of rank 0" in found.problems[0]
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    with pytest.raises(MismatchError, match="hint: "):
+        verify(plan_of(), target("gpt2"), backend="simulate")
+    with pytest.raises(UsageError, match="unknown backend"):
+        verify(plan_of(), target(), backend="nccl")  # type: ignore[arg-type]
+
+
+def die_in_rank_1(case: Any, module: Any) -> Any:
+    """Stands in for ``run_sharded``."""
+    if module.place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trials.run_sharded(case, module)
+
+
+def test_a_rank_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["autopar.verify"], "run_sharded", die_in_rank_1)
+    with pytest.raises(VerificationError, match="rank 1 of 4 died: it was killed by SIGKILL; the other 3 were stopped"):
+        verify(plan_of(), target(), timeout=60.0)
+
+
+def run_command(*words: str) -> int:
+    from autopar.cli.main import main
+
+    return main(["verify", *words])
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "plan.json")
+    plan_of(mesh="dp=2").save(path)
+    assert run_command(path, "zoo:mlp", "--json", "--backend", "simulate") == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["passed"] and "verified on 2 ranks" in err
+    assert run_command(path, "zoo:mlp", "--steps", "2") == 0
+    assert "passed on 2 ranks" in capfd.readouterr().out
+    assert run_command(path, "zoo:gpt2") == 3
+    assert "hint: " in capfd.readouterr().err
+    assert run_command(path, "zoo:mlp", "--backend", "none") == 2
+    monkeypatch.setattr(sys.modules["autopar.verify"], "run_sharded", die_in_rank_1)
+    assert run_command(path, "zoo:mlp") == 1
+    out, err = capfd.readouterr()
+    assert out == "" and "rank 1 of 2 died: it was killed by SIGKILL" in err and "hint: " in err
+
+
+def test_integers_are_bounded_by_the_table_they_index() -> None:
+    graph = autopar.capture(target("gpt2").model, target("gpt2").args)
+    names = {item.name: item.tensor for item in graph.inputs}
+    assert index_bound(graph, names["tokens"]) == 128
+    assert index_bound(graph, names["targets"]) == 128
+
+
+def test_meta_weights_get_values_and_real_ones_keep_theirs() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, device="meta"), nn.Linear(4, 4), nn.LayerNorm(4, device="meta"))
+    filled = with_values(model, 0)
+    assert filled[1].weight.equal(model[1].weight) and filled[0].weight.std() > 0 and filled[2].weight.equal(torch.ones(4))
+    assert model[0].weight.is_meta, "the model is not changed"
+
+
+def test_errors_are_relative_and_never_silent() -> None:
+    inf, nan = math.inf, math.nan
+    assert error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), 0.0) == 0.5
+    assert error(torch.tensor([1e-6]), torch.tensor([0.0]), 1e-3) == pytest.approx(1e-3)
+    assert error(torch.tensor([-inf, nan, 1.0]), torch.tensor([-inf, nan, 1.0]), 1.0) == 0
+    assert error(torch.tensor([nan]), torch.tensor([0.0]), 1.0) == sys.float_info.max
+    assert error(torch.tensor([1.0]), torch.tensor([inf]), 1.0) == sys.float_info.max
+    assert error(torch.zeros(2), torch.zeros(3), 1.0) == sys.float_info.max
+    assert error(torch.zeros(0), torch.zeros(0), 1.0) == 0
+    assert relative(1.1, 1.0) == pytest.approx(0.1) and relative(0.0, 0.0) == 0
