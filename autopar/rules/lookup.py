@@ -71,13 +71,13 @@ def bound(row: Row, call: Call) -> ShardingRule:
     keep = bool(row.keep and call.arguments[row.keep])
     inputs, outputs = [t.shape for t in call.inputs], [t.shape for t in call.outputs]
     problem: RuleError | None = None
-    for text in (texts,) if isinstance(texts, str) else texts:
-        text = _present(text, call, row)
-        try:
-            rule = bind(text, inputs, outputs, operator=call.target, family=row.family, slots=slots, dims=dims, keep=keep)
-            return _without_boolean_flows(rule, call)
-        except RuleError as error:
-            problem = problem or error
+    for written in (texts,) if isinstance(texts, str) else texts:
+        for text in _present(written, call, row):
+            try:
+                rule = bind(text, inputs, outputs, operator=call.target, family=row.family, slots=slots, dims=dims, keep=keep)
+                return _without_boolean_flows(rule, call)
+            except RuleError as error:
+                problem = problem or error
     assert problem is not None
     raise problem
 
@@ -88,19 +88,19 @@ def _without_boolean_flows(rule: ShardingRule, call: Call) -> ShardingRule:
     return rule if flows == rule.flows else replace(rule, flows=flows)
 
 
-def _present(text: str, call: Call, row: Row) -> str:
-    """The rule without the outputs that the call's mask leaves out."""
+def _present(text: str, call: Call, row: Row) -> tuple[str, ...]:
+    """The rule for the outputs that the call's mask asks for. An output that is not asked for may still be there, of its own
+    shape or of none in particular."""
     if not row.mask:
-        return text
+        return (text,)
     wanted = call.arguments[row.mask]
     body, bar, clauses = text.partition(" | ")
     left, _, right = body.partition("->")
     terms = right.split(",")
     if len(call.outputs) == len(terms):
-        terms = [term if keep else "_..." for term, keep in zip(terms, wanted, strict=True)]
-    else:
-        terms = [term for term, keep in zip(terms, wanted, strict=True) if keep]
-    return f"{left}->{','.join(terms)}{bar}{clauses}"
+        anything = [term if keep else "_..." for term, keep in zip(terms, wanted, strict=True)]
+        return text, f"{left}->{','.join(anything)}{bar}{clauses}"
+    return (f"{left}->{','.join(term for term, keep in zip(terms, wanted, strict=True) if keep)}{bar}{clauses}",)
 
 
 def unknown(target: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]], reason: str) -> ShardingRule:

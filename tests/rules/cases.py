@@ -359,8 +359,9 @@ CASES: tuple[Case, ...] = (
     Case("aten.unfold.default", (F(4, 8), 1, 4, 2), "a _ -> a _ _ | linear {0}"),
     Case("aten.unfold_backward.default", (F(4, 3, 4), [4, 8], 1, 4, 2), "a _ _ -> a _ | linear {0}"),
     Case("aten.diagonal.default", (F(4, 6, 6), 0, 1, 2), "a _ _ -> a _ | linear {0}"),
-    Case("aten.pixel_shuffle.default", (F(2, 16, 3, 4), 2), "a (c p q) h w -> a c (h p) (w q) | linear {0}"),
-    Case("aten.pixel_unshuffle.default", (F(2, 4, 6, 8), 2), "a c (h p) (w q) -> a (c p q) h w | linear {0}"),
+    Case("aten.pixel_shuffle.default", (F(2, 16, 3, 4), 2), "a (c p! q!) h w -> a c (h p!) (w q!) | linear {0}"),
+    Case("aten.pixel_shuffle.default", (F(4, 4, 4), 2), "(p! q!) h w -> 1 (h p!) (w q!) | linear {0}"),
+    Case("aten.pixel_unshuffle.default", (F(2, 4, 6, 8), 2), "a c (h p!) (w q!) -> a (c p! q!) h w | linear {0}"),
     Case("aten.diagonal_backward.default", (F(4, 6), [4, 6, 6], 0, 1, 2), "a _ -> a _ _ | linear {0}"),
     Case("aten.view_as_complex.default", (F(4, 6, 2),), "a b _ -> a b | linear {0}"),
     Case("aten.view_as_real.default", (C(4, 6),), "a b -> a b _ | linear {0}"),
@@ -513,6 +514,11 @@ CASES: tuple[Case, ...] = (
     Case(
         "aten.grid_sampler_2d_backward.default", (F(4, 6, 2, 6), F(4, 6, 4, 4), F(4, 2, 6, 2), 0, 0, False, [True, True]),
         "n c h w, n c _ _, n h w _ -> n c _ _ +h +w, n h w _ +c | linear {0}",
+    ),
+    Case(
+        "aten.grid_sampler_2d_backward.default",
+        (F(4, 6, 2, 6), F(4, 6, 4, 4), F(4, 2, 6, 2), 0, 0, False, [False, True]),
+        "n c h w, n c _ _, n h w _ -> n h w _ +c | linear {0}",
     ),
     Case("aten.upsample_nearest1d.default", (F(4, 6, 4), [8]), "a b _ -> a b _ | linear {0}"),
     Case("aten.upsample_nearest2d.default", (F(4, 6, 4, 4), [8, 8]), "a b _ _ -> a b _ _ | linear {0}"),
