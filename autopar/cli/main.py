@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib import import_module
+from typing import Any
 
 VERBS = {
     "plan": "choose how a model is split over a mesh, and write the plan",
@@ -46,8 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say, nor at exit
         return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _run(verb: str, words: list[str]) -> int:
@@ -56,7 +56,7 @@ def _run(verb: str, words: list[str]) -> int:
     from autopar.errors import AutoparError
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(help=VERBS[verb])(getattr(import_module(f"autopar.cli.{verb}"), verb))
+    app.command(help=VERBS[verb])(_interruptible(getattr(import_module(f"autopar.cli.{verb}"), verb)))
     try:
         app(args=words, prog_name=f"autopar {verb}")
     except AutoparError as error:
@@ -66,6 +66,20 @@ def _run(verb: str, words: list[str]) -> int:
             print(f"hint: autopar {verb} --help lists its arguments", file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     return 0
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with words for Ctrl-C where nothing below it has an answer to keep; typer would end without any."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            hint = "once a solve has a plan, Ctrl-C keeps the best so far"
+            raise SystemExit(_fail("interrupted before there was an answer", hint, INTERRUPTED)) from None
+
+    return run
 
 
 def _fail(message: str, hint: str, status: int) -> int:
