@@ -71,7 +71,7 @@ class Signature:
         return (), dict(bound.arguments)
 
     def result(self, outputs: Mapping[str, Any]) -> Any:
-        """The outputs, by tensor name, in the nesting of the captured result (lists come back as tuples)."""
+        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, named parts as a ``Record``."""
         return _rebuild(self.arguments["outputs"], outputs)
 
 
@@ -101,11 +101,21 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
         raise UsageError(f"{place} is {value!r:.80}, the plan was made for {tree!r:.80}", _HINT)
 
 
+class Record(dict[str, Any]):
+    """A result with named parts, read as ``result["loss"]`` or ``result.loss``: what stands for the model's own output class."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the result has no {name!r}; it has {', '.join(self)}") from None
+
+
 def _rebuild(tree: Any, outputs: Mapping[str, Any]) -> Any:
     if is_leaf(tree):
         return outputs[tree["tensor"]]
     if isinstance(tree, Mapping):
-        return {key: _rebuild(child, outputs) for key, child in tree.items()}
+        return Record((key, _rebuild(child, outputs)) for key, child in tree.items())
     if isinstance(tree, (list, tuple)):
         return tuple(_rebuild(child, outputs) for child in tree)
     return tree
