@@ -18,6 +18,7 @@ from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
 from autopar.importer.rewrite import Replacement, replacements
+from autopar.importer.rewrite.patterns import recognised
 
 
 class DialectProgram(nn.Module):
@@ -66,15 +67,16 @@ class DialectProgram(nn.Module):
             else:
                 self.running = node
                 self._check_sizes(node)
-                args = torch.fx.node.map_arg(node.args, values.__getitem__)
-                kwargs = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+                target, args, kwargs = recognised(node)
+                args = torch.fx.node.map_arg(args, values.__getitem__)
+                kwargs = torch.fx.node.map_arg(kwargs, values.__getitem__)
                 if torch_compat.runs_a_graph(node.target):
                     values[node] = self._region(node, args, table, origin)
                     continue
                 mark = f"{prefix}{node.name}"
                 self.origins[mark] = node
                 with origin(mark):
-                    values[node] = table.get(node.target, node.target)(*args, **kwargs)
+                    values[node] = table.get(target, target)(*args, **kwargs)
         raise AssertionError("an exported graph ends in an output node")
 
     def _check_sizes(self, node: torch.fx.Node) -> None:

@@ -326,6 +326,8 @@ class Lowering:
             if argument.name in FORMAT_ARGUMENTS:
                 args[index] = None if argument.name != "non_blocking" else False
         result = node.meta["val"]
+        if node.target is aten.slice.Tensor:
+            args = _spelled_out(node)
         if node in self.squeezed:
             args[2] = False
         if node.target in _SIZED:
@@ -380,6 +382,16 @@ class Lowering:
         found += [GraphOutput(self._tensor(node), "buffer", value.name) for value, node in self.roles.buffers]
         found += [GraphOutput(self._tensor(node), "gradient", value.name) for value, node in self.roles.gradients]
         return tuple(found)
+
+
+def _spelled_out(node: Node) -> list[Any]:
+    """A slice's arguments with its dim, start and end as they are for this size: not negative, not beyond, not left out."""
+    source, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    assert not node.kwargs, "export passes a slice's arguments by position"
+    shape = source.meta["val"].shape  # type: ignore[union-attr]
+    dim = dim % len(shape)  # type: ignore[operator]
+    first, last, _ = slice(start, end).indices(shape[dim])
+    return [source, dim, first, max(first, last), step]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

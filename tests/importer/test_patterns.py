@@ -1,0 +1,112 @@
+"""Written-out RMS norms and repeated heads are recognised, whatever the order of their factors; near misses are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.importer import capture
+from tests.importer.test_capture import run, targets
+
+torch.set_num_threads(1)
+
+
+class Norm(nn.Module):
+    def __init__(self, form, dtype=torch.float32) -> None:
+        super().__init__()
+        self.form = form
+        self.weight = nn.Parameter(torch.rand(8, dtype=dtype) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.form(self.weight, x)
+
+
+def llama(weight, x):
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return weight * wide.to(x.dtype)
+
+
+def t5(weight, x):
+    return (torch.rsqrt((x.float() ** 2).mean(dim=-1, keepdim=True) + 1e-5) * x).to(x.dtype) * weight
+
+
+def square(weight, x):
+    return x * torch.rsqrt(1e-5 + (x * x).mean(2, keepdim=True)) * (1 + weight)
+
+
+@pytest.mark.parametrize("form", [llama, t5, square])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_written_out(form, dtype):
+    model, x = Norm(form, dtype), torch.randn(2, 3, 8, dtype=dtype, requires_grad=True)
+    captured = capture(model, (x,))
+    assert {"autopar.rms_norm.default", "autopar.rms_norm_backward.default"} <= set(targets(captured.graph))
+    assert not {"aten.rsqrt.default", "aten.pow.Tensor_Scalar", "aten.mean.dim"} & set(targets(captured.graph))
+    tangent = torch.randn(2, 3, 8).to(dtype)
+    results = run(captured, model, {"x": x}, {"0": tangent})
+    out = model(x)
+    out.backward(tangent)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
+    torch.testing.assert_close(results["output", "0"], out.detach(), **tolerance)
+    torch.testing.assert_close(results["gradient", "x"], x.grad, **tolerance)
+    torch.testing.assert_close(results["gradient", "weight"], model.weight.grad, **tolerance)
+
+
+NEAR_MISSES = [
+    lambda w, x: w * (x * torch.rsqrt(x.pow(3).mean(-1, keepdim=True).abs() + 1e-5)),
+    lambda w, x: w * (x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5)),
+    lambda w, x: w * (x.relu() * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)),
+    lambda w, x: w.reshape(8, 1, 1)[:3] * (x[:1] * torch.rsqrt(x[:1].pow(2).mean(-1, keepdim=True) + 1e-5)),
+    lambda w, x: w * (x * torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), 1.0, alpha=2) + x.mean())),
+]
+
+
+@pytest.mark.parametrize("form", NEAR_MISSES)
+def test_what_is_not_rms_norm_is_left(form):
+    model, x = Norm(form), torch.randn(2, 3, 8)
+    captured = capture(model, (x,), mode="inference")
+    assert "autopar.rms_norm.default" not in targets(captured.graph)
+    torch.testing.assert_close(run(captured, model, {"x": x})["output", "0"], model(x).detach())
+
+
+class Attend(nn.Module):
+    def __init__(self, repeat) -> None:
+        super().__init__()
+        self.repeat = repeat
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, self.repeat(k), self.repeat(v), is_causal=True)
+
+
+def copied(x):
+    b, g, s, d = x.shape
+    return x[:, :, None].expand(b, g, 3, s, d).reshape(b, g * 3, s, d)
+
+
+def interleaved(x):
+    return x.repeat_interleave(3, dim=1)
+
+
+def tiled(x):
+    return x.repeat(1, 3, 1, 1)
+
+
+@pytest.mark.parametrize(("repeat", "heads"), [(copied, 2), (interleaved, 2), (tiled, 6)])
+def test_repeated_heads_are_shared(repeat, heads):
+    inputs = {"q": torch.randn(2, 6, 5, 8), "k": torch.randn(2, 2, 5, 8), "v": torch.randn(2, 2, 5, 8)}
+    model = Attend(repeat)
+    captured = capture(model, tuple(inputs.values()), mode="inference")
+    (op,) = [op for op in captured.graph.ops if op.target == "autopar.attention.default"]
+    assert captured.graph.tensors[op.inputs[1]].shape[1] == heads
+    torch.testing.assert_close(run(captured, model, inputs)["output", "0"], model(*inputs.values()))
+
+
+def test_slices_name_their_bounds():
+    class Slices(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, -3:] + x[..., :-1, 1:][:, :, :3][:, :3].sum() + x[:, 5:9:2].sum()
+
+    captured = capture(Slices(), (torch.randn(2, 8, 3),), mode="inference")
+    bounds = {op.args[1:] for op in captured.graph.ops if op.target == "aten.slice.Tensor"}
+    assert bounds == {(1, 5, 8, 1), (1, 0, 7, 1), (2, 1, 3, 1), (1, 0, 3, 1), (1, 5, 8, 2)}
