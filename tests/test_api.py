@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import autopar
+from autopar import zoo
 from autopar.api import UnknownOperatorWarning, factorizations, parse_memory, parse_mesh
 from autopar.errors import FileError, InfeasibleError, MismatchError, UsageError
 from cost_models import Hardware, load_hardware
@@ -113,6 +114,21 @@ def test_less_memory_is_never_cheaper_and_says_what_would_do(graph: autopar.Grap
     with pytest.raises(InfeasibleError, match="the least known to do is") as caught:
         autopar.plan(graph, mesh="dp=4", memory=100)
     assert caught.value.exit_status == 1 and "hint:" in str(caught.value)
+
+
+def test_an_interrupted_solve_keeps_the_best_so_far() -> None:
+    seen = []
+
+    def interrupt(best: float, bound: float, gap: float, elapsed: float) -> None:
+        seen.append((best, bound))
+        if best < float("inf"):
+            raise KeyboardInterrupt
+
+    target = zoo.build("gpt2", device="meta")
+    plan = autopar.plan(target.model, target.args, mesh="dp=2,tp=4", cost_model="communication", progress=interrupt)
+    assert len(seen) >= 1 and plan.objective.seconds <= seen[-1][0] * (1 + 1e-9)
+    assert plan.objective.bound_seconds <= plan.objective.seconds
+    assert autopar.check(plan) == ()
 
 
 def test_pins(graph: autopar.Graph) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -80,8 +81,8 @@ def progress() -> Any:
     if not sys.stderr.isatty():
         return None
 
-    def report(best: float | None, bound: float, gap: float, elapsed: float) -> None:
-        plan = "no plan yet" if best is None else f"best {units.seconds(best)}, bound {units.seconds(max(bound, 0.0))}"
+    def report(best: float, bound: float, gap: float, elapsed: float) -> None:
+        plan = "no plan yet" if math.isinf(best) else f"best {units.seconds(best)}, bound {units.seconds(max(bound, 0.0))}"
         print(f"\r\x1b[Ksolving, {elapsed:.0f} s: {plan}; Ctrl-C keeps the best so far", end="\r", file=sys.stderr, flush=True)
 
     return report
