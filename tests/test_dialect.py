@@ -147,6 +147,31 @@ def test_attention_is_registered():
     registered(ops.attention_backward.default, random(*q.shape, grad=False), *saved, None, True, 0.3, 0.0)
 
 
+@pytest.mark.parametrize("mask_shape", [(6, 7), (2, 1, 1, 7), (2, 4, 6, 1)])
+def test_attention_with_operands_of_any_layout_and_masks_that_broadcast(mask_shape):
+    q, k = random(2, 8, 6, 4).permute(0, 3, 2, 1), random(2, 8, 4, 7, seed=1).permute(0, 2, 3, 1)
+    q, k, mask = q.detach().requires_grad_(), k.detach().requires_grad_(), random(*mask_shape, grad=False)
+    assert q.stride(-1) != 1 and k.stride(-1) != 1
+    grad = random(8, 2, 4, 6, grad=False).permute(1, 2, 3, 0)
+    out = ops.attention(q, k, k, mask, False, 0.3, 0.0)[0]
+    expected = functional.scaled_dot_product_attention(q, k, k, mask, scale=0.3)
+    torch.testing.assert_close(out, expected)
+    for a, b in zip(torch.autograd.grad(out, (q, k), grad), torch.autograd.grad(expected, (q, k), grad), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("kernel", "masked"), [("flash", False), ("efficient", False), ("efficient", True)])
+def test_fused_gpu_kernels_accept_what_they_are_given(kernel, masked, monkeypatch):
+    monkeypatch.setattr(attention_module, "_kernel", lambda *_: kernel)
+    q = torch.empty(2, 8, 40, 64, device="meta", dtype=torch.bfloat16)
+    k = torch.empty(2, 2, 48, 64, device="meta", dtype=torch.bfloat16)
+    mask = torch.empty(2, 1, 40, 48, device="meta", dtype=torch.bool) if masked else None
+    out, lse = attention_module._attention(q, k, k, mask, False, 0.125, 0.0)
+    assert out.shape == q.shape and lse.shape == (2, 8, 40) and lse.dtype == torch.float32
+    gradients = attention_module._attention_backward(q, q, k, k, out, lse, mask, False, 0.125, 0.0)
+    assert [g.shape for g in gradients] == [q.shape, k.shape, k.shape]
+
+
 def test_attention_refuses_dropout():
     q = random(1, 1, 2, 8, grad=False)
     with pytest.raises(NotImplementedError, match="captured as its parts"):

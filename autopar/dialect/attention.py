@@ -69,7 +69,12 @@ def _additive(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
         return None
     if mask.dtype == torch.bool:
         mask = q.new_zeros(()).masked_fill(~mask, float("-inf"))
-    return mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return _rows(mask.to(q.dtype).expand(*mask.shape[:-1], k.shape[2])).expand(*q.shape[:3], k.shape[2])
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """The tensor with neighbours of the last dim side by side in memory, which the fused kernels take for granted."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
@@ -113,7 +118,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _refuse_dropout(dropout)
     kernel = _kernel(q, k, v, mask, causal)
-    k, v = _share_heads(k, q.shape[1]), _share_heads(v, q.shape[1])
+    q, k, v = _rows(q), _rows(_share_heads(k, q.shape[1])), _rows(_share_heads(v, q.shape[1]))
     aten = torch.ops.aten
     if kernel == "cpu":
         bias = _additive(mask, q, k)
@@ -144,7 +149,8 @@ def _attention_backward(
     _refuse_dropout(dropout)
     kernel = _kernel(q, k, v, mask, causal)
     heads = k.shape[1]
-    k, v = _share_heads(k, q.shape[1]), _share_heads(v, q.shape[1])
+    grad, q, out = _rows(grad), _rows(q), _rows(out)
+    k, v = _rows(_share_heads(k, q.shape[1])), _rows(_share_heads(v, q.shape[1]))
     aten = torch.ops.aten
     if kernel == "cpu":
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default

@@ -14,6 +14,9 @@ import torch
 NAMESPACE = torch.library.Library("autopar", "DEF")
 """Keeps the registrations alive for as long as the process."""
 
+BODIES: dict[str, Callable[..., Any]] = {}
+"""What each operator computes, by its name without ``autopar::``: for graphs in which they are to be taken apart."""
+
 
 def define(
     schema: str,
@@ -33,6 +36,7 @@ def define(
     """
     name = "autopar::" + schema.partition("(")[0]
     NAMESPACE.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    BODIES[schema.partition("(")[0]] = body
     NAMESPACE.impl(name, body, "CompositeExplicitAutograd")
     torch.library.register_fake(name, shapes, lib=NAMESPACE)
     if gradient is not None and save is not None:
