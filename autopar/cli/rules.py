@@ -29,11 +29,12 @@ def rules(
         print("every operator has a rule", file=sys.stderr)
 
 
-def missing_rules(graph: Graph) -> tuple[tuple[str, str, str], ...]:
-    """The operators that would run replicated: (operator, how often, where first), most frequent first."""
-    unknown = [op for op in graph.ops if not find_rule(op, graph.tensors).known]
-    first = {op.target: op.location or op.module for op in reversed(unknown)}
-    return tuple((target, f"{count} times", first[target]) for target, count in Counter(op.target for op in unknown).most_common())
+def missing_rules(graph: Graph) -> tuple[tuple[str, ...], ...]:
+    """The operators that would run replicated: (operator, how often, where first, why), most frequent first."""
+    found = [(op, find_rule(op, graph.tensors)) for op in graph.ops]
+    unknown = [(op, rule.reason) for op, rule in found if not rule.known]
+    first = {op.target: (op.location or op.module, reason) for op, reason in reversed(unknown)}
+    return tuple((target, f"{count} times", *first[target]) for target, count in Counter(op.target for op, _ in unknown).most_common())
 
 
 def _columns(rows: tuple[tuple[str, ...], ...]) -> str:

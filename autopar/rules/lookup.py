@@ -84,7 +84,8 @@ def bound(row: Row, call: Call) -> ShardingRule:
 
 def _without_boolean_flows(rule: ShardingRule, call: Call) -> ShardingRule:
     """A boolean tensor is no sum."""
-    flows = tuple(group for group in rule.flows if not any(call.inputs[index].dtype == "bool" for index in group))
+    boolean = any(tensor.dtype == "bool" for tensor in call.outputs)
+    flows = tuple(group for group in rule.flows if not boolean and not any(call.inputs[index].dtype == "bool" for index in group))
     return rule if flows == rule.flows else replace(rule, flows=flows)
 
 

@@ -31,4 +31,6 @@ def test_missing_operators_are_counted_and_placed() -> None:
         Op("c", "aten.neg.default", ("b",), ("c",)),
         Op("d", "mine.odd.default", ("c",), ("d",), location="model.py:9"),
     )
-    assert missing_rules(Graph("inference", tensors, (), ops, ())) == (("mine.odd.default", "2 times", "model.py:3"),)
+    assert missing_rules(Graph("inference", tensors, (), ops, ())) == (
+        ("mine.odd.default", "2 times", "model.py:3", "it has no row in the table"),
+    )

@@ -12,7 +12,8 @@ from autopar.rules import find_rule, strategies
 from autopar.rules.lookup import find_row
 from autopar.rules.table import POINTWISE, ROWS
 from autopar.runtime.operators import find_operator
-from tests.rules.cases import CASES, Case, F, I, P
+from tests.rules.cases import CASES
+from tests.rules.drawing import Case, F, I, P
 from tests.rules.execution import Executed, execute, joined, split_run
 
 MESHES = ((2,), (2, 2), (3, 2), (4,))

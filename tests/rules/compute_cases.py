@@ -1,0 +1,216 @@
+"""Cases of what computes: elementwise, contraction, convolution, attention, reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import autopar.dialect  # noqa: F401  registers the operators of ours
+from tests.rules.drawing import F32, B, Case, Draw, F, I, P
+
+ops = torch.ops.autopar
+
+
+def attention_backward(heads: int, key_heads: int, mask: Draw | None, causal: bool) -> Callable[[], tuple[Any, ...]]:
+    def arguments() -> tuple[Any, ...]:
+        q, k, v = F(2, heads, 6, 4).tensor(), F(2, key_heads, 6, 4).tensor(), F(2, key_heads, 6, 4).tensor()
+        drawn_mask = None if mask is None else mask.tensor()
+        out, lse = ops.attention.default(q, k, v, drawn_mask, causal, 0.5, 0.0)
+        return F(2, heads, 6, 4).tensor(), q, k, v, out, lse, drawn_mask, causal, 0.5, 0.0
+
+    return arguments
+
+
+def dropout_backward() -> tuple[Any, ...]:
+    return F(4, 6).tensor(), B(4, 6).tensor(), 2.0
+
+
+CONV = ([1, 1], [1, 1], [1, 1])
+
+CASES: tuple[Case, ...] = (
+    # pointwise
+    Case("aten.add.Tensor", (F(4, 6), F(4, 6)), "a b, a b -> a b | linear {0 1}"),
+    Case("aten.add.Tensor", (F(4, 6, 8), F(6, 1)), "a b c, b 1 -> a b c | linear {0 1}"),
+    Case("aten.add.Tensor", (F(4, 6), 2.0), "a b -> a b"),
+    Case("aten.add.Tensor", (F(4, 6), F()), "a b, () -> a b | linear {0 1}"),
+    Case("aten.add.Scalar", (F(4, 6), 2.0), "a b -> a b"),
+    Case("aten.sub.Tensor", (F(4, 6), F(6)), "a b, b -> a b | linear {0 1}"),
+    Case("aten.rsub.Scalar", (F(4, 6), 2.0), "a b -> a b"),
+    Case("aten.mul.Tensor", (F(4, 6), F(4, 1)), "a b, a 1 -> a b | linear {0} {1}"),
+    Case("aten.mul.Tensor", (F(4, 6), 2.0), "a b -> a b | linear {0}"),
+    Case("aten.mul.Scalar", (F(4, 6), 2.0), "a b -> a b | linear {0}"),
+    Case("aten.div.Tensor", (F(4, 6), P(6)), "a b, b -> a b | linear {0}"),
+    Case("aten.div.Tensor", (F(4, 6), 2.0), "a b -> a b | linear {0}"),
+    Case("aten.div.Tensor_mode", (F(4, 6), 2.0), "a b -> a b", {"rounding_mode": "floor"}),
+    Case("aten.div.Tensor_mode", (F(4, 6), 2.0), "a b -> a b | linear {0}", {"rounding_mode": None}),
+    Case("aten.div.Scalar_mode", (F(4, 6), 2.0), "a b -> a b", {"rounding_mode": "floor"}),
+    Case("aten.addcmul.default", (F(4, 6), F(4, 6), F(6)), "a b, a b, b -> a b | linear {0 1} {0 2}", {"value": 0.5}),
+    Case("aten.addcdiv.default", (F(4, 6), F(4, 6), P(6)), "a b, a b, b -> a b | linear {0 1}", {"value": 0.5}),
+    Case("aten.lerp.Scalar", (F(4, 6), F(4, 6), 0.3), "a b, a b -> a b | linear {0 1}"),
+    Case("aten.lerp.Tensor", (F(4, 6), F(4, 6), F(4, 6)), "a b, a b, a b -> a b | linear {0 1}"),
+    Case("aten.where.self", (B(4, 6), F(4, 6), F()), "a b, a b, () -> a b | linear {1 2}"),
+    Case("aten.where.ScalarOther", (B(4, 6), F(4, 6), 1.0), "a b, a b -> a b"),
+    Case("aten.where.ScalarSelf", (B(4, 6), 1.0, F(4, 6)), "a b, a b -> a b"),
+    Case("aten.where.Scalar", (B(4, 6), 1.0, 0.0), "a b -> a b"),
+    Case("aten.masked_fill.Scalar", (F(4, 6), B(4, 1), 0), "a b, a 1 -> a b | linear {0}"),
+    Case("aten.masked_fill.Scalar", (F(4, 6), B(4, 6), 1.5), "a b, a b -> a b"),
+    Case("aten.masked_fill.Tensor", (F(4, 6), B(4, 6), F()), "a b, a b, () -> a b | linear {0 2}"),
+    Case("aten.pow.Tensor_Scalar", (F(4, 6), 2), "a b -> a b"),
+    Case("aten.maximum.default", (F(4, 6), F(6)), "a b, b -> a b"),
+    Case("aten.eq.Tensor", (I(2, 4, 6), I(2, 6)), "a b, b -> a b"),
+    Case("aten.bitwise_and.Tensor", (B(4, 6), B(4, 6)), "a b, a b -> a b"),
+    Case("aten.clamp.default", (F(4, 6), -0.5, 0.5), "a b -> a b"),
+    *(Case(f"aten.{name}.default", (P(4, 6),), "a b -> a b | linear {0}") for name in ("neg", "clone", "detach", "alias")),
+    *(Case(f"aten.{name}.default", (P(4, 6),), "a b -> a b") for name in ("exp", "silu")),
+    Case("aten.threshold_backward.default", (F(4, 6), F(4, 6), 0), "a b, a b -> a b | linear {0}"),
+    *(
+        Case(f"aten.{name}.default", (F(4, 6), F(4, 6)), "a b, a b -> a b | linear {0}")
+        for name in ("gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward")
+    ),
+    Case("aten.leaky_relu_backward.default", (F(4, 6), F(4, 6), 0.1, False), "a b, a b -> a b | linear {0}"),
+    Case("aten.hardtanh_backward.default", (F(4, 6), F(4, 6), -1.0, 1.0), "a b, a b -> a b | linear {0}"),
+    Case("aten.softplus_backward.default", (F(4, 6), F(4, 6), 1.0, 20.0), "a b, a b -> a b | linear {0}"),
+    Case("aten.native_dropout_backward.default", dropout_backward, "a b, a b -> a b | linear {0}"),
+    Case("aten.native_dropout.default", (F(4, 6), 0.0, True), "a b -> a b, a b"),
+    Case("aten._to_copy.default", (F(4, 6),), "a b -> a b", {"dtype": torch.float32}),
+    Case("aten._to_copy.default", (F32(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
+    Case("aten._to_copy.default", (I(9, 4, 6),), "a b -> a b", {"dtype": torch.float64}),
+    Case("aten._to_copy.default", (F(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
+    Case("aten.bucketize.Tensor", (F(4, 6), F(1)), "a b, 1 -> a b"),
+    Case("autopar.dropout.default", (F(4, 6), 0.5, 3), "a b -> a b, a b", random=True),
+    Case("aten.copy.default", (F(4, 6), F(6)), "a b, b -> a b | linear {1}"),
+    Case("aten._prelu_kernel_backward.default", (F(4, 6), F(4, 6), F(4, 6)), "a b, a b, a b -> a b, a b | linear {0}"),
+    Case("aten.rrelu_with_noise_functional.default", (F(4, 6), F(4, 6), 0.1, 0.3, True), "a b, a b -> a b, a b", random=True),
+    Case("aten.rrelu_with_noise_backward.default", (F(4, 6), F(4, 6), P(4, 6), 0.1, 0.3, True, False), "a b, a b, a b -> a b | linear {0}"),
+    # contraction
+    Case("autopar.contract.default", (F(2, 6, 4), F(8, 4), "b s k, n k -> b s n"), "b s k, n k -> b s n +k | linear {0} {1}"),
+    Case("autopar.contract.default", (F(2, 4, 6), F(2, 4, 8), "b s k, b s n -> n k"), "b s k, b s n -> n k +b +s | linear {0} {1}"),
+    Case("aten.mm.default", (F(4, 6), F(6, 8)), "m k, k n -> m n +k | linear {0} {1}"),
+    Case("aten.bmm.default", (F(2, 4, 6), F(2, 6, 8)), "b m k, b k n -> b m n +k | linear {0} {1}"),
+    Case("aten.mv.default", (F(4, 6), F(6)), "m k, k -> m +k | linear {0} {1}"),
+    Case("aten.dot.default", (F(8), F(8)), "k, k -> () +k | linear {0} {1}"),
+    Case("aten.addmm.default", (F(8), F(4, 6), F(6, 8)), "n +k, m k, k n -> m n +k | linear {0 1} {0 2}"),
+    Case("aten.addmm.default", (F(4, 8), F(4, 6), F(6, 8)), "m n +k, m k, k n -> m n +k | linear {0 1} {0 2}"),
+    Case("aten.addmm.default", (F(), F(4, 6), F(6, 8)), "() +k, m k, k n -> m n +k | linear {0 1} {0 2}"),
+    Case("aten.baddbmm.default", (F(2, 1, 8), F(2, 4, 6), F(2, 6, 8)), "b 1 n +k, b m k, b k n -> b m n +k | linear {0 1} {0 2}"),
+    # convolution
+    Case("autopar.convolution.default", (F(4, 6, 5, 5), F(8, 6, 3, 3), *CONV, 1), "n i _ _, o i _ _ -> n o _ _ +i | linear {0} {1}"),
+    Case(
+        "autopar.convolution.default", (F(2, 8, 5, 5), F(8, 2, 3, 3), *CONV, 4),
+        "n (g i) _ _, (g o) i _ _ -> n (g o) _ _ +i | linear {0} {1}",
+    ),
+    Case("autopar.convolution.default", (F(2, 4, 5, 5), F(8, 1, 3, 3), *CONV, 4), "n g _ _, (g o) 1 _ _ -> n (g o) _ _ | linear {0} {1}"),
+    Case("autopar.convolution.default", (F(2, 4, 9), F(6, 4, 3), [2], [1], [1], 1), "n i _, o i _ -> n o _ +i | linear {0} {1}"),
+    Case(
+        "autopar.convolution_input_gradient.default", (F(4, 8, 5, 5), F(8, 6, 3, 3), [4, 6, 5, 5], *CONV, 1),
+        "n o _ _, o i _ _ -> n i _ _ +o | linear {0} {1}",
+    ),
+    Case(
+        "autopar.convolution_input_gradient.default", (F(2, 8, 5, 5), F(8, 2, 3, 3), [2, 8, 5, 5], *CONV, 4),
+        "n (g o) _ _, (g o) i _ _ -> n (g i) _ _ +o | linear {0} {1}",
+    ),
+    Case(
+        "autopar.convolution_weight_gradient.default", (F(4, 8, 5, 5), F(4, 6, 5, 5), [8, 6, 3, 3], *CONV, 1),
+        "n o _ _, n i _ _ -> o i _ _ +n | linear {0} {1}",
+    ),
+    Case(
+        "autopar.convolution_weight_gradient.default", (F(2, 8, 5, 5), F(2, 8, 5, 5), [8, 2, 3, 3], *CONV, 4),
+        "n (g o) _ _, n (g i) _ _ -> (g o) i _ _ +n | linear {0} {1}",
+    ),
+    Case(
+        "aten.convolution.default", (F(4, 6, 5, 5), F(8, 6, 3, 3), None, *CONV, False, [0, 0], 1),
+        "n i _ _, o i _ _ -> n o _ _ +i | linear {0} {1}",
+    ),
+    Case(
+        "aten.convolution.default", (F(2, 8, 5, 5), F(8, 4, 3, 3), F(8), *CONV, False, [0, 0], 2),
+        "n (g i) _ _, (g o) i _ _, (g o) +i -> n (g o) _ _ +i | linear {0 2} {1 2}",
+    ),
+    Case(
+        "aten.convolution.default", (F(2, 8, 5, 5), F(8, 4, 3, 3), F(8), *CONV, True, [0, 0], 2),
+        "n (g i) _ _, (g i) o _ _, (g o) +i -> n (g o) _ _ +i | linear {0 2} {1 2}",
+    ),
+    Case(
+        "aten.convolution_backward.default",
+        (F(4, 8, 5, 5), F(4, 6, 5, 5), F(8, 6, 3, 3), [8], *CONV, False, [0, 0], 1, [True, True, True]),
+        "n o _ _, n i _ _, o i _ _ -> n i _ _ +o, o i _ _ +n, o +n ~i | linear {0}",
+    ),
+    Case(
+        "aten.convolution_backward.default",
+        (F(2, 8, 5, 5), F(2, 8, 5, 5), F(8, 4, 3, 3), None, *CONV, True, [0, 0], 2, [True, True, False]),
+        "n (g o) _ _, n (g i) _ _, (g i) o _ _ -> n (g i) _ _ +o, (g i) o _ _ +n | linear {0}",
+    ),
+    Case("aten.im2col.default", (F(4, 6, 4, 4), [2, 2], [1, 1], [0, 0], [2, 2]), "n c _ _ -> n (c _) _ | linear {0}"),
+    Case("aten.col2im.default", (F(4, 24, 4), [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]), "n (c _) _ -> n c _ _ | linear {0}"),
+    # attention
+    Case(
+        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), None, False, 0.5, 0.0),
+        "b h s d!, b h t! d!, b h t! e! -> b h s e!, b h s",
+    ),
+    Case(
+        "autopar.attention.default", (F(2, 8, 6, 4), F(2, 2, 6, 4), F(2, 2, 6, 4), None, True, 0.5, 0.0),
+        "b (h g) s! d!, b h t! d!, b h t! e! -> b (h g) s! e!, b (h g) s!",
+    ),
+    Case(
+        "autopar.attention.default", (F(2, 8, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 1, 6, 6), False, 0.5, 0.0),
+        "b (h g) s d!, b h t! d!, b h t! e!, b 1 s t! -> b (h g) s e!, b (h g) s",
+    ),
+    Case(
+        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(6, 6), False, 0.5, 0.0),
+        "b h s d!, b h t! d!, b h t! e!, s t! -> b h s e!, b h s",
+    ),
+    Case(
+        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(4, 1, 6), False, 0.5, 0.0),
+        "b h s d!, b h t! d!, b h t! e!, h 1 t! -> b h s e!, b h s",
+    ),
+    Case(
+        "autopar.attention_backward.default", attention_backward(4, 4, None, False),
+        "b h s e!, b h s d!, b h t! d!, b h t! e!, b h s e!, b h s -> b h s d!, b h t! d! +s, b h t! e! +s | linear {0}",
+    ),
+    Case(
+        "autopar.attention_backward.default", attention_backward(8, 2, None, True),
+        "b (h g) s! e!, b (h g) s! d!, b h t! d!, b h t! e!, b (h g) s! e!, b (h g) s!"
+        " -> b (h g) s! d!, b h t! d! +g, b h t! e! +g | linear {0}",
+    ),
+    Case(
+        "autopar.attention_backward.default", attention_backward(4, 2, F(2, 1, 6, 6), False),
+        "b (h g) s e!, b (h g) s d!, b h t! d!, b h t! e!, b (h g) s e!, b (h g) s, b 1 s t!"
+        " -> b (h g) s d!, b h t! d! +g +s, b h t! e! +g +s | linear {0}",
+    ),
+    # reduction
+    Case("aten.sum.default", (F(4, 6),), "d0 d1 -> () +d0 +d1 | linear {0}"),
+    Case("aten.sum.dim_IntList", (F(4, 6, 8), [0, 2]), "d0 a d1 -> a +d0 +d1 | linear {0}"),
+    Case("aten.sum.dim_IntList", (F(4, 6, 8), [-1], True), "a b d -> a b 1 +d | linear {0}"),
+    Case("aten.sum.dim_IntList", (F(4, 6), []), "d0 d1 -> () +d0 +d1 | linear {0}"),
+    Case("aten.mean.dim", (F(4, 6, 8), [-1], True), "a b d! -> a b 1 | linear {0}"),
+    Case("aten.mean.default", (F(4, 6),), "d0! d1! -> () | linear {0}"),
+    Case("aten.amax.default", (F(4, 6, 8), [1]), "a d b -> a b +d:max"),
+    Case("aten.amax.default", (F(4, 6),), "d0 d1 -> () +d0:max +d1:max"),
+    Case("aten.amin.default", (F(4, 6, 8), [1, 2], True), "a d0 d1 -> a 1 1 +d0:min +d1:min"),
+    Case("aten.any.dim", (B(4, 6), 1), "a d -> a +d:max"),
+    Case("aten.any.default", (B(4, 6),), "d0 d1 -> () +d0:max +d1:max"),
+    Case("aten.all.dim", (B(4, 6), 0, True), "d a -> 1 a +d:min"),
+    Case("aten.max.default", (F(4, 6),), "a b -> () +a:max +b:max"),
+    Case("aten.min.default", (F(4, 6),), "a b -> () +a:min +b:min"),
+    Case("aten.max.dim", (F(4, 6), 1), "a d! -> a, a"),
+    Case("aten.min.dim", (F(4, 6), 0, True), "d! a -> 1 a, 1 a"),
+    Case("aten.median.dim", (F(4, 6), 0), "d! a -> a, a"),
+    Case("aten.prod.dim_int", (F(4, 6), 1), "a d! -> a"),
+    Case("aten.prod.default", (F(4, 6),), "a! b! -> ()"),
+    Case("aten.var.correction", (F(4, 6), [1]), "a d! -> a 1", {"correction": 0, "keepdim": True}),
+    Case("aten.var.dim", (F(4, 6), [1], False), "a d! -> a"),
+    Case("aten.var_mean.correction", (F(4, 6), [0]), "d! a -> a, a", {"correction": 1}),
+    Case("aten.std.correction", (F(4, 6),), "d0! d1! -> ()"),
+    Case("aten.std.default", (F(4, 6), False), "a! b! -> ()"),
+    Case("aten.var.default", (F(4, 6),), "a! b! -> ()"),
+    Case("aten.var_mean.default", (F(4, 6),), "a! b! -> (), ()"),
+    Case("aten.median.default", (F(4, 6),), "a! b! -> ()"),
+    Case("aten.std.dim", (F(4, 6), [1], True, True), "a d! -> a 1"),
+    Case("aten.argmax.default", (F(4, 6), -1), "a d! -> a"),
+    Case("aten.argmax.default", (F(4, 6),), "d0! d1! -> ()"),
+    Case("aten.argmin.default", (F(4, 6), 0, True), "d! a -> 1 a"),
+    Case("aten.logsumexp.default", (F(4, 6), [1]), "a d! -> a"),
+    Case("aten.linalg_vector_norm.default", (F(4, 6), 2, [1]), "a d! -> a"),
+    Case("aten.count_nonzero.dim_IntList", (I(2, 4, 6), [1]), "a d -> a +d"),
+)
