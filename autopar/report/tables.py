@@ -63,6 +63,8 @@ def overview(plan: Plan) -> Table:
         ("", ", ".join(f"{name} {units.size(value)}" for name, value in parts)),
         ("received", f"{units.size(predicted.received_bytes_per_rank)} a rank and step"),
     ]
+    if max(plan.sizes) > 1 and _is_whole(plan):
+        rows.append(("note", "no work is split: at these sizes every rank does it all sooner than it could share it"))
     rows += [("pin", f"{name} = {spec!r}") for name, spec in plan.pins.items()]
     return Table(("autopar", "plan"), tuple(rows))
 
@@ -142,6 +144,12 @@ def local_bytes(row: TensorSpec, plan: Plan) -> int:
 def pattern(name: str) -> str:
     """A name with the numbers of layers left out: ``layers.*.w1.weight``."""
     return re.sub(r"(?<![^._])\d+(?![^._])", "*", name)
+
+
+def _is_whole(plan: Plan) -> bool:
+    """Whether all but a fiftieth of the operators' time is spent on work that every rank repeats."""
+    split = sum(row.seconds for row in plan.ops if row.factors)
+    return split < 0.02 * sum(row.seconds for row in plan.ops)
 
 
 def _folded(items: Iterable[tuple[str, TensorSpec]]) -> Iterator[tuple[str, int, TensorSpec]]:
