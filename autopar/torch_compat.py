@@ -210,3 +210,13 @@ def replaced_on_cpu(operator: str, function: Callable[..., Any]) -> Iterator[Non
         yield
     finally:
         library._destroy()
+
+
+def trace_operators(function: Callable[..., Any], inputs: list[torch.Tensor], bodies: Any) -> torch.fx.GraphModule:
+    """The operators that ``function(*inputs)`` dispatches on fake tensors, as a graph; ``bodies`` replaces operators by functions.
+
+    ``make_fx``: functional collectives are traced like any other operator.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, decomposition_table=bodies)(*inputs)

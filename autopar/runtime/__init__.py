@@ -6,6 +6,7 @@ backends       collectives: all ranks in one process, or this process as one ran
 operators      operators by target
 inner          bodies of the operators with collectives inside
 execution      the interpreter; simulate
+emission       the same instructions as torch.fx graphs
 calls          a call's arguments and results
 weights        parameters and buffers as DTensors
 module         the nn.Module, one autograd function a step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from autopar.program import Program, build_program
 from autopar.recording import replay
 from autopar.runtime.backends import ProcessRanks
 from autopar.runtime.calls import Signature, is_leaf
+from autopar.runtime.emission import emit
 from autopar.runtime.execution import bind, groups_needed
 from autopar.runtime.module import Inputs, ShardedModule, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_tensors, shard_weights
@@ -24,6 +25,8 @@ from cost_models import Hardware, Machine, Mesh
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
+
+Execute = Literal["eager", "graph", "compiled"]
 
 
 def compile_plan(
@@ -36,6 +39,7 @@ def compile_plan(
     init: Initialise | None = None,
     seed: int = 0,
     dropout: bool = True,
+    execute: Execute = "eager",
     example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
 ) -> ShardedModule:
     """The model as the plan splits it, on this rank. Every rank of the mesh calls it with equal weights (or meta weights).
@@ -49,6 +53,7 @@ def compile_plan(
             what that leaves must be loaded with ``load_state_dict`` before the first call.
         seed: of the initialisation, the same on all ranks.
         dropout: False keeps every element (see ``runtime.execution.bind``).
+        execute: ``eager``: operator by operator; ``graph``: as two ``torch.fx.GraphModule``s; ``compiled``: those by ``torch.compile``.
         example: (args, kwargs, loss_args) to capture with, where the plan's record of the call does not do: arguments of its own classes.
 
     Raises:
@@ -58,8 +63,9 @@ def compile_plan(
     mesh = Mesh(tuple(plan.mesh.items()))
     start_process_group(mesh)
     captured, program = rebuild(model, plan, loss=loss, example=example)
-    constants = captured.constants
-    return compile_program(model, program, constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout)
+    return compile_program(
+        model, program, captured.constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout, execute=execute
+    )  # fmt: skip
 
 
 def rebuild(
@@ -94,13 +100,20 @@ def compile_program(
     init: Initialise | None = None,
     seed: int = 0,
     dropout: bool = True,
+    execute: Execute = "eager",
 ) -> ShardedModule:
     """The model with its weights placed as the program wants them and its forward running the program; see ``compile_plan``."""
     mesh, graph = program.machine.mesh, program.graph
     where = find_device(device)
     place = Place(mesh, device_mesh_of(mesh, where), dist.get_rank(), where)
     backend = ProcessRanks(mesh, groups_needed(program))
-    step = Step(bind(program, backend, where, dropout=dropout), place, inputs)
+    executable = bind(program, backend, where, dropout=dropout)
+    if execute not in get_args(Execute):
+        raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(get_args(Execute))}")
+    if execute != "eager":
+        graphs = emit(executable, where)
+        executable = graphs.compiled() if execute == "compiled" else graphs
+    step = Step(executable, place, inputs)
     check_gradient_specs(step)
     specs = {item.name: program.specs[item.tensor] for item in graph.inputs if item.kind in ("parameter", "buffer")}
     sharded, empty = shard_weights(model, specs, place)

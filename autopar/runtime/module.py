@@ -22,6 +22,7 @@ from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput
 from autopar.program import Program
 from autopar.runtime.calls import Signature
+from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Locals, Observed
 from autopar.runtime.placement import from_placements, local_part
 from autopar.runtime.weights import Place, as_placed
@@ -35,12 +36,12 @@ class Step:
     """What one call needs, the same for every call.
 
     Args:
-        executable: the program on this rank.
+        executable: the program on this rank: interpreted, or as graphs.
         place: mesh, rank and device.
         inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
     """
 
-    executable: Executable
+    executable: Executable | Graphs
     place: Place
     inputs: Inputs
 

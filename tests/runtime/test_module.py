@@ -339,3 +339,24 @@ def test_calls_that_do_not_fit_are_refused(call: Callable[[ShardedModule], Any],
 
     (found,) = on_ranks(run, mesh="1")
     assert words in found and "\nhint: " in found
+
+
+@pytest.mark.parametrize("execute", ["graph", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_graphs_do_what_the_interpreter_does(execute: str) -> None:
+    reference = copy.deepcopy(net().model)
+    wanted = train(reference, lambda: loss(reference(X), Y))
+
+    def run(module: ShardedModule) -> tuple[list[float], bool, set[str]]:
+        graphs = module._step.executable
+        with module.observed_collectives() as observed:
+            module(X, Y).backward()
+        nodes = [str(node.target) for graph in (graphs.forward_graph, graphs.backward_graph) for node in graph.graph.nodes]
+        sent = [name for name in nodes if name.startswith("_c10d_functional") and "wait" not in name]
+        planned = [(item.kind, item.phase) for item in module.program.collectives()]
+        as_planned = [(item.kind, item.phase) for item in observed] == planned and len(sent) == len(planned)
+        module.zero_grad()
+        return train(module, lambda: module(X, Y)), as_planned, {name for name in nodes if name.startswith("autopar")}
+
+    for found, as_planned, whole in on_ranks(run, mesh="2", seed=1, execute=execute):
+        assert found == pytest.approx(wanted, rel=1e-9)
+        assert as_planned and whole == set()
