@@ -6,17 +6,16 @@ innermost frame of the traceback outside torch and this package.
 
 from __future__ import annotations
 
-import io
 import linecache
 import logging
 import os
-import sys
 import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -78,8 +77,25 @@ def diagnosed(step: str, running: Callable[[], tuple[str, int] | None] = lambda:
             yield
     except AutoparError:
         raise
+    except Carried as carried:
+        raise explain(carried.error, step, running()) from None
     except Exception as error:
         raise explain(error, step, running()) from None
+
+
+class Carried(Exception):
+    """An exception of the user's code on its way through export.
+
+    Export attaches the graph so far to the exceptions that pass through it, and prints that graph; this one takes no attributes.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        object.__setattr__(self, "error", error)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
 
 
 def explain(error: Exception, step: str, place: tuple[str, int] | None = None) -> CaptureError:
@@ -119,18 +135,16 @@ def is_user_file(file: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from printing partial graphs and pages of log when it fails; what it prints when it succeeds is passed on."""
+    """Keep torch from writing pages of log when it fails."""
     loggers = [logger for name, logger in logging.root.manager.loggerDict.items() if name.split(".")[0] == "torch"]
     levels = [(logger, logger.level) for logger in loggers if isinstance(logger, logging.Logger)]
-    printed = io.StringIO()
     try:
         for logger, _ in levels:
             logger.setLevel(logging.CRITICAL + 1)
-        with redirect_stderr(printed), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # recurrent modules hold their weights in a list too, which export sees change while it swaps parameters
             warnings.filterwarnings("ignore", message="The tensor attributes? .* assigned during export")
             yield
     finally:
         for logger, level in levels:
             logger.setLevel(level)
-    sys.stderr.write(printed.getvalue())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
+from autopar.importer.diagnosis import Carried
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.weights import FakeWeights
 
@@ -64,8 +65,11 @@ class Program(nn.Module):
         self.loss = loss
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
-        with torch_compat.recorded_origins() as origin, MarkedLines(origin):
-            return self._run(args, kwargs, loss_args)
+        try:
+            with torch_compat.recorded_origins() as origin, MarkedLines(origin):
+                return self._run(args, kwargs, loss_args)
+        except Exception as error:
+            raise Carried(error) from None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         before = [(part, name, value) for part in self.modules() for name, value in part._buffers.items()]
