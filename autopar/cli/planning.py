@@ -51,6 +51,8 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
     with words_on_stderr():
         if graph is not None:
             return api.plan(graph, progress=progress(), target=target, **options)
+        if sys.stderr.isatty():
+            print(f"\r\x1b[Kcapturing {target}", end="\r", file=sys.stderr, flush=True)
         found = load_target(target, mode, device="meta")
         return api.plan(
             found.model,
