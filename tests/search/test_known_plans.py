@@ -161,9 +161,8 @@ def test_attention_splits_heads(mesh: str) -> None:  # P11
         model, x = SelfAttention(512, 16), torch.empty(1, 128, 512)
     found = best(model, (x,), bare(mesh), "inference", output__0="R R R")
     assert found.seconds <= all_reduce(128 * 512 * 4) * (1 + 1e-9)
-    attention = next(
-        item for item in found.program.instructions if getattr(item, "op", None) and item.op.target.startswith("autopar.attention")
-    )
+    runs = [item for item in found.program.instructions if isinstance(item, Run)]
+    attention = next(run for run in runs if run.op.target.startswith("autopar.attention"))
     assert len(attention.strategy.inputs[0].dims[1]) == 1, "heads are split"
 
 
