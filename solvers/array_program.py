@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,7 +137,7 @@ class _Program:
         lp.row_lower_ = lp.row_upper_ = np.where(np.arange(lp.num_row_) < core.num_nodes, 1.0, 0.0)
         lp.a_matrix_.start_ = offsets(np.bincount(cols, minlength=len(costs)))
         lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order], data[order]
-        model = highspy.Highs()
+        model = cast(Any, highspy.Highs)()
         model.setOptionValue("output_flag", False)
         model.setOptionValue("mip_rel_gap", min(self.record.gap, 1e-6) / 10)
         model.setOptionValue("mip_abs_gap", 0.0)
@@ -193,33 +193,37 @@ class _Program:
         exact = None if picked is None else profile(core, picked) - core.capacity
         broken = excess > 1e-7 if exact is None else exact > 0
         added: list[int] = []
-        for time in np.argsort(-excess, kind="stable").tolist():
-            if len(added) == ROWS_AT_ONCE or not broken[time]:
+        for moment in np.argsort(-excess, kind="stable").tolist():
+            if len(added) == ROWS_AT_ONCE or not broken[moment]:
                 break
-            if all(abs(time - other) >= LEAST_DISTANCE for other in added):
-                added.append(time)
-                if time in self.times:
-                    self._cut(time, picked)
+            if all(abs(moment - other) >= LEAST_DISTANCE for other in added):
+                added.append(moment)
+                if moment in self.times:
+                    self._cut(moment, picked)
                 else:
-                    self._add_time(time, owner)
+                    self._add_time(moment, owner)
         return bool(added)
 
-    def _add_time(self, time: int, owner: Ints) -> None:
+    def _add_time(self, moment: int, owner: Ints) -> None:
         core = self.core
-        live = np.flatnonzero((core.item_begin <= time) & (time < core.item_end))
-        room = float(max(1, core.capacity[time]))
+        live = np.flatnonzero((core.item_begin <= moment) & (moment < core.item_end))
+        room = float(max(1, core.capacity[moment]))
         self.model.addRow(
-            -np.inf, float(core.capacity[time]) / room, len(live), owner[live].astype(np.int32), core.item_usage[live].astype(float) / room
+            -np.inf,
+            float(core.capacity[moment]) / room,
+            len(live),
+            owner[live].astype(np.int32),
+            core.item_usage[live].astype(float) / room,
         )
-        self.times.add(time)
+        self.times.add(moment)
 
-    def _cut(self, time: int, picked: Ints | None) -> None:
+    def _cut(self, moment: int, picked: Ints | None) -> None:
         """The choices that together exceed the room at a time already in the model cannot all be made."""
         if picked is None:
             return
         flat = self.core.node_ptr[:-1] + picked
         owner = np.repeat(np.arange(len(self.core.costs)), np.diff(self.core.item_ptr))
-        live = owner[(self.core.item_begin <= time) & (time < self.core.item_end)]
+        live = owner[(self.core.item_begin <= moment) & (moment < self.core.item_end)]
         together = np.intersect1d(live, flat).astype(np.int32)
         self.model.addRow(-np.inf, len(together) - 1.0, len(together), together, np.ones(len(together)))
 

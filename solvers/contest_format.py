@@ -46,9 +46,10 @@ def _from_scan(data: bytes) -> Problem | None:
         return None
     costs, node_ptr = found["problem.nodes.costs"]
     item_ptr, items = interval_items(node_ptr, *found["problem.nodes.intervals"], *found["problem.nodes.usages"])
-    pairs, edges = found["problem.edges.nodes"], found["problem.edges.costs"]
+    pairs, pair_ptr = found["problem.edges.nodes"]
+    edge_costs, edge_ptr = found["problem.edges.costs"]
     name, limit = found.get("problem.name", ""), found.get("problem.usage_limit")
-    return assemble(name, node_ptr, costs, *pairs, *edges, item_ptr, items, limit)
+    return assemble(name, node_ptr, costs, pairs, pair_ptr, edge_costs, edge_ptr, item_ptr, items, limit)
 
 
 def _from_json(data: bytes) -> Problem:
@@ -95,7 +96,8 @@ def assemble(
     wrong = np.diff(pair_ptr) != 2
     if wrong.any():
         edge = int(np.argmax(wrong))
-        raise ProblemError(f"problem.edges.nodes[{edge}] has {int(np.diff(pair_ptr)[edge])} nodes, expected 2", "an edge is a pair of nodes")
+        text = f"problem.edges.nodes[{edge}] has {int(np.diff(pair_ptr)[edge])} nodes, expected 2"
+        raise ProblemError(text, "an edge is a pair of nodes")
     if len(edge_ptr) != len(pair_ptr):
         text = f"problem.edges.costs has {len(edge_ptr) - 1} lists for {len(pair_ptr) - 1} edges"
         raise ProblemError(text, "one list of costs an edge")

@@ -160,7 +160,7 @@ def weight(graph: Pairs, i: int, work: Desk) -> float:
     for place in range(work.near_ptr[i], work.near_ptr[i] + work.near_count[i]):
         j = work.near[place]
         total += np.log(graph.ptr[j + 1] - graph.ptr[j])
-    return total
+    return float(total)
 
 
 @kernel
@@ -177,7 +177,7 @@ def draw(graph: Pairs, i: int, work: Desk) -> int:
         j = work.near[place]
         point -= work.near_count[j] + 1.0
         if point < 0.0:
-            return j
+            return int(j)
     return i
 
 

@@ -41,7 +41,7 @@ def memory_times(problem: Problem) -> Ints:
 
 
 def _solve(record: Record, engine: str) -> None:
-    import pulp  # type: ignore[import-untyped]
+    import pulp
 
     problem = record.problem
     logging.getLogger("pulp").setLevel(logging.ERROR)
@@ -61,7 +61,9 @@ def _solve(record: Record, engine: str) -> None:
     _run(pulp, model, engine, record, x, scale)
 
 
-def _edge_rows(pulp: Any, model: Any, problem: Problem, edge: int, u: int, v: int, x: dict[int, Any], scale: float) -> list[tuple[Any, float]]:
+def _edge_rows(
+    pulp: Any, model: Any, problem: Problem, edge: int, u: int, v: int, x: dict[int, Any], scale: float
+) -> list[tuple[Any, float]]:
     first, second = range(*problem.node_ptr[u : u + 2]), range(*problem.node_ptr[v : v + 2])
     table = problem.edge_costs[problem.edge_ptr[edge] : problem.edge_ptr[edge + 1]].reshape(len(first), len(second))
     y = {

@@ -18,7 +18,7 @@ from solvers.problem import Ints, Problem, offsets
 
 
 class Memory(NamedTuple):
-    """Choice c uses ``usage`` at the times ``begin <= t < end`` for its items ``ptr[c]:ptr[c + 1]``; time t has room for ``capacity[t]``."""
+    """Choice c uses ``usage`` at ``begin <= t < end`` for its items ``ptr[c]:ptr[c + 1]``; time t has room for ``capacity[t]``."""
 
     ptr: Ints
     begin: Ints
@@ -66,7 +66,7 @@ def rebuild(net: Network, old: Memory, first_log: int) -> Memory:
     gather(net, old, root, map_at, maps, members, constant, largest, counts, sketch, True)
     capacity = old.capacity - np.cumsum(constant)[:horizon]
     if (capacity < 0).any():
-        net.count[INFEASIBLE] = 1
+        net.scalars[INFEASIBLE] = 1
         capacity = np.maximum(capacity, 0)
     ptr = offsets(counts)
     items = in_choice_order(net, members, root, ptr, sketch)
@@ -127,14 +127,14 @@ def drop(net: Network, bad: NDArray[np.uint8]) -> bool:
                 net.live_count[i] = kept
                 wake_around(net, i)
                 if kept == 0:
-                    net.count[INFEASIBLE] = 1
+                    net.scalars[INFEASIBLE] = 1
     return dropped
 
 
 @kernel
 def trace_sizes(net: Network, first_log: int, root: Ints) -> int:
     total = 0
-    for entry in range(net.count[LOG] - 1, first_log - 1, -1):
+    for entry in range(net.scalars[LOG] - 1, first_log - 1, -1):
         node, first = net.log[entry, 1], net.log[entry, 2]
         if net.log[entry, 0] == FIXED:
             root[node] = -1
@@ -158,7 +158,7 @@ def trace(net: Network, first_log: int, root: Ints, map_at: Ints, maps: Ints) ->
             for place in range(net.live_count[i]):
                 maps[used + place] = net.live[net.ptr[i] + place]
             used += net.live_count[i]
-    for entry in range(net.count[LOG] - 1, first_log - 1, -1):
+    for entry in range(net.scalars[LOG] - 1, first_log - 1, -1):
         kind, node, first, data = net.log[entry, 0], net.log[entry, 1], net.log[entry, 2], net.log[entry, 4]
         if kind == FIXED:
             root[node], map_at[node] = -1, net.log_data[data]

@@ -14,8 +14,8 @@ import numpy as np
 
 from solvers.local_search import Hints, LocalSearch
 from solvers.messages import FAR, Floats, Pairs, certify, pairs, priced
-from solvers.network import NEVER
 from solvers.neighbourhood import Items
+from solvers.network import NEVER
 from solvers.prices import Dual
 from solvers.record import Record
 from solvers.reduction import Core, reduce
@@ -118,7 +118,9 @@ class MessageSearch:
             for search in self.searches:
                 if search.closest is not None:
                     self.record.offer(self.core.expand(search.closest))
-        if not self.history or self.dual.bound > self.history[-1]:
+        if self.dual.bound >= FAR / 2:
+            self.record.infeasible = True  # some node's choices are all forbidden by its neighbours'
+        elif not self.history or self.dual.bound > self.history[-1]:
             self.record.prove(self.bound())
         if not self.stalled():
             self.history.append(self.dual.bound)

@@ -88,6 +88,8 @@ def send(belief: Floats, back: Floats, share: float, table: Floats, out: Floats)
     out[:] = FAR
     rows = table.reshape(len(belief), len(out))
     for x in range(len(belief)):
+        if belief[x] >= FAR / 2:
+            continue  # forbidden: the difference of two far costs would look cheap
         base = share * belief[x] - back[x]
         for y in range(len(out)):
             total = base + rows[x, y]
@@ -95,7 +97,7 @@ def send(belief: Floats, back: Floats, share: float, table: Floats, out: Floats)
     least = out.min()
     for y in range(len(out)):
         out[y] = min(out[y] - least, FAR)
-    return least
+    return float(least)
 
 
 @kernel
@@ -203,10 +205,14 @@ def certify(graph: Pairs, theta: Floats, messages: Floats) -> float:
             least = np.inf
             for x in range(size):
                 row = np.inf
+                if belief[x] >= FAR / 2:
+                    continue
                 for y in range(columns):
-                    row = min(row, graph.table[graph.at[e] + x * columns + y] - messages[graph.to_high[e] + y])
+                    cost = graph.table[graph.at[e] + x * columns + y]
+                    if cost < FAR / 2:
+                        row = min(row, cost - messages[graph.to_high[e] + y])
                 least = min(least, row + share * (belief[x] - lowest) - messages[graph.to_low[e] + x])
-            total += least
+            total += min(least, FAR)
     return total
 
 

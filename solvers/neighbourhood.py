@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solvers.compiled import kernel
 from solvers.elimination import Desk, sweep
@@ -103,7 +102,7 @@ def accept(graph: Pairs, items: Items, theta: Floats, costs: Floats, choices: In
     change = np.zeros(len(used) + 1, dtype=np.int64)
     total = 0.0
     for g in np.argsort(gain_priced):
-        if not (gain_true[g] < -1e-9 * abs(gain_true[g]) and gain_true[g] < 0.0 or gain_priced[g] < 0.0) or gain_true[g] >= FAR / 2:
+        if not ((gain_true[g] < -1e-9 * abs(gain_true[g]) and gain_true[g] < 0.0) or gain_priced[g] < 0.0) or gain_true[g] >= FAR / 2:
             continue
         first, last = len(used), 0
         for place in range(starts[g], starts[g + 1]):

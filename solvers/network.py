@@ -17,7 +17,7 @@ from solvers.problem import INFINITE, Ints, Problem
 NEVER = 2**62
 """Cost of what is forbidden; finite costs stay below it in sum."""
 
-# Places in Network.count.
+# Places in Network.scalars.
 CONSTANT, POOL, LOG, LOG_DATA, EDGE_HEAD, EDGE_TAIL, NODE_HEAD, NODE_TAIL, INFEASIBLE, UPPER, NEED, ERASED = range(12)
 # Kinds of entries in the log.
 FIXED, FOLLOWS, BY_PAIR = range(3)
@@ -47,15 +47,15 @@ class Network(NamedTuple):
     log: Ints  # [N, 5] kind, node, first, second, where its data begins
     log_data: Ints
     mark: Ints  # [N] scratch, -1
-    count: Ints  # scalars, by the names above
+    scalars: Ints  # by the names above
 
 
 def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
     """The problem as a Network in which everything waits to be looked at; answers that cost ``upper`` or more may be lost."""
     nodes, edges = problem.num_nodes, problem.num_edges
     sizes = np.diff(problem.node_ptr)
-    count = np.zeros(12, dtype=np.int64)
-    count[POOL], count[UPPER] = len(problem.edge_costs), upper
+    scalars = np.zeros(12, dtype=np.int64)
+    scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
     pool = np.empty(len(problem.edge_costs) * 5 // 4 + 4096, dtype=np.int64)
     pool[: len(problem.edge_costs)] = problem.edge_costs
     pool[: len(problem.edge_costs)][problem.edge_costs >= INFINITE] = NEVER
@@ -81,7 +81,7 @@ def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
         log=np.zeros((nodes, 5), dtype=np.int64),
         log_data=np.zeros(len(problem.costs) * 2 + 4096, dtype=np.int64),
         mark=np.full(nodes, -1, dtype=np.int64),
-        count=count,
+        scalars=scalars,
     )
     link(result)
     return result
@@ -89,7 +89,7 @@ def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
 
 def grown(net: Network) -> Network:
     """The same network with more room for tables and for the log."""
-    need = int(net.count[NEED])
+    need = int(net.scalars[NEED])
     pool = np.concatenate([net.pool, np.empty(need + len(net.pool) // 4, dtype=np.int64)])
     log_data = np.concatenate([net.log_data, np.empty(need + len(net.log_data), dtype=np.int64)])
     return net._replace(pool=pool, log_data=log_data)
@@ -98,7 +98,7 @@ def grown(net: Network) -> Network:
 def undo(net: Network, choices: Ints) -> Ints:
     """Choices of all nodes from those of the nodes still present (shape [N], original numbers)."""
     full = choices.copy()
-    replay(net.ptr, net.log[: net.count[LOG]], net.log_data, full)
+    replay(net.ptr, net.log[: net.scalars[LOG]], net.log_data, full)
     return full
 
 
@@ -152,7 +152,7 @@ def hang(net: Network, end: int, node: int) -> None:
 @kernel
 def far(net: Network, end: int) -> int:
     """The node at the other end."""
-    return net.eu[end >> 1] if end & 1 else net.ev[end >> 1]
+    return int(net.eu[end >> 1] if end & 1 else net.ev[end >> 1])
 
 
 @kernel
@@ -186,16 +186,16 @@ def unmark(net: Network, node: int) -> None:
 def wake_edge(net: Network, e: int) -> None:
     if net.edge_waits[e] == 0:
         net.edge_waits[e] = 1
-        net.edge_queue[net.count[EDGE_TAIL]] = e
-        net.count[EDGE_TAIL] = (net.count[EDGE_TAIL] + 1) % len(net.edge_queue)
+        net.edge_queue[net.scalars[EDGE_TAIL]] = e
+        net.scalars[EDGE_TAIL] = (net.scalars[EDGE_TAIL] + 1) % len(net.edge_queue)
 
 
 @kernel
 def wake_node(net: Network, node: int) -> None:
     if net.node_waits[node] == 0 and net.present[node]:
         net.node_waits[node] = 1
-        net.node_queue[net.count[NODE_TAIL]] = node
-        net.count[NODE_TAIL] = (net.count[NODE_TAIL] + 1) % len(net.node_queue)
+        net.node_queue[net.scalars[NODE_TAIL]] = node
+        net.scalars[NODE_TAIL] = (net.scalars[NODE_TAIL] + 1) % len(net.node_queue)
 
 
 @kernel
@@ -236,17 +236,17 @@ def drop_forbidden(net: Network, node: int) -> bool:
     least = NEVER
     for i in range(net.live_count[node]):
         k = net.live[begin + i]
-        if net.cost[begin + k] < net.count[UPPER] - net.count[CONSTANT] and net.cost[begin + k] < NEVER:
+        if net.cost[begin + k] < net.scalars[UPPER] - net.scalars[CONSTANT] and net.cost[begin + k] < NEVER:
             net.live[begin + kept] = k
             kept += 1
             least = min(least, net.cost[begin + k])
     changed = kept < net.live_count[node]
     net.live_count[node] = kept
     if kept == 0:
-        net.count[INFEASIBLE] = 1
+        net.scalars[INFEASIBLE] = 1
         return True
     if least > 0:
-        net.count[CONSTANT] += least
+        net.scalars[CONSTANT] += least
         for i in range(kept):
             net.cost[begin + net.live[begin + i]] -= least
-    return changed
+    return bool(changed)

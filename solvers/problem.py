@@ -175,7 +175,9 @@ def _check(problem: Problem) -> None:
     _demand(problem.costs >= 0, lambda c: f"{_place(problem, c)} has the negative cost {problem.costs[c]}", "costs are non-negative")
     pairs = problem.edges
     inside = (pairs.min(axis=1, initial=0) >= 0) & (pairs.max(axis=1, initial=0) < len(sizes))
-    _demand(inside, lambda e: f"edge {e} joins nodes {pairs[e, 0]} and {pairs[e, 1]}, but there are {len(sizes)} nodes", "count nodes from 0")
+    _demand(
+        inside, lambda e: f"edge {e} joins nodes {pairs[e, 0]} and {pairs[e, 1]}, but there are {len(sizes)} nodes", "count nodes from 0"
+    )
     _demand(pairs[:, 0] != pairs[:, 1], lambda e: f"edge {e} joins node {pairs[e, 0]} to itself", "add its diagonal to the node's costs")
     wanted, found = sizes[pairs[:, 0]] * sizes[pairs[:, 1]], np.diff(problem.edge_ptr)
     _demand(
@@ -188,8 +190,9 @@ def _check(problem: Problem) -> None:
         lambda c: f"edge {np.searchsorted(problem.edge_ptr, c, 'right') - 1} has the negative cost {problem.edge_costs[c]}",
         "costs are non-negative",
     )
-    _demand(problem.item_usage >= 0, lambda i: f"{_owner(problem, i)} has the negative usage {problem.item_usage[i]}", "usages are non-negative")
-    _demand(problem.item_begin >= 0, lambda i: f"{_owner(problem, i)} has a life that begins at {problem.item_begin[i]}", "times are non-negative")
+    usage, begin = problem.item_usage, problem.item_begin
+    _demand(usage >= 0, lambda i: f"{_owner(problem, i)} has the negative usage {usage[i]}", "usages are non-negative")
+    _demand(begin >= 0, lambda i: f"{_owner(problem, i)} has a life that begins at {begin[i]}", "times are non-negative")
     _check_sums(problem)
 
 

@@ -55,17 +55,17 @@ def propagate(net: Network) -> Network:
 @kernel
 def run_queues(net: Network) -> bool:
     """True when an array is too small for the next step, which then still waits."""
-    while net.count[INFEASIBLE] == 0:
-        if net.count[EDGE_HEAD] != net.count[EDGE_TAIL]:
-            e = net.edge_queue[net.count[EDGE_HEAD]]
-            net.count[EDGE_HEAD] = (net.count[EDGE_HEAD] + 1) % len(net.edge_queue)
+    while net.scalars[INFEASIBLE] == 0:
+        if net.scalars[EDGE_HEAD] != net.scalars[EDGE_TAIL]:
+            e = net.edge_queue[net.scalars[EDGE_HEAD]]
+            net.scalars[EDGE_HEAD] = (net.scalars[EDGE_HEAD] + 1) % len(net.edge_queue)
             net.edge_waits[e] = 0
             if net.edge_live[e] and revise(net, e):
                 wake_edge(net, e)
                 return True
-        elif net.count[NODE_HEAD] != net.count[NODE_TAIL]:
-            i = net.node_queue[net.count[NODE_HEAD]]
-            net.count[NODE_HEAD] = (net.count[NODE_HEAD] + 1) % len(net.node_queue)
+        elif net.scalars[NODE_HEAD] != net.scalars[NODE_TAIL]:
+            i = net.node_queue[net.scalars[NODE_HEAD]]
+            net.scalars[NODE_HEAD] = (net.scalars[NODE_HEAD] + 1) % len(net.node_queue)
             net.node_waits[i] = 0
             if net.present[i] and simplify(net, i):
                 wake_node(net, i)
@@ -80,10 +80,10 @@ def revise(net: Network, e: int) -> bool:
     """Arc consistency and minima of one edge; then drop it if nothing is left in its table, or merge along it."""
     u, v = net.eu[e], net.ev[e]
     lost_u, lost_v = forbid_and_support(net, e, u, v), False
-    if net.count[INFEASIBLE]:
+    if net.scalars[INFEASIBLE]:
         return False
     lost_v = forbid_and_support(net, e, v, u)
-    if net.count[INFEASIBLE]:
+    if net.scalars[INFEASIBLE]:
         return False
     moved_u = move_minima(net, e, u, v)
     moved_v = move_minima(net, e, v, u)
@@ -116,7 +116,7 @@ def forbid_and_support(net: Network, e: int, u: int, v: int) -> bool:
     kept = 0
     for i in range(net.live_count[u]):
         k = net.live[pu + i]
-        room = net.count[UPPER] - net.count[CONSTANT] - net.cost[pu + k]
+        room = net.scalars[UPPER] - net.scalars[CONSTANT] - net.cost[pu + k]
         supported = False
         for j in range(net.live_count[v]):
             m = net.live[pv + j]
@@ -132,8 +132,8 @@ def forbid_and_support(net: Network, e: int, u: int, v: int) -> bool:
     lost = kept < net.live_count[u]
     net.live_count[u] = kept
     if kept == 0:
-        net.count[INFEASIBLE] = 1
-    return lost
+        net.scalars[INFEASIBLE] = 1
+    return bool(lost)
 
 
 @kernel
@@ -184,12 +184,12 @@ def follows(net: Network, e: int, u: int, v: int) -> bool:
 @kernel
 def log_step(net: Network, kind: int, node: int, first: int, second: int, room: int) -> int:
     """Open a log entry; returns where its ``room`` numbers go."""
-    entry, at = net.count[LOG], net.count[LOG_DATA]
+    entry, at = net.scalars[LOG], net.scalars[LOG_DATA]
     net.log[entry, 0], net.log[entry, 1], net.log[entry, 2], net.log[entry, 3], net.log[entry, 4] = kind, node, first, second, at
-    net.count[LOG] += 1
-    net.count[LOG_DATA] += room
+    net.scalars[LOG] += 1
+    net.scalars[LOG_DATA] += room
     net.present[node] = 0
-    return at
+    return int(at)
 
 
 @kernel
@@ -202,8 +202,8 @@ def merge(net: Network, e: int, u: int, v: int) -> bool:
             w = far(net, end)
             need += size_v * (net.ptr[w + 1] - net.ptr[w])
         end = net.following[end]
-    if net.count[POOL] + need > len(net.pool) or net.count[LOG_DATA] + size_v > len(net.log_data):
-        net.count[NEED] = need + size_v
+    if net.scalars[POOL] + need > len(net.pool) or net.scalars[LOG_DATA] + size_v > len(net.log_data):
+        net.scalars[NEED] = need + size_v
         return True
     data = log_step(net, FOLLOWS, u, v, 0, size_v)
     su, sv = steps(net, e, u)
@@ -267,9 +267,9 @@ def rehang(net: Network, end: int, u: int, v: int, w: int, data: int) -> None:
     """Turn edge (u, w) into (v, w) with a new table."""
     e = end >> 1
     tu, tw = steps(net, e, u)
-    old, new = net.at[e], net.count[POOL]
+    old, new = net.at[e], net.scalars[POOL]
     size_v, size_w = net.ptr[v + 1] - net.ptr[v], net.ptr[w + 1] - net.ptr[w]
-    net.count[POOL] += size_v * size_w
+    net.scalars[POOL] += size_v * size_w
     if end & 1:
         net.ev[e] = v
     else:
@@ -289,11 +289,11 @@ def rehang(net: Network, end: int, u: int, v: int, w: int, data: int) -> None:
 @kernel
 def simplify(net: Network, i: int) -> bool:
     """Fix or eliminate node i if it can be. True when there is no room."""
-    if net.count[LOG_DATA] + 1 > len(net.log_data):
-        net.count[NEED] = 1
+    if net.scalars[LOG_DATA] + 1 > len(net.log_data):
+        net.scalars[NEED] = 1
         return True
     if drop_forbidden(net, i):
-        if net.count[INFEASIBLE]:
+        if net.scalars[INFEASIBLE]:
             return False
         wake_around(net, i)
     if net.live_count[i] == 1:
@@ -315,7 +315,7 @@ def simplify(net: Network, i: int) -> bool:
 @kernel
 def fix(net: Network, i: int, k: int) -> None:
     net.log_data[log_step(net, FIXED, i, 0, 0, 1)] = k
-    net.count[CONSTANT] += net.cost[net.ptr[i] + k]
+    net.scalars[CONSTANT] += net.cost[net.ptr[i] + k]
     end = net.head[i]
     while end >= 0:
         e = end >> 1
@@ -338,8 +338,8 @@ def eliminate_leaf(net: Network, i: int) -> bool:
         end = net.following[end]
     e, v = end >> 1, far(net, end)
     pi, pv = net.ptr[i], net.ptr[v]
-    if net.count[LOG_DATA] + net.ptr[v + 1] - pv > len(net.log_data):
-        net.count[NEED] = net.ptr[v + 1] - pv
+    if net.scalars[LOG_DATA] + net.ptr[v + 1] - pv > len(net.log_data):
+        net.scalars[NEED] = net.ptr[v + 1] - pv
         return True
     data = log_step(net, FOLLOWS, i, v, 0, net.ptr[v + 1] - pv)
     si, sv = steps(net, e, i)
@@ -372,14 +372,14 @@ def eliminate_between(net: Network, i: int) -> bool:
     pi, size_v, size_w = net.ptr[i], net.ptr[v + 1] - net.ptr[v], net.ptr[w + 1] - net.ptr[w]
     if net.live_count[v] * net.live_count[w] > LARGEST_TABLE:
         return False
-    if max(net.count[POOL] + size_v * size_w - len(net.pool), net.count[LOG_DATA] + size_v * size_w - len(net.log_data)) > 0:
-        net.count[NEED] = size_v * size_w
+    if max(net.scalars[POOL] + size_v * size_w - len(net.pool), net.scalars[LOG_DATA] + size_v * size_w - len(net.log_data)) > 0:
+        net.scalars[NEED] = size_v * size_w
         return True
     data = log_step(net, BY_PAIR, i, v, w, size_v * size_w)
     si, sv = steps(net, e, i)
     ti, tw = steps(net, f, i)
-    new = net.count[POOL]
-    net.count[POOL] += size_v * size_w
+    new = net.scalars[POOL]
+    net.scalars[POOL] += size_v * size_w
     row = np.empty(net.live_count[i], dtype=np.int64)
     for a in range(net.live_count[v]):
         m = net.live[net.ptr[v] + a]

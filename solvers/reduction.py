@@ -55,6 +55,12 @@ class Core:
         return len(self.edge_costs)
 
 
+def unreduced(problem: Problem) -> Core:
+    """The problem itself as a core: parallel edges added together, forbidden choices gone, nothing else done."""
+    items = memory(problem)
+    return _core(network(problem, heavy_nodes(problem.node_ptr, items), NEVER), items)
+
+
 def reduce(problem: Problem, upper: int = NEVER) -> Core:
     """The core of the problem, for answers that cost less than ``upper``."""
     items = memory(problem)
@@ -63,13 +69,13 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
     logged, removed = 0, 1
     for turn in range(MOST_ROUNDS):
         net = propagate(net)
-        if net.count[INFEASIBLE]:
+        if net.scalars[INFEASIBLE]:
             break
-        items, logged = rebuild(net, items, logged), int(net.count[LOG])
+        items, logged = rebuild(net, items, logged), int(net.scalars[LOG])
         net.heavy[:] = heavy_nodes(net.ptr, items)
         wake_light(net)
         dropped = drop_too_large(net, items)
-        if net.count[INFEASIBLE] or turn == MOST_ROUNDS - 1 or not (removed or dropped):
+        if net.scalars[INFEASIBLE] or turn == MOST_ROUNDS - 1 or not (removed or dropped):
             break
         removed = dominate(net, items, visits, MOST_VISITS)
     return _core(net, items)
@@ -84,7 +90,7 @@ def wake_light(net: Network) -> None:
 
 def _core(net: Network, items: Memory) -> Core:
     """What is present, numbered anew."""
-    infeasible = bool(net.count[INFEASIBLE])
+    infeasible = bool(net.scalars[INFEASIBLE])
     nodes = np.zeros(0, dtype=np.int64) if infeasible else np.flatnonzero(net.present)
     edges = np.zeros(0, dtype=np.int64) if infeasible else np.flatnonzero(net.edge_live)
     number = np.full(len(net.present), -1, dtype=np.int64)
@@ -123,7 +129,7 @@ def _core(net: Network, items: Memory) -> Core:
         item_end=items.end[picked],
         item_usage=items.usage[picked],
         capacity=items.capacity,
-        constant=int(net.count[CONSTANT]),
+        constant=int(net.scalars[CONSTANT]),
         infeasible=infeasible,
         expand=expand,
         restrict=restrict,

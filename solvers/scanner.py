@@ -87,7 +87,7 @@ def _blank(data: bytes, at: int) -> int:
 
 @kernel
 def scan_rows(text: NDArray[np.uint8], at: int, values: Ints, ptr: Ints) -> tuple[int, int, int]:
-    """Read ``[[1,2],[3]]`` from ``at``: fills values and row offsets; returns (end, number of values, number of rows), end -1 if unusual."""
+    """Read ``[[1,2],[3]]`` from ``at`` into values and row offsets; returns (end, values, rows), end -1 if unusual."""
     size, count, rows = len(text), 0, 0
     ptr[0] = 0
     depth = 0  # lists that are open

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solvers.compiled import kernel
-from solvers.messages import Floats, Pairs, collect
+from solvers.messages import FAR, Floats, Pairs, collect
 from solvers.network import NEVER
 from solvers.problem import INFINITE, Ints, Problem, offsets
 from solvers.reduction import Core
@@ -89,21 +90,23 @@ def fill_slacks(graph: Pairs, theta: Floats, messages: Floats, choice: Floats, p
         collect(graph, theta, messages, i, belief)
         lowest = belief.min()
         forward = graph.adj_ptr[i + 1] - graph.split[i]
-        if forward == 0:
-            for k in range(size):
+        for k in range(size):
+            if forward == 0 or belief[k] >= FAR / 2:
                 choice[begin + k] += belief[k] - lowest
         for place in range(graph.split[i], graph.adj_ptr[i + 1]):
             e = graph.adj[place]
             j = graph.high[e]
             other, wide = graph.ptr[j], graph.ptr[j + 1] - graph.ptr[j]
             least = np.inf
-            columns[:wide] = np.inf
+            columns[:wide] = FAR
             for x in range(size):
-                rows[x] = np.inf
+                rows[x] = FAR
                 paid = (belief[x] - lowest) / forward - messages[graph.to_low[e] + x]
                 for y in range(wide):
                     at = graph.at[e] + x * wide + y
                     pair[at] = graph.table[at] - messages[graph.to_high[e] + y] + paid
+                    if graph.table[at] >= FAR / 2 or belief[x] >= FAR / 2:
+                        pair[at] = FAR
                     rows[x] = min(rows[x], pair[at])
                     columns[y] = min(columns[y], pair[at])
                 least = min(least, rows[x])
@@ -113,7 +116,8 @@ def fill_slacks(graph: Pairs, theta: Floats, messages: Floats, choice: Floats, p
                 choice[other + y] += columns[y] - least
             for x in range(size):
                 for y in range(wide):
-                    pair[graph.at[e] + x * wide + y] += least - rows[x] - columns[y]
+                    if pair[graph.at[e] + x * wide + y] < FAR / 2:
+                        pair[graph.at[e] + x * wide + y] += least - rows[x] - columns[y]
     for e in range(len(graph.low)):
         u, v = graph.ptr[graph.low[e]], graph.ptr[graph.high[e]]
         size, wide = graph.ptr[graph.low[e] + 1] - u, graph.ptr[graph.high[e] + 1] - v
@@ -123,7 +127,7 @@ def fill_slacks(graph: Pairs, theta: Floats, messages: Floats, choice: Floats, p
 
 
 @kernel
-def cut_tables(graph: Pairs, mask: Ints, pair: Floats, room: float, edge_ptr: Ints, tables: Ints) -> None:
+def cut_tables(graph: Pairs, mask: NDArray[np.bool_], pair: Floats, room: float, edge_ptr: Ints, tables: Ints) -> None:
     """The tables of kept choices, pairs without room forbidden."""
     for e in range(len(graph.low)):
         u, v = graph.ptr[graph.low[e]], graph.ptr[graph.high[e]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +14,7 @@ from solvers.array_program import solve_array_program
 from solvers.automatic import solve_automatic
 from solvers.integer_program import solve_cbc, solve_highs
 from solvers.message_search import solve_messages
-from solvers.problem import Problem
+from solvers.problem import INFINITE, Problem
 from solvers.record import Progress, Record
 from solvers.solution import Solution
 
@@ -25,6 +26,12 @@ METHODS: Final[dict[str, Callable[[Record], None]]] = {
     "pulp-cbc": solve_cbc,
 }
 """Every method by name: it reads ``record.problem`` and tells the record what it finds and proves."""
+
+
+LEAN_SECONDS = 2.0
+"""Time to look for a feasible limit where the given one was not met, at least."""
+FINEST = 2**40
+"""Memory over time is counted in shares of about this."""
 
 
 def solve(
@@ -50,6 +57,28 @@ def solve(
         record.offer(np.asarray(start))
     try:
         METHODS[method](record)
+        find_smallest_limit(record)
     except KeyboardInterrupt:
         record.message = "interrupted; this is the best so far"
     return record.solution(method)
+
+
+def find_smallest_limit(record: Record) -> None:
+    """Where no answer respects the limit: choices of little memory over time, whose peak is a limit known to be feasible."""
+    problem = record.problem
+    if record.objective is not None or problem.limit is None:
+        return
+    life = np.maximum(problem.item_end - problem.item_begin, 0).astype(np.float64)
+    area = np.concatenate([[0.0], np.cumsum(problem.item_usage * life)])[problem.item_ptr]
+    coarse = np.ceil(np.diff(area) * (FINEST / max(float(area[-1]), 1.0))).astype(np.int64)
+    lean = dataclasses.replace(
+        problem,
+        costs=np.where(problem.costs >= INFINITE, INFINITE, coarse),
+        edge_costs=np.where(problem.edge_costs >= INFINITE, INFINITE, 0),
+        limit=None,
+    )
+    now = time.perf_counter()
+    relaxed = Record(lean, now, now + max(LEAN_SECONDS, 0.1 * record.seconds_left), gap=0.01, seed=record.seed)
+    METHODS["auto"](relaxed)
+    if relaxed.choices is not None:
+        record.offer(relaxed.choices)

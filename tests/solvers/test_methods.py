@@ -1,0 +1,114 @@
+"""One list of problems, every method: agreement with brute force, or soundness where a method proves less."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from solvers import METHODS, Problem, Status, evaluate, solve
+from tests.solvers.problems import brute_force, random_problem
+
+EXACT = {"auto": 1200, "highs": 1200, "pulp-highs": 700, "pulp-cbc": 120}
+"""Exact methods and the number of random problems for each: together thousands."""
+
+
+def test_every_method_is_tested():
+    assert {*EXACT, "messages"} == set(METHODS)
+
+
+@pytest.mark.parametrize(("method", "count"), EXACT.items(), ids=list(EXACT))
+def test_brute_force_agrees(method, count):
+    seen = set()
+    for seed in range(count):
+        problem = random_problem(seed)
+        best, found = brute_force(problem), solve(problem, time_limit=30.0, method=method)
+        seen.add(found.status)
+        if best is None:
+            assert (found.status, found.choices) == (Status.INFEASIBLE, None), seed
+        else:
+            assert (found.status, found.objective, found.bound) == (Status.OPTIMAL, best, best), seed
+            assert evaluate(problem, found.choices) == (best, found.peak_usage, True), seed
+    assert seen == {Status.INFEASIBLE, Status.OPTIMAL}
+
+
+def test_messages_claim_no_more_than_is_true():
+    optimal = 0
+    for seed in range(150):
+        problem = random_problem(seed, most_nodes=5)
+        best, found = brute_force(problem), solve(problem, time_limit=0.05, method="messages")
+        if best is None:
+            assert found.choices is None and found.status in {Status.INFEASIBLE, Status.UNKNOWN}, seed
+            continue
+        assert found.bound <= best, seed
+        assert found.status != Status.INFEASIBLE, seed
+        if found.choices is not None:
+            assert found.objective >= best, seed
+            assert evaluate(problem, found.choices) == (found.objective, found.peak_usage, True), seed
+        if found.status == Status.OPTIMAL:
+            optimal += 1
+            assert found.objective == best, seed
+    assert optimal > 40
+
+
+@pytest.mark.parametrize("method", ["auto", "highs", "pulp-highs", "pulp-cbc", "messages"])
+@pytest.mark.parametrize(
+    ("problem", "cost"),
+    [
+        pytest.param(Problem.build([[7]]), 7, id="one node, one choice"),
+        pytest.param(Problem.build([[3, 1], [2, 5]]), 3, id="isolated nodes"),
+        pytest.param(Problem.build([[0, 0], [0, 0]], [(0, 1, [[0, 0], [0, 0]])]), 0, id="cost 0"),
+        pytest.param(Problem.build([[0, 0], [0, 0]], [(0, 1, [[5, 1], [1, 5]]), (1, 0, [[0, 9], [2, 0]])]), 3, id="parallel edges, turned"),
+        pytest.param(Problem.build([[1, 9]], items=[[[(0, 0, 99)], []]], limit=5), 1, id="a life of no length"),
+        pytest.param(Problem.build([[1, 9]], items=[[[(4, 2, 99)], []]], limit=5), 1, id="a life that ends before it begins"),
+        pytest.param(Problem.build([[1, 9]], items=[[[(0, 3, 3), (2, 5, 3)], [(0, 5, 5)]]], limit=5), 9, id="items of one choice overlap"),
+        pytest.param(Problem.build([[1, 9]] * 2, items=[[[(0, 3, 3)], []], [[(3, 5, 3)], []]], limit=3), 2, id="one after the other"),
+        pytest.param(Problem.build([[10**18, 4]], [], [[[], [(0, 1, 1)]]], limit=1), 4, id="a forbidden choice"),
+    ],
+)
+def test_small_cases(method, problem, cost):
+    found = solve(problem, time_limit=5.0, method=method)
+    assert (found.status, found.objective, found.bound, found.gap) == (Status.OPTIMAL, cost, cost, 0.0)
+
+
+@pytest.mark.parametrize("method", ["auto", "highs", "pulp-highs", "pulp-cbc"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(Problem.build([[10**18]]), id="one forbidden choice"),
+        pytest.param(Problem.build([[1], [1]], [(0, 1, [[10**17]])]), id="a forbidden pair"),
+        pytest.param(Problem.build([[1, 1]], items=[[[(0, 1, 6)], [(0, 2, 7)]]], limit=5), id="too little memory"),
+        pytest.param(Problem.build([[1]], limit=-1), id="a negative limit"),
+    ],
+)
+def test_infeasible_is_proved(method, problem):
+    found = solve(problem, time_limit=5.0, method=method)
+    assert (found.status, found.choices, found.objective) == (Status.INFEASIBLE, None, None)
+
+
+def test_smallest_known_limit_is_told_when_infeasible():
+    problem = Problem.build([[1, 1]], items=[[[(0, 1, 6)], [(0, 2, 7)]]], limit=5)
+    found = solve(problem)
+    assert found.smallest_limit is not None
+    assert "limit" in found.message and str(found.smallest_limit) in found.message
+    again = solve(dataclasses.replace(problem, limit=found.smallest_limit))
+    assert again.status == Status.OPTIMAL
+
+
+def test_costs_near_the_range_stay_exact():
+    big = 2**60
+    problem = Problem.build([[10**16, 10**16 + 1], [10**16, 10**16]], [(0, 1, [[10**16, 10**16], [10**16 - 1, 10**16]])])
+    assert brute_force(problem) == 3 * 10**16
+    found = solve(problem)
+    assert found.objective == 3 * 10**16 and found.bound <= 3 * 10**16 < big
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_more_memory_never_costs_more(seed):
+    problem = random_problem(seed + 5000)
+    costs = []
+    for limit in (5, 15, 30, None):
+        found = solve(dataclasses.replace(problem, limit=limit))
+        costs.append(np.inf if found.objective is None else found.objective)
+    assert costs == sorted(costs, reverse=True)

@@ -1,0 +1,202 @@
+"""What ``solve`` promises around the methods: anytime, deterministic, interruptible, warm starts, imports, plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from solvers import Problem, Status, evaluate, solve
+from solvers.layered import layered
+from tests.solvers.problems import random_problem, shared_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _python(code: str, **environment: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_layered_problems_are_solved_to_optimality_like_the_reference():
+    for seed in range(3):
+        problem = layered(2, 5, 5, seed=seed)
+        reference, found = solve(problem, method="pulp-highs"), solve(problem)
+        assert reference.status == found.status == Status.OPTIMAL
+        assert reference.objective == found.objective
+
+
+def test_a_layered_problem_of_equal_layers_is_proved_optimal():
+    found = solve(layered(4, 10, 12))
+    assert found.status == Status.OPTIMAL
+    assert found.gap <= 1e-6 and found.bound <= found.objective
+
+
+def test_the_limit_of_layered_problems_matters():
+    free = solve(dataclasses.replace(layered(2, 5, 5), limit=None))
+    assert solve(layered(2, 5, 5)).objective > free.objective
+
+
+def test_progress_only_improves_and_a_gap_stops_the_search():
+    told = []
+    found = solve(layered(6, 20, 20), gap=0.05, progress=lambda *news: told.append(news))
+    assert found.gap <= 0.05
+    costs = [cost for cost, *_ in told if cost is not None]
+    bounds = [bound for _, bound, *_ in told]
+    assert costs == sorted(costs, reverse=True) and bounds == sorted(bounds)
+    assert costs[-1] == found.objective
+
+
+def test_ctrl_c_returns_the_best_so_far():
+    def press(cost, bound, gap, seconds):
+        if cost is not None and bound > 0:
+            raise KeyboardInterrupt
+
+    problem = layered(6, 20, 20)
+    found = solve(problem, progress=press)
+    assert found.status == Status.FEASIBLE and "interrupted" in found.message
+    assert evaluate(problem, found.choices) == (found.objective, found.peak_usage, True)
+    assert 0 < found.bound <= found.objective
+
+
+def test_the_same_seed_gives_the_same_answer():
+    problem = layered(6, 20, 20, seed=5)
+    runs = [solve(problem, gap=0.02, seed=seed) for seed in (1, 1)]
+    assert runs[0].choices.tolist() == runs[1].choices.tolist()
+    assert (runs[0].objective, runs[0].bound) == (runs[1].objective, runs[1].bound)
+
+
+def test_a_start_is_kept_when_nothing_better_is_found_in_time():
+    problem = dataclasses.replace(layered(6, 20, 20), limit=None)
+    start = np.zeros(problem.num_nodes, dtype=np.int64)
+    found = solve(problem, time_limit=0.0, start=start)
+    assert found.objective <= evaluate(problem, start)[0]
+    wrong = solve(random_problem(3), start=np.zeros(random_problem(3).num_nodes, dtype=np.int64))
+    assert wrong.status in {Status.OPTIMAL, Status.INFEASIBLE}
+
+
+def test_no_time_at_all_is_an_honest_unknown_or_an_answer():
+    found = solve(layered(6, 20, 20), time_limit=0.0)
+    assert found.status in {Status.UNKNOWN, Status.FEASIBLE}
+    assert found.choices is not None or found.message
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(ValueError, match="no method 'magic'\nhint: one of auto"):
+        solve(random_problem(0), method="magic")
+
+
+def test_import_is_light_and_never_torch():
+    code = "import solvers, sys; print([m for m in ('pulp', 'highspy', 'numba', 'networkx', 'torch', 'numpy') if m in sys.modules])"
+    assert _python(code).strip() == "[]"
+    code = "import solvers, sys; solvers.solve(solvers.Problem.build([[2, 1]])); print('torch' in sys.modules, 'autopar' in sys.modules)"
+    assert _python(code).strip() == "False False"
+
+
+AGREE = """
+from solvers import solve
+from solvers.layered import layered
+from tests.solvers.problems import random_problem
+print([(s.status.value, s.objective) for s in map(solve, map(random_problem, range(60)))], solve(layered(3, 8, 8)).objective)
+"""
+
+
+def test_without_compiled_code_the_answers_are_the_same():
+    assert _python(AGREE, NUMBA_DISABLE_JIT="1") == _python(AGREE)
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
+    """Where numba finds no folder for its machine code, kernels are compiled in memory."""
+    code = "import solvers.compiled as c, numba; c.numba = numba\n"
+    code += "from numba.core import caching; caching.CacheImpl._locator_classes = []\n"
+    code += "k = c.kernel(lambda x: x + 1)\nprint(k(2))"
+    assert _python(code).strip() == "3"
+
+
+@pytest.mark.parametrize("name", ["B", "G"])
+def test_real_instances_are_proved_optimal(name):
+    best = {"B": 532843, "G": 217039}[name]
+    found = solve(Problem.load(shared_folder() / "iopddl" / f"asplos-2025-iopddl-{name}.json.gz"))
+    assert (found.status, found.objective, found.bound) == (Status.OPTIMAL, best, best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "best"), [("A", 6548553650), ("P", 651833115436)])
+def test_large_real_instances_are_proved_optimal(name, best):
+    found = solve(Problem.load(shared_folder() / "iopddl" / f"asplos-2025-iopddl-{name}.json.gz"), time_limit=120)
+    assert (found.status, found.objective) == (Status.OPTIMAL, best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["K", "M", "S", "U"])
+def test_the_largest_instances_beat_the_published_bounds_of_the_prototype(name):
+    worst, published, lowest = {
+        "K": (0.075, 2274276676, 2065623588), "M": (0.005, 49928460991, 49407421919),
+        "S": (0.01, 1534613444, 1511240135), "U": (0.075, 2569342178, 2018900000),
+    }[name]  # fmt: skip
+    problem = Problem.load(shared_folder() / "iopddl" / f"asplos-2025-iopddl-{name}.json.gz")
+    found = solve(problem, time_limit=240, gap=worst)
+    assert evaluate(problem, found.choices) == (found.objective, found.peak_usage, True)
+    assert lowest <= found.objective <= 1.02 * published
+    assert found.bound <= found.objective
+
+
+@pytest.mark.slow
+def test_a_large_layered_problem_reaches_a_percent():
+    found = solve(layered(32, 60, 35), time_limit=240, gap=0.01)
+    assert found.gap <= 0.01
+
+
+def test_command_writes_the_solution_file(tmp_path):
+    file = tmp_path / "p.json"
+    problem = random_problem(7)
+    problem.save(file)
+    expected = solve(problem)
+    code = f"""
+import sys
+from autopar.cli.main import main
+status = main(["solve", {str(file)!r}, "-o", {str(tmp_path / "s.json")!r}, "--json"])
+assert "torch" not in sys.modules
+sys.exit(status)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    written = json.loads((tmp_path / "s.json").read_text())
+    assert json.loads(done.stdout) == written
+    assert written["schema"] == "autopar.solution/1"
+    assert (written["objective"], written["status"]) == (expected.objective, "optimal")
+    assert evaluate(problem, np.array(written["solution"])) == (written["objective"], written["peak_usage"], True)
+    assert set(written) == {"schema", "solution", "objective", "bound", "gap", "status", "solve_seconds", "peak_usage"}
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "status", "words"),
+    [
+        pytest.param("{", [], 3, "not valid JSON", id="broken file"),
+        pytest.param(None, [], 3, "cannot read", id="no file"),
+        pytest.param(Problem.build([[1]], items=[[[(0, 1, 9)]]], limit=5), [], 1, "usage_limit 9", id="infeasible"),
+        pytest.param(Problem.build([[1]]), ["--method", "magic"], 2, "no method 'magic'", id="unknown method"),
+        pytest.param(Problem.build([[1]]), ["--time-limit", "0"], 2, "more than 0", id="no time"),
+        pytest.param(Problem.build([[1]]), ["-o", "/nosuch/folder/s.json"], 2, "folder does not exist", id="no folder"),
+    ],
+)
+def test_command_errors(tmp_path, capsys, text, arguments, status, words):
+    from autopar.cli.main import main
+
+    file = tmp_path / "p.json"
+    if isinstance(text, Problem):
+        text.save(file)
+    elif text is not None:
+        file.write_text(text)
+    output = [] if "-o" in arguments else ["-o", str(tmp_path / "s.json")]
+    assert main(["solve", str(file), *arguments, *output]) == status
+    said = capsys.readouterr()
+    assert words in said.err and "hint: " in said.err and "Traceback" not in said.err
+    assert said.out == "" and not (tmp_path / "s.json").exists()
