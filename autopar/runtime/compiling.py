@@ -20,7 +20,7 @@ from autopar.runtime.calls import Signature, is_leaf
 from autopar.runtime.emission import emit
 from autopar.runtime.execution import bind, groups_needed
 from autopar.runtime.module import Inputs, ShardedModule, Step, check_gradient_specs
-from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_tensors, shard_weights
+from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from cost_models import Hardware, Machine, Mesh
 
 if TYPE_CHECKING:
@@ -119,6 +119,10 @@ def compile_program(
     sharded, empty = shard_weights(model, specs, place)
     initialise(model, sharded, empty, init, seed, place)
     still = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
+    for item in graph.of_kind("constant"):
+        if has_no_values(constants[item.name]):
+            hint = "register it as a buffer and pass init=, or build the model with real values for it"
+            raise UsageError(f"the model's tensor {item.name} is on meta and is neither a parameter nor a buffer", hint)
     own_constants = {
         item.tensor: place.own_part(constants[item.name], program.specs[item.tensor]) for item in graph.of_kind("constant")
     }  # fmt: skip

@@ -38,6 +38,10 @@ def with_values(model: nn.Module, seed: int) -> nn.Module:
             direct = [tensor for tensor in (*original._parameters.values(), *original._buffers.values()) if tensor is not None]
             if hasattr(module, "reset_parameters") and direct and all(has_no_values(tensor) for tensor in direct):
                 module.reset_parameters()
+        for module in copied.modules():
+            for name, value in list(vars(module).items()):
+                if isinstance(value, torch.Tensor) and has_no_values(value):
+                    vars(module)[name] = _filled(name, value)
     return copied
 
 

@@ -86,6 +86,8 @@ class Executable:
         self._run(self.forward_end, len(self.steps), values, observed)
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
+    @torch.autocast("cuda", enabled=False)
     def _run(self, start: int, stop: int, values: dict[str, Locals], observed: list[Observed] | None) -> None:
         for index in range(start, stop):
             step = self.steps[index]

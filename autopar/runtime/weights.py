@@ -109,7 +109,7 @@ def initialise(
 
     With ``init``, the whole model is made once on the device and handed to it. Without, each submodule that has
     ``reset_parameters`` is made alone, so that at most one submodule is whole at a time; what no such method covers stays empty
-    until a state dict is loaded. All ranks draw from one seed, so they agree.
+    until a state dict is loaded. All ranks draw from one seed, so they agree. What an initialiser leaves untouched stays empty too.
     """
     whole_device = place.device
     with torch.random.fork_rng(devices=[whole_device] if whole_device.type == "cuda" else []):
@@ -130,6 +130,8 @@ def _fill(module: nn.Module, model: nn.Module, init: Initialise, found: Mapping[
     for _, _, _, tensor in own_tensors(module):
         if id(tensor) not in whole:
             values = torch.empty(tensor.shape, dtype=tensor.dtype, device=place.device)
+            if values.is_floating_point():
+                values.fill_(float("nan"))
             if not has_no_values(tensor):
                 values.copy_(tensor.detach())
             whole[id(tensor)] = nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
@@ -137,7 +139,8 @@ def _fill(module: nn.Module, model: nn.Module, init: Initialise, found: Mapping[
     init(copied)
     after = {name: tensor for name, _, _, tensor in own_tensors(copied)}
     for name, _, _, tensor in own_tensors(module):
-        if id(tensor) in empty:
+        untouched = after[name].is_floating_point() and bool(after[name].isnan().all())
+        if id(tensor) in empty and not untouched:
             sharded = found[id(tensor)]
             assert isinstance(sharded, DTensor)
             spec = from_placements(sharded.placements, sharded.dim(), place.mesh.sizes)

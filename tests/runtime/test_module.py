@@ -360,3 +360,47 @@ def test_graphs_do_what_the_interpreter_does(execute: str) -> None:
     for found, as_planned, whole in on_ranks(run, mesh="2", seed=1, execute=execute):
         assert found == pytest.approx(wanted, rel=1e-9)
         assert as_planned and whole == set()
+
+
+class WithLogits(Net):
+    """Returns the loss and what it came from."""
+
+    def forward(self, x: Tensor, wanted: Tensor) -> dict[str, Tensor]:
+        logits = super().forward(x)
+        return {"loss": (logits - wanted).square().mean(), "logits": logits}
+
+
+def test_a_loss_among_other_outputs() -> None:
+    torch.manual_seed(0)
+    made = example(WithLogits(), (X, Y), "train")
+
+    def run(module: ShardedModule) -> tuple[float, bool, Tensor, Tensor]:
+        result = module(X, wanted=Y)
+        result.loss.backward()
+        return result["loss"].item(), result.logits.requires_grad, _whole(result.logits).detach(), module.down.weight.grad.full_tensor()
+
+    for value, differentiable, logits, gradient in on_ranks(run, made=made, seed=3):
+        assert value == pytest.approx(made.single.losses[0]) and not differentiable
+        assert torch.allclose(logits, made.single.outputs["logits"]) and torch.allclose(gradient, made.single.gradients["down.weight"])
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    def run(module: ShardedModule) -> float:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return module(X, Y).item()
+
+    assert on_ranks(run, mesh="2") == [pytest.approx(net().single.losses[0], rel=1e-12)] * 2
+
+
+def test_an_init_that_forgets_a_weight_is_noticed() -> None:
+    def init(model: nn.Module) -> None:
+        nn.init.ones_(model.up.weight)
+
+    def run(module: ShardedModule) -> str:
+        try:
+            module(X, Y)
+        except UsageError as error:
+            return str(error)
+        return "no error"
+
+    assert all("no values yet: again.bias, down.weight, up.bias" in found for found in on_ranks(run, made=meta_net(), init=init, mesh="2"))
