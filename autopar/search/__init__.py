@@ -27,6 +27,10 @@ from solvers import Problem, Solution, Status, solve
 
 PROOF = 1e-6
 """A plan is called optimal when its gap is at most this."""
+CLOSE = 2e-3
+"""The gap at which a large problem stops: the last tenths of a percent would cost more time than all before."""
+LARGE = 1_000_000
+"""Edge entries from which a problem is large."""
 TIGHTENINGS = 8
 
 Progress = Callable[[float, float, float, float], None]
@@ -81,12 +85,15 @@ def find_plan(
     optimizer: str = "adamw",
     constraints: Mapping[str, str] | None = None,
     time_limit: float = 60.0,
-    gap: float = PROOF,
+    gap: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     baselines: bool = True,
 ) -> Found:
     """The cheapest program of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
+
+    Args:
+        gap: proved gap at which the solver stops before ``time_limit`` seconds; ``PROOF``, or ``CLOSE`` for a large problem, when not given.
 
     Raises:
         UsageError: a pin that names nothing or is illegal.
@@ -103,6 +110,8 @@ def find_plan(
     clock.lap("price")
     problem, unit = model.problem(limit)
     clock.lap("model")
+    if gap is None:
+        gap = CLOSE if len(problem.edge_costs) > LARGE else PROOF
     rivals = {name: _price(program, space.optimizer, limit) for name, program in find_baselines(space).items()} if baselines else {}
     clock.lap("baselines")
     rival = min((rival for rival in rivals.values() if rival.feasible), key=lambda rival: rival.seconds, default=None)
