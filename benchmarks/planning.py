@@ -1,6 +1,7 @@
 """How long does planning take, and how large do the problems get?
 
-One child process a case, so that peak memory is the case's own. Times are CPU seconds of all threads and children.
+One child process a case, so that peak memory is the case's own (``-P``, since this folder holds files named as packages).
+Times are CPU seconds of all threads and children.
 
     python benchmarks/planning.py [--json FILE] [--cases small|depth|width|mesh|large|all]
 """
@@ -48,7 +49,7 @@ def measure(target: str, mesh: str, memory: str, mode: str, time_limit: float) -
     from autopar.cli.target import load_target
 
     lap("import")
-    found = load_target(target, mode)
+    found = load_target(target, mode, device="meta")
     graph = autopar.capture(found.model, found.args, found.kwargs, mode=mode, loss=found.loss, loss_args=found.loss_args)
     lap("capture")
     from cost_models import Machine, Mesh, load_hardware
@@ -90,7 +91,7 @@ def main() -> None:
     )
     print(head)
     for case in chosen:
-        command = [sys.executable, __file__, "--time-limit", str(arguments.time_limit), "--one", *case]
+        command = [sys.executable, "-P", __file__, "--time-limit", str(arguments.time_limit), "--one", *case]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"{case[0]} {case[1]}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")

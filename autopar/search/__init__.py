@@ -93,7 +93,7 @@ def find_plan(
     """The cheapest program of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
     Args:
-        gap: proved gap at which the solver stops before ``time_limit`` seconds; ``PROOF``, or ``CLOSE`` for a large problem, when not given.
+        gap: proved gap at which the solver stops before ``time_limit`` seconds; when not given ``PROOF``, or ``CLOSE`` for a large problem.
 
     Raises:
         UsageError: a pin that names nothing or is illegal.
