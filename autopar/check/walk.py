@@ -1,8 +1,4 @@
-"""Recomputes a plan's legality, cost and peak memory from the plan alone, and says where it differs.
-
-Shares no code with the search, the solvers, the program or the recording of plans: what is wrong there must not be wrong here as well.
-It stands on the rules, the reshard planner and the cost model, which are tested against the real operators and real collectives.
-"""
+"""One pass over a plan in execution order: what is made, read and moved, in which specs, by which strategies."""
 
 from __future__ import annotations
 
@@ -12,62 +8,18 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
+from autopar.check.differences import Difference, close
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
-from autopar.plan import CollectivePlan, OpPlan, ParameterSpec, Plan, ReshardPlan, TensorSpec
+from autopar.plan import CollectivePlan, OpPlan, Plan, ReshardPlan, TensorSpec
 from autopar.reshard import Reshard, find_reshard
 from autopar.rules import ShardingRule, find_rule, flops, is_alias, strategies
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
-from autopar.timeline import instructions, makespan, plan_tasks
-from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh, optimizer_bytes
-
-TOLERANCE = 1e-6
-"""Relative difference allowed between seconds in the file and seconds recomputed: the order of a sum may differ."""
+from autopar.timeline import instructions
+from cost_models import Machine
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One place where the plan is not what it says: ``where`` in the file, and ``what`` is wrong."""
-
-    where: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
-
-
-def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
-    """Every difference between what ``plan`` says and what follows from it; empty when it holds.
-
-    Args:
-        plan: as read from the file.
-        graph: the model captured again, to compare its hash with the plan's.
-
-    Raises:
-        FileError: a plan whose hardware cannot be read.
-    """
-    found: list[Difference] = []
-    if graph is not None and graph.sha256 != plan.model.graph_sha256:
-        found.append(
-            Difference("model.graph_sha256", f"{plan.model.graph_sha256[:12]}... in the plan, {graph.sha256[:12]}... for the target")
-        )
-    try:
-        hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
-        machine = Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
-    except CostModelError as error:
-        raise FileError(error.message, error.hint) from error
-    assert plan.created_by.cost_model in COST_MODELS
-    if plan.model.optimizer not in OPTIMIZERS:
-        found.append(Difference("model.optimizer", f"unknown optimizer {plan.model.optimizer!r}"))
-        return tuple(found)
-    walk = _Walk(plan, machine)
-    found += walk.run()
-    if not walk.broken:
-        found += _totals(walk)
-    return tuple(found)
-
-
-class _Expected(NamedTuple):
+class Expected(NamedTuple):
     """A collective as it follows from the specs; the fields of ``CollectivePlan``."""
 
     kind: str
@@ -83,9 +35,9 @@ class _Expected(NamedTuple):
     seconds: float
 
     @staticmethod
-    def of(row: CollectivePlan) -> _Expected:
+    def of(row: CollectivePlan) -> Expected:
         """A row of the plan."""
-        return _Expected(
+        return Expected(
             row.kind, row.axes, row.phase, row.tensor, row.value, row.from_spec, row.to_spec, row.before, row.bytes,
             row.received_bytes_per_rank, row.seconds,
         )  # fmt: skip
@@ -96,7 +48,7 @@ class _Expected(NamedTuple):
 
 
 @dataclass
-class _Walk:
+class Walk:
     """One pass over the plan in execution order, with what it learns on the way.
 
     Args:
@@ -116,7 +68,7 @@ class _Walk:
     tensor_of: dict[str, str] = field(default_factory=dict)
     storage: dict[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
-    collectives: list[_Expected] = field(default_factory=list)
+    collectives: list[Expected] = field(default_factory=list)
     made: dict[str, int] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
     extra: dict[int, int] = field(default_factory=dict)
@@ -206,7 +158,7 @@ class _Walk:
             yield strategy
             return
         seconds = 0.0 if is_alias(op) else self._roofline(row, op, strategy)
-        if not _close(row.seconds, seconds):
+        if not close(row.seconds, seconds):
             yield Difference(f"{where}.seconds", f"{row.seconds:.6g} in the plan, {seconds:.6g} recomputed")
         self.compute += seconds
         self.collectives += [self._inside(row, inner) for inner in strategy.inner]
@@ -259,7 +211,7 @@ class _Walk:
         return self._rules[rule]
 
     def _roofline(self, row: OpPlan, op: Op, strategy: Strategy) -> float:
-        moved = sum(_bytes(self.tensors[e.tensor], ShardingSpec.parse(e.spec), self.plan.sizes) for e in (*row.inputs, *row.outputs))
+        moved = sum(local_bytes(self.tensors[e.tensor], ShardingSpec.parse(e.spec), self.plan.sizes) for e in (*row.inputs, *row.outputs))
         return self.machine.compute_seconds(flops(op, self.tensors) / strategy.parts, moved, (row.inputs or row.outputs)[0].dtype)
 
     def _reshard(self, index: int, row: ReshardPlan) -> Iterator[Difference]:
@@ -296,10 +248,10 @@ class _Walk:
                 counts = (round(step.full_bytes), round(step.received_bytes_per_rank))
                 specs = (row.from_spec, row.to_spec)
                 self.collectives.append(
-                    _Expected(step.kind, axes, row.phase, row.tensor, row.value, *specs, row.before, *counts, step.seconds)
+                    Expected(step.kind, axes, row.phase, row.tensor, row.value, *specs, row.before, *counts, step.seconds)
                 )
 
-    def _inside(self, row: OpPlan, inner: InnerCollective) -> _Expected:
+    def _inside(self, row: OpPlan, inner: InnerCollective) -> Expected:
         """A collective inside an operator, as the plan must list it."""
         parts = tuple(map(self.machine.mesh.whole, inner.axes))
         axes = tuple(map(self.machine.mesh.sub_axis_name, parts))
@@ -307,12 +259,12 @@ class _Walk:
         seconds = self.machine.collective_seconds(inner.kind, inner.bytes, parts)
         first, specs = row.inputs[0], (row.inputs[0].spec, row.outputs[0].spec)
         counts = (round(inner.bytes), int(received))
-        return _Expected(inner.kind, axes, row.phase, first.tensor, None, *specs, row.name, *counts, seconds)
+        return Expected(inner.kind, axes, row.phase, first.tensor, None, *specs, row.name, *counts, seconds)
 
     def _same_collectives(self) -> Iterator[Difference]:
         if self.broken:
             return
-        listing = map(_Expected.of, self.plan.collectives)
+        listing = map(Expected.of, self.plan.collectives)
         for number, (listed, expected) in enumerate(zip_longest(listing, self.collectives)):
             where = f"collectives[{number}]"
             if listed is None:
@@ -322,7 +274,7 @@ class _Walk:
             elif listed[:-1] != expected[:-1]:
                 yield Difference(where, f"{listed} in the plan, {expected} recomputed")
                 return
-            elif not _close(listed.seconds, expected.seconds):
+            elif not close(listed.seconds, expected.seconds):
                 yield Difference(where, f"{listed.seconds:.6g} seconds in the plan, {expected.seconds:.6g} recomputed")
 
     def _leaving(self) -> Iterator[Difference]:
@@ -350,82 +302,6 @@ class _Walk:
         found = Graph(self.plan.model.mode, self.tensors, inputs, ops, outputs).sha256
         if found != self.plan.model.graph_sha256:
             yield Difference("ops", f"their hash is {found[:12]}..., the plan was made for {self.plan.model.graph_sha256[:12]}...")
-
-
-def _totals(walk: _Walk) -> Iterator[Difference]:
-    plan, machine = walk.plan, walk.machine
-    communication = sum(row.seconds for row in walk.collectives)
-    trained = [spec for _, _, spec in plan.entering if isinstance(spec, ParameterSpec) and spec.trained]
-    optimizer = sum(machine.optimizer_seconds(plan.model.optimizer, _elements(spec, plan.sizes), spec.dtype) for spec in trained)
-    seconds = walk.compute + communication + optimizer
-    memory = _memory(walk, sum(optimizer_bytes(plan.model.optimizer, _elements(spec, plan.sizes), spec.dtype) for spec in trained))
-    objective, predicted = plan.objective, plan.predicted
-    gap = (objective.seconds - objective.bound_seconds) / objective.seconds if objective.seconds > 0 else 0.0
-    floats = {
-        "predicted.compute_seconds": (predicted.compute_seconds, walk.compute),
-        "predicted.communication_seconds": (predicted.communication_seconds, communication),
-        "predicted.optimizer_seconds": (predicted.optimizer_seconds, optimizer),
-        "predicted.step_seconds": (predicted.step_seconds, makespan(plan_tasks(plan)) + optimizer),
-        "objective.seconds": (objective.seconds, seconds),
-    }
-    for where, (given, right) in floats.items():
-        if not _close(given, right):
-            yield Difference(where, f"{given:.6g} in the plan, {right:.6g} recomputed")
-    if abs(objective.gap - gap) > TOLERANCE:
-        yield Difference("objective.gap", f"{objective.gap:.6g} in the plan, {gap:.6g} from seconds and bound_seconds")
-    if objective.status == "optimal" and gap > TOLERANCE:
-        yield Difference("objective.status", f"'optimal' with a gap of {gap:.3g}")
-    counts = {
-        "predicted.received_bytes_per_rank": (
-            predicted.received_bytes_per_rank,
-            sum(row.received_bytes_per_rank for row in walk.collectives),
-        ),
-        "predicted.peak_memory_bytes_per_rank": (predicted.peak_memory_bytes_per_rank, sum(memory.values())),
-        **{f"predicted.memory.{part}": (getattr(predicted.memory, part), size) for part, size in memory.items()},
-    }
-    for where, (count, expected) in counts.items():
-        if count != expected:
-            yield Difference(where, f"{count} in the plan, {expected} recomputed")
-    if sum(memory.values()) > plan.memory_limit_bytes_per_rank:
-        yield Difference(
-            "predicted.peak_memory_bytes_per_rank", f"{sum(memory.values())} is over the limit of {plan.memory_limit_bytes_per_rank}"
-        )
-
-
-def _memory(walk: _Walk, states: int) -> dict[str, int]:
-    """Bytes live at the peak, from the interval in which each storage lives: the instruction that makes it through the last that needs it.
-
-    What came in and what leaves lives to the end; parameters, buffers and constants are counted apart. At equal peaks the first counts.
-    """
-    plan = walk.plan
-    resting = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
-    kept = {walk.storage[row.value or row.tensor] for _, _, row in plan.leaving} | {spec.tensor for _, _, spec in plan.entering}
-    gradients = {walk.storage[row.value or row.tensor] for kind, _, row in plan.leaving if kind == "gradient"} - resting
-    size = {value: _bytes(walk.tensors[walk.tensor_of[value]], walk.specs[value], plan.sizes) for value in walk.made}
-    end = walk.steps
-    change, gradient_change = [0] * (end + 2), [0] * (end + 2)
-    for value, begin in walk.made.items():
-        if value in resting:
-            continue
-        last = end if value in kept else walk.used[value]
-        for table in (change, gradient_change) if value in gradients else (change,):
-            table[max(begin, 0)] += size[value]
-            table[last + 1] -= size[value]
-    best, live, live_gradients = (-1, 0, 0, 0), 0, 0
-    for index in range(end + 1):
-        live += change[index]
-        live_gradients += gradient_change[index]
-        extra = walk.extra.get(index, 0)
-        if live + extra > best[0]:
-            best = (live + extra, live, live_gradients, extra)
-    _, at_peak, grads, extra = best
-    return {
-        "parameters": sum(size[value] for value in resting),
-        "gradients": grads,
-        "optimizer": states,
-        "activations": at_peak - grads,
-        "temporaries": extra,
-    }
 
 
 def _between(reshard: Reshard, sizes: tuple[int, ...]) -> int:
@@ -457,13 +333,5 @@ def _key(inputs: Iterable[ShardingSpec], outputs: Iterable[ShardingSpec], factor
     return tuple(inputs), tuple(outputs), frozenset((name, tuple(axes)) for name, axes in factors if axes)
 
 
-def _bytes(tensor: Tensor, spec: ShardingSpec, sizes: tuple[int, ...]) -> int:
+def local_bytes(tensor: Tensor, spec: ShardingSpec, sizes: tuple[int, ...]) -> int:
     return math.prod(spec.local_shape(tensor.shape, sizes)) * DTYPE_BYTES[tensor.dtype]
-
-
-def _elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:
-    return math.prod(ShardingSpec.parse(row.spec).local_shape(row.shape, sizes))
-
-
-def _close(given: float, right: float) -> bool:
-    return math.isclose(given, right, rel_tol=TOLERANCE, abs_tol=1e-15)

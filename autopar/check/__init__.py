@@ -1,0 +1,48 @@
+"""Recomputes a plan's legality, cost and peak memory from the plan alone, and says where it differs.
+
+Shares no code with the search, the solvers, the program or the recording of plans: what is wrong there must not be wrong here as well.
+It stands on the rules, the reshard planner and the cost model, which are tested against the real operators and real collectives.
+"""
+
+from __future__ import annotations
+
+from autopar.check.differences import Difference
+from autopar.check.totals import totals
+from autopar.check.walk import Walk
+from autopar.errors import FileError
+from autopar.graph import Graph
+from autopar.plan import Plan
+from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh
+
+__all__ = ["Difference", "check"]
+
+
+def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
+    """Every difference between what ``plan`` says and what follows from it; empty when it holds.
+
+    Args:
+        plan: as read from the file.
+        graph: the model captured again, to compare its hash with the plan's.
+
+    Raises:
+        FileError: a plan whose hardware cannot be read.
+    """
+    found: list[Difference] = []
+    if graph is not None and graph.sha256 != plan.model.graph_sha256:
+        found.append(
+            Difference("model.graph_sha256", f"{plan.model.graph_sha256[:12]}... in the plan, {graph.sha256[:12]}... for the target")
+        )
+    try:
+        hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
+        machine = Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
+    except CostModelError as error:
+        raise FileError(error.message, error.hint) from error
+    assert plan.created_by.cost_model in COST_MODELS
+    if plan.model.optimizer not in OPTIMIZERS:
+        found.append(Difference("model.optimizer", f"unknown optimizer {plan.model.optimizer!r}"))
+        return tuple(found)
+    walk = Walk(plan, machine)
+    found += walk.run()
+    if not walk.broken:
+        found += totals(walk)
+    return tuple(found)
