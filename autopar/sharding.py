@@ -125,7 +125,8 @@ def _parse(text: str) -> ShardingSpec:
         if not match:
             if re.match(r"^S\d+/\d+$", word):
                 raise SpecError(f"{word!r} in the spec {text!r} is reserved for block-wise splits", "split the dim as a whole, e.g. S0")
-            raise SpecError(f"cannot read {word!r} in the spec {text!r}", "write R or S with axis digits for each dim, e.g. 'S0 R' or 'S01 R +P2'")
+            hint = "write R or S with axis digits for each dim, e.g. 'S0 R' or 'S01 R +P2'"
+            raise SpecError(f"cannot read {word!r} in the spec {text!r}", hint)
         if partial:
             raise SpecError(f"{word!r} follows a partial suffix in the spec {text!r}", "write all dims first, then +P suffixes")
         dims.append(tuple(int(digit) for digit in match[2] or ""))

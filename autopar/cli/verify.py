@@ -29,7 +29,7 @@ def verify(
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed)  # type: ignore[arg-type]
+    found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed)
     print(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
     if not found.passed:
         first, *more = found.problems

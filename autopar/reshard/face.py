@@ -72,4 +72,5 @@ def _unreachable(source: ShardingSpec, target: ShardingSpec) -> AutoparError:
     if set(target.partial) <= set(source.partial):
         return SpecError(f"the order of the reductions pending in {source} is not known", "reduce over the axes of one reduction first")
     hint = "leave out the +P of the target"
-    return SpecError(f"nothing turns {source} into {target}: a whole value can be made a partial sum, not a partial maximum or minimum", hint)
+    what = "a whole value can be made a partial sum, not a partial maximum or minimum"
+    return SpecError(f"nothing turns {source} into {target}: {what}", hint)

@@ -26,8 +26,8 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
         machine: whose links the seconds are for.
 
     A value that is whole over an axis becomes a partial sum over it for nothing (one rank keeps it, the others hold zeros).
-    There is none when the target is partial by another reduction than a sum over an axis that the source is not, or when axes with different
-    reductions are pending and one of them has to be done (their order would change the value).
+    There is none when the target is partial by another reduction than a sum over an axis that the source is not, or when axes with
+    different reductions are pending and one of them has to be done (their order would change the value).
     """
     pending = dict(source.partial)
     kept = dict(target.partial)

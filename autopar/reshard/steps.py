@@ -10,8 +10,8 @@ from cost_models import Mesh, SubAxis
 
 @dataclass(frozen=True)
 class Step:
-    """One collective, or a local step that moves nothing (slice, mask). A rank's group is the ranks that differ from it along ``axes`` alone, in row-major
-    order over ``axes`` (the first is major); n is its size and ``index`` a rank's position in it.
+    """One collective, or a local step that moves nothing (slice, mask). A rank's group is the ranks that differ from it along ``axes``
+    alone, in row-major order over ``axes`` (the first is major); n is its size and ``index`` a rank's position in it.
 
     Args:
         kind: ``slice`` (narrow a dim to part ``index`` of n), ``all_gather`` (concatenate the group's tensors along a dim),
