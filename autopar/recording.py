@@ -12,8 +12,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from autopar import __version__, pricing
+from autopar.check import illegal
 from autopar.errors import MismatchError
-from autopar.graph import Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
+from autopar.graph import Graph, Op, to_json
 from autopar.plan import (
     BaselinePlan,
     CollectivePlan,
@@ -129,11 +130,16 @@ def replay(plan: Plan, graph: Graph) -> Assignment:
     """The assignment that a plan holds for the graph it was made for.
 
     Raises:
-        MismatchError: the graph is another one, with the first difference named; or a strategy that the rules do not offer.
+        MismatchError: the graph is another one, or the plan was edited into something that cannot be run; names the first difference.
     """
     if graph.sha256 != plan.model.graph_sha256:
         raise MismatchError(
             f"the plan was made for another model: {first_difference(plan, graph)}", "plan this model again, with the same inputs and mode"
+        )
+    broken = illegal(plan)
+    if broken:
+        raise MismatchError(
+            f"the plan cannot be run: {broken[0]}", "undo the edit, or plan again; autopar check lists all that is wrong with it"
         )
     axes = {name: index for index, name in enumerate(plan.mesh)}
     offered: Offered = {}
@@ -144,30 +150,6 @@ def replay(plan: Plan, graph: Graph) -> Assignment:
     reads = {(row.name, position): entry.value for row in plan.ops for position, entry in enumerate(row.inputs) if entry.value is not None}
     reads |= {(f"output:{row.index}", 0): row.value for _, _, row in plan.leaving if row.value is not None}
     return Assignment({spec.tensor: ShardingSpec.parse(spec.spec) for _, _, spec in plan.entering}, chosen, layouts, reads)
-
-
-def graph_of(plan: Plan) -> Graph:
-    """The graph that a plan holds, without the groups of equal layers.
-
-    Raises:
-        MismatchError: when its hash is not the plan's: the file was edited.
-    """
-    tensors: dict[str, Tensor] = {}
-    for _, _, spec in plan.entering:
-        tensors[spec.tensor] = Tensor(spec.tensor, spec.shape, spec.dtype)
-    for row in plan.ops:
-        tensors |= {entry.tensor: Tensor(entry.tensor, entry.shape, entry.dtype) for entry in row.outputs}
-    graph = Graph(
-        mode=plan.model.mode,
-        tensors=tensors,
-        inputs=tuple(_graph_input(kind, name, spec) for kind, name, spec in plan.entering),
-        ops=tuple(_op(row) for row in plan.ops),
-        outputs=tuple(GraphOutput(spec.tensor, kind, name) for kind, name, spec in plan.leaving),
-        arguments=plan.model.arguments,
-    )
-    if graph.sha256 != plan.model.graph_sha256:
-        raise MismatchError("the operators in the plan are not those it was made for: their hash differs", "undo the edit, or plan again")
-    return graph
 
 
 def first_difference(plan: Plan, graph: Graph) -> str:
@@ -221,25 +203,6 @@ def _split(strategy: Strategy) -> dict[str, tuple[int, ...]]:
 
 def _phase(name: str) -> Any:
     return "backward" if name == "recompute" else name
-
-
-def _graph_input(kind: str, name: str, spec: EnteringSpec) -> GraphInput:
-    extra = (spec.aliases or (), bool(spec.trained)) if isinstance(spec, ParameterSpec) else ((), False)
-    return GraphInput(spec.tensor, kind, name, *extra)  # type: ignore[arg-type]
-
-
-def _op(row: OpPlan) -> Op:
-    return Op(
-        name=row.name,
-        target=row.op,
-        inputs=tuple(entry.tensor for entry in row.inputs),
-        outputs=tuple(entry.tensor for entry in row.outputs),
-        args=from_json(row.attributes["args"]),
-        kwargs=tuple(from_json(row.attributes["kwargs"]).items()),
-        module=row.module,
-        phase=_phase(row.phase),
-        location=row.location or "",
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ TAMPERINGS = [
     (("collectives", 0, "bytes"), 8, "collectives[0]: "),
     (("collectives", 0, "axes"), ["tp"], "collectives[0]: "),
     (("collectives", 0, "kind"), "permute", "collectives[0]: "),
-    (("collectives", 0, "seconds"), 1.0, "collectives[0]: 1 seconds in the plan"),
+    (("collectives", 0, "seconds"), 1.0, "collectives[0].seconds: 1 in the plan"),
     (("collectives", 0, "before"), "gw0", "collectives[0]: "),
     (("collectives",), [], "collectives[0]: missing"),
     (("ops", 0, "inputs", 1, "spec"), "R R", "ops.h"),

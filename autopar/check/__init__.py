@@ -12,9 +12,9 @@ from autopar.check.walk import Walk
 from autopar.errors import FileError
 from autopar.graph import Graph
 from autopar.plan import Plan
-from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh
+from cost_models import OPTIMIZERS, CostModelError, Hardware, Machine, Mesh
 
-__all__ = ["Difference", "check"]
+__all__ = ["Difference", "check", "illegal"]
 
 
 def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
@@ -32,17 +32,28 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
         found.append(
             Difference("model.graph_sha256", f"{plan.model.graph_sha256[:12]}... in the plan, {graph.sha256[:12]}... for the target")
         )
-    try:
-        hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
-        machine = Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
-    except CostModelError as error:
-        raise FileError(error.message, error.hint) from error
-    assert plan.created_by.cost_model in COST_MODELS
     if plan.model.optimizer not in OPTIMIZERS:
         found.append(Difference("model.optimizer", f"unknown optimizer {plan.model.optimizer!r}"))
         return tuple(found)
-    walk = Walk(plan, machine)
+    walk = Walk(plan, _machine(plan))
     found += walk.run()
     if not walk.broken:
         found += totals(walk)
     return tuple(found)
+
+
+def illegal(plan: Plan) -> tuple[Difference, ...]:
+    """What keeps ``plan`` from being run as it says: specs, strategies, reads, reshards, collectives; not its prices.
+
+    Raises:
+        FileError: a plan whose hardware cannot be read.
+    """
+    return tuple(item for item in Walk(plan, _machine(plan)).run() if not item.where.endswith(".seconds"))
+
+
+def _machine(plan: Plan) -> Machine:
+    try:
+        hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
+        return Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
+    except CostModelError as error:
+        raise FileError(error.message, error.hint) from error

@@ -275,7 +275,7 @@ class Walk:
                 yield Difference(where, f"{listed} in the plan, {expected} recomputed")
                 return
             elif not close(listed.seconds, expected.seconds):
-                yield Difference(where, f"{listed.seconds:.6g} seconds in the plan, {expected.seconds:.6g} recomputed")
+                yield Difference(f"{where}.seconds", f"{listed.seconds:.6g} in the plan, {expected.seconds:.6g} recomputed")
 
     def _leaving(self) -> Iterator[Difference]:
         homes: dict[str, TensorSpec] = {**self.plan.parameters, **self.plan.buffers}
