@@ -7,9 +7,11 @@ into a forward graph it gives wrong gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -48,6 +50,12 @@ class Step:
     @property
     def graph(self) -> Graph:
         return self.executable.program.graph
+
+    @cached_property
+    def gradients(self) -> Mapping[str, str]:
+        """The value of the gradient of each graph input that has one."""
+        found = {output.name: value for output, value in self.executable.program.outputs if output.kind == "gradient"}
+        return {item.tensor: found[item.name] for item in self.graph.inputs if item.kind != "tangent" and item.name in found}
 
     def spec(self, value: str) -> ShardingSpec:
         """The spec of a value of the program."""
@@ -89,6 +97,11 @@ class Saved:
     def __init__(self, values: dict[str, Locals], owners: Mapping[str, torch.Tensor]) -> None:
         self._values: dict[str, Locals] | None = values
         self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items() if name in values}
+
+    @property
+    def kept(self) -> bool:
+        """Whether the values are still held, for another backward pass."""
+        return self._values is not None
 
     def take(self, *, keep: bool) -> dict[str, Locals]:
         """The values by name.
@@ -132,14 +145,15 @@ class Call:
         locals_: this rank's part of every graph input but tangents, by tensor name.
         owners: the user's tensors that some of these are memory of (a DTensor's version counts changes that its local tensor's does not).
         trained: tensor names of the graph inputs whose gradients autograd wants, in the order they are given to ``TrainingStep``.
-        global_inputs: of those, inputs that came as plain global tensors: their gradient is given back whole.
+        global_inputs, local_inputs: of those, inputs that came as plain tensors, whole or this rank's part: their gradient leaves likewise.
     """
 
     def __init__(
         self, step: Step, locals_: Mapping[str, torch.Tensor], owners: Mapping[str, torch.Tensor], trained: Sequence[str],
-        global_inputs: frozenset[str], number: int, observed: list[Observed] | None,
+        global_inputs: Set[str], local_inputs: Set[str], number: int, observed: list[Observed] | None,
     ) -> None:  # fmt: skip
-        self.step, self.locals, self.owners, self.trained, self.global_inputs = step, locals_, owners, trained, global_inputs
+        self.step, self.locals, self.owners, self.trained = step, locals_, owners, trained
+        self.global_inputs, self.local_inputs = global_inputs, local_inputs
         self.number, self.observed = number, observed
         graph, program = step.graph, step.executable.program
         self.leaving = [(output, value) for output, value in program.outputs if output.kind == "output"]
@@ -185,7 +199,7 @@ class Call:
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
         """The gradient of each entry of ``trained``."""
         assert self.saved is not None
-        executable, program = self.step.executable, self.step.executable.program
+        executable = self.step.executable
         values, scale = self.saved.take(keep=keep), None
         for name, gradient in zip(self.names, gradients, strict=True):
             if name in self.tangents:
@@ -193,22 +207,20 @@ class Call:
             elif name == self.loss:
                 scale = gradient
         executable.backward(values, self.observed)
-        found = {output.name: value for output, value in program.outputs if output.kind == "gradient"}
-        names = {item.tensor: item.name for item in self.step.graph.inputs}
-        taken: set[int] = set()
+        wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
+        readers = Counter(wanted)
+        taken = {tensor.untyped_storage().data_ptr() for tensor in self.locals.values()}
         result: list[torch.Tensor | None] = []
-        for tensor in self.trained:
-            value = found.get(names[tensor])
+        for tensor, value in zip(self.trained, wanted, strict=True):
             if value is None:
                 result.append(None)
                 continue
-            local = self._own(values.pop(value)[0] if _last(value, tensor, self.trained, found, names) else values[value][0], taken)
+            readers[value] -= 1
+            part = values[value] if readers[value] else values.pop(value)
+            local = self._own(part[0], taken)
             if scale is not None and (scale.device.type != "cpu" or scale.item() != 1.0):
                 local.mul_(scale)
-            if tensor in self.global_inputs:
-                result.append(self._whole(value, local))
-            else:
-                result.append(local if self._came_local(tensor) else self._as_dtensor(value, local))
+            result.append(self._leave(tensor, value, local))
         return result
 
     def _tangent(self, item: GraphInput, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -222,31 +234,21 @@ class Call:
         return local_part(gradient, spec, self.step.place.mesh, self.step.place.rank)
 
     def _own(self, tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
-        """The gradient in its own dense storage: optimizers and clipping write into it in place."""
-        inputs = {value.untyped_storage().data_ptr() for value in self.locals.values()}
-        pointer = tensor.untyped_storage().data_ptr()
+        """The gradient in its own dense storage, which is none of ``taken``: optimizers and clipping write into it in place."""
+        assert self.saved is not None
         whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
-        if not whole or pointer in taken or pointer in inputs or self.saved._values is not None:
+        if not whole or self.saved.kept or tensor.untyped_storage().data_ptr() in taken:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         taken.add(tensor.untyped_storage().data_ptr())
         return tensor
 
-    def _came_local(self, tensor: str) -> bool:
-        kind = next(item.kind for item in self.step.graph.inputs if item.tensor == tensor)
-        return kind == "input" and self.step.inputs == "local"
-
-    def _as_dtensor(self, value: str, local: torch.Tensor) -> DTensor:
+    def _leave(self, tensor: str, value: str, local: torch.Tensor) -> torch.Tensor:
+        """A gradient as its parameter or input is: a DTensor, a whole tensor, or a rank's part."""
+        if tensor in self.local_inputs:
+            return local
         program = self.step.executable.program
-        return self.step.place.dtensor(local, program.specs[value], self.step.graph.tensors[program.tensor_of[value]].shape)
-
-    def _whole(self, value: str, local: torch.Tensor) -> torch.Tensor:
-        return self._as_dtensor(value, local).full_tensor()
-
-
-def _last(value: str, tensor: str, trained: Sequence[str], found: Mapping[str, str], names: Mapping[str, str]) -> bool:
-    """Whether no later entry of ``trained`` has the same gradient value."""
-    later = trained[trained.index(tensor) + 1 :]
-    return all(found.get(names[other]) != value for other in later)
+        made = self.step.place.dtensor(local, program.specs[value], self.step.graph.tensors[program.tensor_of[value]].shape)
+        return made.full_tensor() if tensor in self.global_inputs else made
 
 
 class ShardedModule(nn.Module):
@@ -291,7 +293,7 @@ class ShardedModule(nn.Module):
         owners: dict[str, torch.Tensor] = {}
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
-        with_gradient = {output.name for output in graph.outputs if output.kind == "gradient"}
+        local_inputs: set[str] = set()
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
@@ -299,22 +301,22 @@ class ShardedModule(nn.Module):
                     locals_[item.tensor] = tensor.to_local()
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
-                if tensor.requires_grad and item.name in with_gradient:
+                if tensor.requires_grad and item.tensor in step.gradients:
                     trained.append((item.tensor, tensor))
             elif item.kind == "input":
                 tensor = _input_of(tensors, item)
                 locals_[item.tensor] = step.enter(item, tensor)
                 owners[item.tensor] = tensor
                 if tensor.requires_grad and torch.is_grad_enabled():
-                    if item.name not in with_gradient:
+                    if item.tensor not in step.gradients:
                         hint = "plan the model with an input that requires grad, or detach it"
                         raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
                     trained.append((item.tensor, tensor))
-                    if not isinstance(tensor, DTensor) and step.inputs == "global":
-                        global_inputs.add(item.tensor)
+                    if not isinstance(tensor, DTensor):
+                        (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)
             elif item.kind == "constant":
                 locals_[item.tensor] = self.constants[item.tensor]
-        call = Call(step, locals_, owners, [name for name, _ in trained], frozenset(global_inputs), self.dropout_step, self._observed)
+        call = Call(step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self.dropout_step, self._observed)
         if graph.mode == "train" and torch.is_grad_enabled() and trained:
             outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
             self.__dict__["dropout_step"] += 1

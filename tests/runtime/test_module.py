@@ -404,3 +404,22 @@ def test_an_init_that_forgets_a_weight_is_noticed() -> None:
         return "no error"
 
     assert all("no values yet: again.bias, down.weight, up.bias" in found for found in on_ranks(run, made=meta_net(), init=init, mesh="2"))
+
+
+def test_gradients_of_inputs_leave_as_the_inputs_came() -> None:
+    made = sixes()
+    (x,) = made.case.args
+    wanted = made.single.gradients["x"]
+
+    def run(module: ShardedModule) -> tuple[float, float]:
+        place, spec = module.place, module.program.specs["x"]
+        part = place.own_part(x, spec).requires_grad_(True)
+        made.case.backward(module(part), place)
+        placed = place.dtensor(place.own_part(x, spec), spec, x.shape).requires_grad_(True)
+        made.case.backward(module(placed), place)
+        assert isinstance(placed.grad, DTensor) and placed.grad.placements == placed.placements
+        return (part.grad - place.own_part(wanted, spec)).abs().max().item(), (placed.grad.full_tensor() - wanted).abs().max().item()
+
+    for seed in range(2):
+        for local, whole in on_ranks(run, made=made, mesh="2x3", seed=seed, inputs="local"):
+            assert local < 1e-12 and whole < 1e-12
