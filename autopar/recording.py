@@ -138,9 +138,8 @@ def replay(plan: Plan, graph: Graph) -> Assignment:
         )
     broken = illegal(plan)
     if broken:
-        raise MismatchError(
-            f"the plan cannot be run: {broken[0]}", "undo the edit, or plan again; autopar check lists all that is wrong with it"
-        )
+        hint = "undo the edit, or plan again; autopar check lists all that is wrong with it"
+        raise MismatchError(f"the plan cannot be run: {broken[0]}", hint)
     axes = {name: index for index, name in enumerate(plan.mesh)}
     offered: Offered = {}
     chosen = {row.name: _strategy(row, graph, plan, axes, offered) for row in plan.ops}
