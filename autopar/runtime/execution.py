@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autopar.program import Instruction, Move, Program, Run
+from autopar.program import Move, Program, Run
 from autopar.reshard import Step
 from autopar.rules import localize
 from autopar.runtime.backends import Backend, Exchange, LockstepRanks, part
@@ -250,6 +250,3 @@ def simulate(program: Program, values: dict[str, torch.Tensor], *, dropout: bool
     parts = tuple(current[value] for _, value in program.outputs)
     outputs = tuple(gather(local, program.specs[value], mesh) for local, (_, value) in zip(parts, program.outputs, strict=True))
     return Simulation(outputs, parts, tuple(observed))
-
-
-__all__ = ["Call", "Executable", "Instruction", "Observed", "Simulation", "bind", "groups_needed", "simulate"]

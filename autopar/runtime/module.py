@@ -26,9 +26,10 @@ from autopar.program import Program
 from autopar.runtime.calls import Signature
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Locals, Observed
-from autopar.runtime.placement import from_placements, local_part
+from autopar.runtime.placement import local_part
 from autopar.runtime.weights import Place, as_placed
 from autopar.sharding import ShardingSpec
+from autopar.torch_compat import keeps_autograd_graph
 
 Inputs = Literal["global", "local"]
 
@@ -133,8 +134,6 @@ class TrainingStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        from autopar.torch_compat import keeps_autograd_graph
-
         return (None, *ctx.call.backward(gradients, keep=keeps_autograd_graph()))
 
 
@@ -388,6 +387,3 @@ def check_gradient_specs(step: Step) -> None:
             if wanted != found:
                 message = f"the plan's {output.kind} of {output.name} has the spec {found}, {output.name} itself {wanted}"
                 raise MismatchError(message, "write the plan again with autopar plan")
-
-
-__all__ = ["Inputs", "ShardedModule", "Step", "check_gradient_specs", "from_placements"]
