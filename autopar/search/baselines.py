@@ -3,13 +3,16 @@
 Each baseline says how inputs and parameters lie; every operator then takes its inputs as they come: the cheapest strategy
 among those that need no communication but the reduction of a partial sum. A parameter that is stored split is gathered before use.
 
-========  ======================================================================================
-ddp       batch over every axis, parameters replicated
-zero2     ddp with parameters, gradients and optimizer state split; parameters gathered once a step
-fsdp      the same, gathered again in backward (ZeRO-3)
-hsdp      fsdp over the last axis, replicated over the others (two axes or more)
-megatron  batch over every axis but the last, contraction weights by columns then rows over the last
-========  ======================================================================================
+===========  =========================================================================================
+ddp          tokens over every axis, parameters replicated
+zero2        ddp with parameters, gradients and optimizer state split; parameters gathered once a step
+fsdp         the same, gathered again in backward (ZeRO-3)
+hsdp         fsdp over the last axis, replicated over the others (two axes or more)
+megatron     tokens over every axis but the last, contraction weights by columns then rows over the last
+megatron_sp  the same, with the sequence split over the last axis between contractions
+===========  =========================================================================================
+
+Tokens are the first dim of the inputs (batch) over as many axes as divide it, and their second (sequence) over the rest.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ from autopar.program import OUTPUT, Assignment, Layout, Program, build_program
 from autopar.search.space import Space
 from autopar.sharding import ShardingSpec, Strategy
 
+CONTRACTION = "autopar.contract.default"
+EMBEDDING = "autopar.embedding.default"
 FORCED = 1e6
 """Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
+SLICED = 1e-3
+"""What a slice weighs beside that: values stay as they are where that costs no communication."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +39,18 @@ class Recipe:
     """How a baseline lays things out.
 
     Args:
-        batch: axes that split the first dim of the inputs.
+        tokens: axes that split the first dims of the inputs.
         stored: axes that split each parameter where it is kept.
         tensor: axis that splits the weights of contractions, if any.
         kept: gathered parameters stay for backward.
+        sequence: partial sums over ``tensor`` are scattered along the second dim, and gathered for contractions.
     """
 
-    batch: tuple[int, ...]
+    tokens: tuple[int, ...]
     stored: tuple[int, ...] = ()
     tensor: int | None = None
     kept: bool = False
+    sequence: bool = False
 
 
 def recipes(space: Space) -> Mapping[str, Recipe]:
@@ -54,6 +63,7 @@ def recipes(space: Space) -> Mapping[str, Recipe]:
         found["hsdp"] = Recipe(axes, axes[-1:])
     if axes:
         found["megatron"] = Recipe(axes[:-1], tensor=axes[-1])
+        found["megatron_sp"] = Recipe(axes[:-1], tensor=axes[-1], sequence=True)
     return found
 
 
@@ -85,23 +95,31 @@ class _Walk:
         self.applies = self._place_inputs()
 
     def _place_inputs(self) -> bool:
-        data = list(self.graph.of_kind("input"))
-        shapes = [self.graph.tensors[item.tensor].shape for item in data]
-        batch = next((shape[0] for shape in shapes if shape), 0)
-        parts = math.prod(self.space.sizes[axis] for axis in self.recipe.batch)
-        if parts > 1 and (batch == 0 or batch % parts):
+        shapes = [self.graph.tensors[item.tensor].shape for item in self.graph.of_kind("input")]
+        lead = next((shape for shape in shapes if shape), ())
+        place = self._tokens(lead)
+        if place is None:
             return False
         for item in self.graph.inputs:
             shape = self.graph.tensors[item.tensor].shape
             spec = ShardingSpec.replicated(len(shape))
-            if item.kind == "input" and shape and shape[0] == batch:
-                spec = ShardingSpec((self.recipe.batch, *((),) * (len(shape) - 1)))
+            if item.kind == "input" and shape and shape[0] == lead[0] and (not place[1] or shape[1:2] == lead[1:2]):
+                spec = ShardingSpec((*place, *((),) * len(shape))[: len(shape)])
             elif item.kind == "parameter" and item.trained and self.recipe.stored:
                 spec = _split_first(shape, self.recipe.stored, self.space.sizes)
             elif item.kind == "parameter" and self.recipe.tensor is not None:
                 self.undecided.add(item.tensor)
             self._place(item.tensor, spec)
         return True
+
+    def _tokens(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Axes of the batch and of the sequence of inputs of ``shape``; None when they do not divide."""
+        axes, sizes = self.recipe.tokens, self.space.sizes
+        for count in range(len(axes), -1, -1):
+            batch, sequence = (math.prod(sizes[axis] for axis in some) for some in (axes[:count], axes[count:]))
+            if (batch == 1 or (shape and shape[0] % batch == 0)) and (sequence == 1 or (len(shape) > 1 and shape[1] % sequence == 0)):
+                return axes[:count], axes[count:]
+        return None
 
     def _place(self, tensor: str, spec: ShardingSpec) -> None:
         self.inputs[tensor] = spec
@@ -144,20 +162,41 @@ class _Walk:
         for tensor, spec in zip(op.inputs, strategy.inputs, strict=True):
             shape = self.graph.tensors[tensor]
             if tensor in self.undecided:
-                used = set(spec.split_axes) | set(spec.partial_axes)
-                total += 0.0 if not spec.partial and used <= {self.recipe.tensor} else math.inf
+                total += self._place_price(op, tensor, spec)
                 continue
             if tensor in parameters and self.recipe.stored:
                 total += 0.0 if spec.is_replicated else FORCED
                 continue
             _, current = self.current[tensor]
             cost = float(self.space.reshard_table(shape, (current,), (spec,))[0, 0])
-            if cost and spec.dims == current.dims and not spec.partial:
+            if not set(spec.partial_axes) <= set(current.partial_axes):
+                total = math.inf
+            elif cost and not spec.partial and self._means(op, current, spec):
                 reductions += cost
-            else:
-                total += FORCED * cost
+            elif spec != current:
+                total += FORCED * cost + SLICED
         partial = sum(len(spec.partial) for spec in strategy.outputs)
         return (total, reductions + seconds, partial) if math.isfinite(total) else (math.inf, math.inf, partial)
+
+    def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
+        """Parameters not met before may lie as the operator likes over the tensor axis; weights of contractions must be split by it,
+        embeddings by rows of the vocabulary."""
+        axis = self.recipe.tensor
+        if spec.partial or not set(spec.split_axes) <= {axis}:
+            return math.inf
+        whole = axis is not None and all(extent % self.space.sizes[axis] for extent in self.graph.tensors[tensor].shape)
+        wanted = {CONTRACTION: bool(spec.split_axes), EMBEDDING: bool(spec.dims) and bool(spec.dims[0])}
+        return 0.0 if whole or wanted.get(op.target, True) else FORCED
+
+    def _means(self, op: Op, current: ShardingSpec, spec: ShardingSpec) -> bool:
+        """Whether the recipe wants this communication: reductions in place and, with ``sequence``, along the second dim."""
+        if not self.recipe.sequence or len(spec.dims) < 3:
+            return spec.dims == current.dims
+        rest = all(mine == other for dim, (mine, other) in enumerate(zip(current.dims, spec.dims, strict=True)) if dim != 1)
+        axis = (self.recipe.tensor,)
+        if current.partial:
+            return rest and spec.dims[1] == axis
+        return rest and op.target == CONTRACTION and current.dims[1] == axis and not spec.dims[1]
 
     def _read(self, reader: str, position: int, tensor: str, spec: ShardingSpec, phase: Phase) -> None:
         source, current = self.current[tensor]
@@ -171,7 +210,7 @@ class _Walk:
                 value = f"{tensor}@{phase}:{spec}"
                 self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
                 self.made[tensor, spec, phase] = value
-            if current.partial and not spec.partial and spec.dims == current.dims:
+            if current.partial and not spec.partial:
                 self.current[tensor] = (value, spec)
         if value != tensor:
             self.reads[reader, position] = value

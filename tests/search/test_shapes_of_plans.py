@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
@@ -120,3 +122,17 @@ def test_pins_are_kept() -> None:
     reads = [str(s.strategy.inputs[0]) for s in found.program.instructions if hasattr(s, "op") and s.op.module == "layers.1.norm"]
     assert reads[0] == "S0 R"
     assert found.seconds >= find_plan(graph, machine()).seconds
+
+
+def test_baselines_are_the_textbook_ones() -> None:
+    """ddp reduces each gradient; fsdp gathers each weight twice and scatters its gradient; megatron reduces once a block and phase."""
+    found = find_plan(graph_of(1024, 4096), machine())
+
+    def counts(name: str) -> dict[tuple[str, str], int]:
+        large = [c for c in found.baselines[name].program.collectives() if c.full_bytes > 2**16]
+        return dict(Counter((c.kind, c.phase) for c in large))
+
+    assert counts("ddp") == {("all_reduce", "backward"): 4}
+    assert counts("zero2") == {("all_gather", "forward"): 4, ("reduce_scatter", "backward"): 4}
+    assert counts("fsdp") == {("all_gather", "forward"): 4, ("all_gather", "backward"): 4, ("reduce_scatter", "backward"): 4}
+    assert counts("megatron") == {("all_reduce", "forward"): 2, ("all_reduce", "backward"): 1}, "the first input needs no gradient"
