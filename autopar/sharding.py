@@ -172,14 +172,14 @@ class Strategy:
     Args:
         inputs: the spec each input must have.
         outputs: the spec each output comes out with.
-        parts: into how many equal parts the iteration space is cut (work per rank = whole / parts).
+        parts: into how many parts the iteration space is cut (work of the busiest rank = whole / parts; a fraction where parts differ).
         inner: the collectives it needs inside.
         factors: the axes given to each factor of the rule, for what runs on a rank to be derived.
     """
 
     inputs: tuple[ShardingSpec, ...]
     outputs: tuple[ShardingSpec, ...]
-    parts: int = 1
+    parts: float = 1
     inner: tuple[InnerCollective, ...] = ()
     factors: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False)
 

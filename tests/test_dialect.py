@@ -109,13 +109,13 @@ def test_attention_is_scaled_dot_product_attention(q, k, mask, causal, dtype, ke
         return functional.scaled_dot_product_attention(a, b, c, bias, 0.0, causal, scale=0.3, enable_gqa=True)
 
     tensors = [random(*shape, dtype=dtype, seed=i) for i, shape in enumerate((q, k, k))]
-    check(lambda a, b, c: ops.attention(a, b, c, bias, causal, 0.3, 0.0)[0], theirs, *tensors, rtol=tolerance, atol=tolerance)
+    check(lambda a, b, c: ops.attention(a, b, c, bias, causal, 0.3, 0.0, 0)[0], theirs, *tensors, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("q", "k", "mask", "causal"), ATTENTION_CASES)
 def test_attention_kernels_agree_on_lse(q, k, mask, causal, monkeypatch):
     tensors = [random(*shape, seed=i, grad=False) for i, shape in enumerate((q, k, k))]
-    arguments = (*tensors, attention_mask(mask, q, k), causal, 0.3, 0.0)
+    arguments = (*tensors, attention_mask(mask, q, k), causal, 0.3, 0.0, 0)
     _, chosen = ops.attention(*arguments)
     monkeypatch.setattr(attention_module, "_kernel", lambda *_: "math")
     torch.testing.assert_close(chosen, ops.attention(*arguments)[1])
@@ -126,7 +126,7 @@ def test_attention_with_values_of_another_size_and_hidden_rows():
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[2] = False
     check(
-        lambda a, b, c: ops.attention(a, b, c, mask, False, 0.5, 0.0)[0],
+        lambda a, b, c: ops.attention(a, b, c, mask, False, 0.5, 0.0, 0)[0],
         lambda a, b, c: functional.scaled_dot_product_attention(a, b, c, mask, scale=0.5),
         q, k, v,
     )  # fmt: skip
@@ -134,17 +134,20 @@ def test_attention_with_values_of_another_size_and_hidden_rows():
 
 def test_attention_lse_is_float32_for_narrow_inputs_and_layout_is_heads_last():
     q = random(2, 4, 6, 8, dtype=torch.bfloat16, grad=False)
-    out, lse = ops.attention(q, q, q, None, True, 0.3, 0.0)
+    out, lse = ops.attention(q, q, q, None, True, 0.3, 0.0, 0)
     assert lse.dtype == torch.float32 and lse.shape == (2, 4, 6)
     assert out.transpose(1, 2).is_contiguous()
 
 
 def test_attention_is_registered():
     q, k = random(2, 4, 6, 8), random(2, 2, 6, 8)
-    registered(ops.attention.default, q, k, k, None, True, 0.3, 0.0)
-    out, lse = ops.attention(q.detach(), k.detach(), k.detach(), None, True, 0.3, 0.0)
+    registered(ops.attention.default, q, k, k, None, True, 0.3, 0.0, 0)
+    out, lse = ops.attention(q.detach(), k.detach(), k.detach(), None, True, 0.3, 0.0, 0)
     saved = [x.detach() for x in (q, k, k, out, lse)]
-    registered(ops.attention_backward.default, random(*q.shape, grad=False), *saved, None, True, 0.3, 0.0)
+    registered(ops.attention_backward.default, random(*q.shape, grad=False), *saved, None, True, 0.3, 0.0, 0)
+    out, lse = ops.attention(*saved[:3], None, True, 0.3, 0.0, 3)
+    registered(ops.attention.default, q, k, k, None, True, 0.3, 0.0, 3)
+    registered(ops.attention_backward.default, random(*q.shape, grad=False), *saved[:3], out, lse, None, True, 0.3, 0.0, 3)
 
 
 @pytest.mark.parametrize("mask_shape", [(6, 7), (2, 1, 1, 7), (2, 4, 6, 1)])
@@ -153,29 +156,97 @@ def test_attention_with_operands_of_any_layout_and_masks_that_broadcast(mask_sha
     q, k, mask = q.detach().requires_grad_(), k.detach().requires_grad_(), random(*mask_shape, grad=False)
     assert q.stride(-1) != 1 and k.stride(-1) != 1
     grad = random(8, 2, 4, 6, grad=False).permute(1, 2, 3, 0)
-    out = ops.attention(q, k, k, mask, False, 0.3, 0.0)[0]
+    out = ops.attention(q, k, k, mask, False, 0.3, 0.0, 0)[0]
     expected = functional.scaled_dot_product_attention(q, k, k, mask, scale=0.3)
     torch.testing.assert_close(out, expected)
     for a, b in zip(torch.autograd.grad(out, (q, k), grad), torch.autograd.grad(expected, (q, k), grad), strict=True):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("offset", [None, 0, 8, 40])
 @pytest.mark.parametrize(("kernel", "masked"), [("flash", False), ("efficient", False), ("efficient", True)])
-def test_fused_gpu_kernels_accept_what_they_are_given(kernel, masked, monkeypatch):
-    monkeypatch.setattr(attention_module, "_kernel", lambda *_: kernel)
+def test_fused_gpu_kernels_accept_what_they_are_given(kernel, masked, offset, monkeypatch):
+    """Without an offset attention is not causal. (Shapes alone: no kernel runs on the device of nothing.)"""
+    calls = []
+    monkeypatch.setattr(attention_module, "_kernel", lambda q, k, v, mask, causal: calls.append((q.shape[2], k.shape[2], causal)) or kernel)
     q = torch.empty(2, 8, 40, 64, device="meta", dtype=torch.bfloat16)
-    k = torch.empty(2, 2, 48, 64, device="meta", dtype=torch.bfloat16)
-    mask = torch.empty(2, 1, 40, 48, device="meta", dtype=torch.bool) if masked else None
-    out, lse = attention_module._attention(q, k, k, mask, False, 0.125, 0.0)
+    k = torch.empty(2, 2, 96, 64, device="meta", dtype=torch.bfloat16)
+    mask = torch.empty(2, 1, 40, 96, device="meta", dtype=torch.bool) if masked else None
+    settings = mask, offset is not None, 0.125, 0.0, offset or 0
+    out, lse = attention_module._attention(q, k, k, *settings)
     assert out.shape == q.shape and lse.shape == (2, 8, 40) and lse.dtype == torch.float32
-    gradients = attention_module._attention_backward(q, q, k, k, out, lse, mask, False, 0.125, 0.0)
+    gradients = attention_module._attention_backward(q, q, k, k, out, lse, *settings)
     assert [g.shape for g in gradients] == [q.shape, k.shape, k.shape]
+    if offset is not None and not masked:
+        wanted = [(40, 40, True)] if offset == 0 else [(40, offset, False), (40, 40, True)]
+        assert calls == wanted * 2, "a kernel is causal on squares alone, and no key is read that no query sees"
+
+
+# queries, keys, parts of the queries; two parts of 20 in 14 keys: the second sees them all, some rows of the first do
+WINDOWS = [
+    pytest.param((2, 4, 6, 8), (2, 4, 6, 8), 2, id="halves"),
+    pytest.param((2, 4, 6, 8), (2, 2, 6, 8), 3, id="shared-heads"),
+    pytest.param((1, 4, 8, 8), (1, 1, 8, 8), 8, id="a-query-each"),
+    pytest.param((1, 2, 64, 16), (1, 2, 64, 16), 4, id="blocks"),
+    pytest.param((1, 2, 6, 8), (1, 2, 14, 8), 2, id="keys-no-query-sees"),
+    pytest.param((1, 2, 20, 8), (1, 2, 14, 8), 2, id="queries-behind-the-keys"),
+]
+
+
+def windows_of_attention(q, k, parts, mask, dtype):
+    """(whole, from parts): out, lse, and the gradients of queries, keys and values."""
+    tensors = [random(*shape, dtype=dtype, seed=i) for i, shape in enumerate((q, k, k))]
+    bias = attention_mask(mask, q, k)
+    bias = bias.to(dtype) if mask == "float" else bias
+    grad = random(*q, dtype=dtype, seed=7, grad=False)
+    out, lse = ops.attention(*tensors, bias, True, 0.3, 0.0, 0)
+    whole = [out.detach(), lse, *torch.autograd.grad(out, tensors, grad)]
+    length = q[2] // parts
+    found = []
+    for offset in range(0, q[2], length):
+        part = [tensors[0].detach()[:, :, offset : offset + length], *(x.detach() for x in tensors[1:])]
+        part = [x.requires_grad_() for x in part]
+        own = None if bias is None else bias[..., offset : offset + length, :]
+        out, lse = ops.attention(*part, own, True, 0.3, 0.0, offset)
+        assert out.transpose(1, 2).is_contiguous() and lse.is_contiguous()
+        found.append([out.detach(), lse, *torch.autograd.grad(out, part, grad[:, :, offset : offset + length])])
+        assert all(gradient.isfinite().all() for gradient in found[-1])
+        for gradient in found[-1][3:]:
+            assert not gradient[:, :, offset + length :].any(), "keys that no query of the part sees have no gradient"
+    out, lse, dq, dk, dv = zip(*found, strict=True)
+    return whole, [torch.cat(out, 2), torch.cat(lse, 2), torch.cat(dq, 2), sum(dk), sum(dv)]
+
+
+@pytest.mark.parametrize("kernel", ["chosen", "math"])
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+@pytest.mark.parametrize(("q", "k", "parts"), WINDOWS)
+def test_windows_of_causal_attention_add_up(q, k, parts, mask, kernel, monkeypatch):
+    if kernel == "math":
+        monkeypatch.setattr(attention_module, "_kernel", lambda *_: "math")
+    for a, b in zip(*windows_of_attention(q, k, parts, mask, torch.float64), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+def test_windows_of_causal_attention_in_bfloat16():
+    for a, b in zip(*windows_of_attention((1, 4, 32, 16), (1, 2, 32, 16), 4, None, torch.bfloat16), strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-2, atol=6e-2)
+
+
+def test_an_offset_means_nothing_without_causality_and_nothing_is_split_at_offset_zero(monkeypatch):
+    q, k = random(1, 2, 4, 8, grad=False), random(1, 2, 8, 8, grad=False)
+    torch.testing.assert_close(ops.attention(q, k, k, None, False, 0.3, 0.0, 4)[0], ops.attention(q, k, k, None, False, 0.3, 0.0, 0)[0])
+    calls = []
+    forward = attention_module._forward
+    monkeypatch.setattr(attention_module, "_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
+    ops.attention(k, k, k, None, True, 0.3, 0.0, 0)
+    ((_, keys, values, mask, causal, _),) = calls
+    assert (keys.data_ptr(), values.data_ptr(), mask, causal) == (k.data_ptr(), k.data_ptr(), None, True)
 
 
 def test_attention_refuses_dropout():
     q = random(1, 1, 2, 8, grad=False)
     with pytest.raises(NotImplementedError, match="captured as its parts"):
-        ops.attention(q, q, q, None, False, 1.0, 0.1)
+        ops.attention(q, q, q, None, False, 1.0, 0.1, 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -185,15 +256,32 @@ def test_attention_on_a_gpu_agrees_with_the_cpu(heads, causal, masked, dtype):
     q, k, v = random(2, 8, 64, 64, seed=1), random(2, heads, 64, 64, seed=2), random(2, heads, 64, 64, seed=3)
     mask = random(2, 1, 64, 64, grad=False) if masked else None
     grad = random(2, 8, 64, 64, seed=4, grad=False)
-    out, _ = ops.attention(q, k, v, mask, causal, 0.125, 0.0)
+    out, _ = ops.attention(q, k, v, mask, causal, 0.125, 0.0, 0)
     expected = [out, *torch.autograd.grad(out, (q, k, v), grad)]
     there = [x.detach().to("cuda", dtype).requires_grad_() for x in (q, k, v)]
-    out, lse = ops.attention(*there, None if mask is None else mask.to("cuda", dtype), causal, 0.125, 0.0)
+    out, lse = ops.attention(*there, None if mask is None else mask.to("cuda", dtype), causal, 0.125, 0.0, 0)
     found = [out, *torch.autograd.grad(out, there, grad.to("cuda", dtype))]
     assert lse.shape == (2, 8, 64) and lse.dtype == torch.float32
     tolerance = 2e-3 if dtype == torch.float32 else 5e-2
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.detach().cpu().double(), b.detach(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("offset", [0, 32, 96])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [8, 2])
+def test_a_window_of_causal_attention_on_a_gpu_agrees_with_the_cpu(heads, dtype, offset):
+    q, k, v = random(2, 8, 32, 64, seed=1), random(2, heads, 128, 64, seed=2), random(2, heads, 128, 64, seed=3)
+    grad = random(2, 8, 32, 64, seed=4, grad=False)
+    results = []
+    for device, kind in (("cpu", torch.float64), ("cuda", dtype)):
+        there = [x.detach().to(device, kind).requires_grad_() for x in (q, k, v)]
+        out, lse = ops.attention(*there, None, True, 0.125, 0.0, offset)
+        results.append([out, lse, *torch.autograd.grad(out, there, grad.to(device, kind))])
+    tolerance = 2e-3 if dtype == torch.float32 else 5e-2
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b.detach().cpu().double(), a.detach().double(), rtol=tolerance, atol=tolerance)
 
 
 # --- convolution ------------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 ``q [b, h, s, d]``, ``k [b, g, t, d]``, ``v [b, g, t, e]`` with ``h`` a multiple of ``g``: query heads ``i * h/g ...`` share
 key head ``i``. ``mask`` broadcasts to ``[b, h, s, t]``; a boolean one is true where attended, a float one is added to the
-scores. ``causal`` hides key ``j`` from query ``i`` when ``j > i``. ``lse [b, h, s]`` is the logarithm of the sum of
-exponentials of the scores, float32 (float64 for float64 inputs). Results lie in memory as ``[b, s, h, d]``, which is how
-the projections around attention read and write them.
+scores. ``causal`` hides key ``j`` from query ``i`` when ``j > offset + i``: ``offset`` is the place of the first query
+among the keys, 0 but on ranks that hold a later part of the queries; without ``causal`` it means nothing. ``lse [b, h, s]``
+is the logarithm of the sum of exponentials of the scores, float32 (float64 for float64 inputs). Results lie in memory as
+``[b, s, h, d]``, which is how the projections around attention read and write them.
 
 Which kernel runs is chosen here, at run time, by device, dtype and shape; plans never name a kernel. Every kernel
 gives ``lse`` the same meaning, so forward and backward may take different ones.
@@ -12,6 +13,7 @@ gives ``lse`` the same meaning, so forward and backward may take different ones.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -113,40 +115,25 @@ def _math_backward(
     return dq, dk, dv
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _refuse_dropout(dropout)
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     kernel = _kernel(q, k, v, mask, causal)
     q, k, v = _rows(q), _rows(_share_heads(k, q.shape[1])), _rows(_share_heads(v, q.shape[1]))
     aten = torch.ops.aten
     if kernel == "cpu":
         bias = _additive(mask, q, k)
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-    elif kernel == "flash":
-        out, lse = aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)[:2]
-    elif kernel == "efficient":
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    if kernel == "flash":
+        return aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    if kernel == "efficient":
         bias = _additive(mask, q, k)
         out, lse = aten._scaled_dot_product_efficient_attention.default(q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
-        lse = lse[:, :, : q.shape[2]]
-    else:
-        out, lse = _math_forward(q, k, v, mask, causal, scale)
-    return _heads_last(out), lse.to(_wide(q.dtype)).contiguous()
+        return out, lse[:, :, : q.shape[2]]
+    return _math_forward(q, k, v, mask, causal, scale)
 
 
-def _attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: float,
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _refuse_dropout(dropout)
     kernel = _kernel(q, k, v, mask, causal)
     heads = k.shape[1]
     grad, q, out = _rows(grad), _rows(q), _rows(out)
@@ -170,7 +157,95 @@ def _attention_backward(
     else:
         found = _math_backward(grad, q, k, v, out, lse, mask, causal, scale)
     dq, dk, dv = found
-    return _heads_last(dq), _heads_last(_sum_heads(dk, heads)), _heads_last(_sum_heads(dv, heads))
+    return dq, _sum_heads(dk, heads), _sum_heads(dv, heads)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Keys ``start`` to ``stop`` as one kernel call: with this mask; ``causal`` hides key ``start + j`` from query ``i`` when ``j > i``."""
+
+    start: int
+    stop: int
+    mask: Tensor | None
+    causal: bool
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The stretch's keys or values."""
+        length = self.stop - self.start
+        return tensor if length == tensor.shape[2] else tensor.narrow(2, self.start, length)
+
+
+def _stretches(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, offset: int) -> list[_Stretch]:
+    """The kernel calls that attention is made of: one when it is not causal or ``offset`` is 0.
+
+    Keys before ``offset`` are seen by every query, those at the queries' own places by the later of them, those behind by none: a call
+    without causality, a square call with it, and nothing. So it does not matter where a kernel starts the diagonal of a rectangle.
+    With a mask there is one call, causality written into the mask: fused kernels give no ``lse`` for a query that sees none of its keys.
+    """
+    s, t = q.shape[2], k.shape[2]
+    if not causal:
+        return [_Stretch(0, t, mask, False)]
+    stop = min(t, offset + s)
+    if mask is None:
+        found = [_Stretch(0, min(t, offset), None, False), _Stretch(offset, stop, None, True)]
+        return [item for item in found if item.start < item.stop] or [_Stretch(0, t, None, False)]
+    if mask.shape[-1] != 1:
+        mask = mask[..., :stop]
+    if offset == 0:
+        return [_Stretch(0, stop, mask, True)]
+    hidden = torch.ones(s, stop, dtype=torch.bool, device=q.device).triu(offset + 1)
+    return [_Stretch(0, stop, mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, float("-inf")), False)]
+
+
+def _merged(parts: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``(out, lse)`` over all keys from those over stretches of them: ``out`` is the sum of ``out_i * exp(lse_i - lse)``."""
+    if len(parts) == 1:
+        return parts[0]
+    wide = _wide(dtype)
+    lse = torch.logsumexp(torch.stack([part.to(wide) for _, part in parts]), 0)
+    weighed = [out.to(wide) * torch.exp(part.to(wide) - lse).unsqueeze(-1) for out, part in parts]
+    return sum(weighed[1:], weighed[0]).to(dtype), lse
+
+
+def _joined(gradients: list[Tensor], stretches: list[_Stretch], like: Tensor) -> Tensor:
+    """The gradient of all keys (or values) from those of stretches of them; keys that no query sees have zeros."""
+    if len(gradients) == 1 and gradients[0].shape[2] == like.shape[2]:
+        return _heads_last(gradients[0])
+    found = _empty_heads_last(like, like.shape)
+    for gradient, stretch in zip(gradients, stretches, strict=True):
+        stretch.of(found).copy_(gradient)
+    found[:, :, stretches[-1].stop :] = 0
+    return found
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float, offset: int
+) -> tuple[Tensor, Tensor]:
+    _refuse_dropout(dropout)
+    stretches = _stretches(q, k, mask, causal, offset)
+    out, lse = _merged([_forward(q, item.of(k), item.of(v), item.mask, item.causal, scale) for item in stretches], q.dtype)
+    return _heads_last(out), lse.to(_wide(q.dtype)).contiguous()
+
+
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    offset: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With ``out`` and ``lse`` over all keys, each stretch of keys gives its own gradient and an addend of the queries'."""
+    _refuse_dropout(dropout)
+    stretches = _stretches(q, k, mask, causal, offset)
+    found = [_backward(grad, q, item.of(k), item.of(v), out, lse, item.mask, item.causal, scale) for item in stretches]
+    dq, dk, dv = zip(*found, strict=True)
+    return _heads_last(sum(dq[1:], dq[0])), _joined(list(dk), stretches, k), _joined(list(dv), stretches, v)
 
 
 def _refuse_dropout(dropout: float) -> None:
@@ -179,8 +254,8 @@ def _refuse_dropout(dropout: float) -> None:
 
 
 def _attention_shapes(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float, offset: int
+) -> tuple[Tensor, Tensor]:
     b, h, s, _ = q.shape
     return _empty_heads_last(q, (b, h, s, v.shape[3])), q.new_empty([b, h, s], dtype=_wide(q.dtype))
 
@@ -198,17 +273,17 @@ def _save(context: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 def _gradient(context: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if gradient is None:
-        return (None,) * 7
+        return (None,) * 8
     dq, dk, dv = torch.ops.autopar.attention_backward.default(gradient, *context.saved_tensors, *context.settings)
-    return dq, dk, dv, None, None, None, None
+    return dq, dk, dv, None, None, None, None, None
 
 
 define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float dropout) -> (Tensor, Tensor)",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, float dropout, int offset) -> (Tensor, Tensor)",
     _attention, _attention_shapes, _gradient, _save,
 )  # fmt: skip
 define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? mask, bool causal,"
-    " float scale, float dropout) -> (Tensor, Tensor, Tensor)",
+    " float scale, float dropout, int offset) -> (Tensor, Tensor, Tensor)",
     _attention_backward, _attention_backward_shapes,
 )  # fmt: skip

@@ -151,6 +151,7 @@ class _Binder:
             tuple(self._output_partial(*item, splittable, from_inputs) for item in zip(self.outputs, dims[count:], strict=True)),
             self._flows(),
             tuple(item for item in self._inner() if item.factor in splittable),
+            frozenset(name for name in splittable if name in self.pattern.triangles),
         )
 
     def _ellipsis_extents(self, shapes: Sequence[Shape]) -> None:

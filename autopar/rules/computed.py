@@ -59,16 +59,19 @@ def new_zeros(call: Call) -> str:
 
 
 def attention(call: Call) -> str:
-    """Batch and heads; query heads in groups of a key head; the query sequence when not causal."""
-    s = "s!" if call.arguments["causal"] else "s"
-    return f"b (h g) {s} d!, b h t! d!, b h t! e!{_mask(call)} -> b (h g) s e!, b (h g) s"
+    """Batch, heads and the query sequence; query heads in groups of a key head.
+
+    Under a causal mask a rank's queries start at ``offset`` among the keys, and the last of them attend to the most.
+    """
+    clause = " | triangle s" if call.arguments["causal"] else ""
+    return f"b (h g) s d!, b h t! d!, b h t! e!{_mask(call)} -> b (h g) s e!, b (h g) s{clause}"
 
 
 def attention_backward(call: Call) -> str:
     """As attention; gradients of keys and values add up over a split query sequence; linear in the gradient."""
-    s = "s!" if call.arguments["causal"] else "s"
-    q, k, v = f"b (h g) {s} d!", "b h t! d!", "b h t! e!"
-    return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{_mask(call)} -> {q}, {k}, {v} | linear {{0}}"
+    clause = " | triangle s" if call.arguments["causal"] else ""
+    q, k, v = "b (h g) s d!", "b h t! d!", "b h t! e!"
+    return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{_mask(call)} -> {q}, {k}, {v} | linear {{0}}{clause}"
 
 
 def _mask(call: Call) -> str:

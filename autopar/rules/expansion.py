@@ -105,9 +105,17 @@ class _Expansion:
         ]
         through = [axis for axis, _ in flowing]
         outputs = [self._spec(*item, factors, through) for item in zip(rule.outputs, rule.output_partial, strict=True)]
-        parts = math.prod(self.sizes[axis] for name, axes in factors.items() if name in self.cutting for axis in axes)
+        parts = math.prod(self._parts(name, axes) for name, axes in factors.items() if name in self.cutting)
         given = tuple((name, factors[name]) for name in rule.free if name in factors)
         return Strategy(tuple(inputs), tuple(outputs), parts, self._inner(factors), given)
+
+    def _parts(self, name: str, axes: Axes) -> float:
+        """How much less work the busiest rank has: the n parts of a factor, fewer where the last part does more than its share.
+
+        Row ``i`` of a triangle of ``s`` rows takes work ``i``: the last ``s/n`` rows take ``1 - ((n - 1) / n)^2 = (2n - 1) / n^2`` of it.
+        """
+        count = math.prod(self.sizes[axis] for axis in axes)
+        return count * count / (2 * count - 1) if name in self.rule.triangles else count
 
     def _inner(self, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
         found = []

@@ -13,6 +13,7 @@ Clauses follow a bar:
 
     | linear {0 1} {2}      partial sums flow from inputs 0 and 1 together, or from input 2 alone, to every output
     | inner d: max(...) sum(...)        when `d` is split: all-reduces of statistics of those dims inside the operator
+    | triangle s                        work grows along `s` as the rows of a triangle do: its last part does the most
 
 Reading is pure and cached (``parse``); putting in shapes is a separate step (``autopar.rules.binding``).
 """
@@ -72,6 +73,7 @@ class Pattern:
         given: extents written with ``=``.
         flows: groups of inputs (None means all): partial sums of a group's inputs together pass to every output.
         inner: (factor, reduction, dims): an all-reduce inside the operator when the factor is split.
+        triangles: factors along which the work grows from nothing, evenly.
     """
 
     text: str
@@ -81,6 +83,7 @@ class Pattern:
     given: tuple[tuple[str, int], ...] = ()
     flows: tuple[tuple[int, ...] | None, ...] = ()
     inner: tuple[tuple[str, str, tuple[Token, ...]], ...] = ()
+    triangles: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -213,4 +216,8 @@ def _clause(pattern: Pattern, text: str) -> Pattern:
             raise _Unreadable(f"the clause {text!r}: write 'inner d: max(...) sum(...)' for a factor of the rule")
         inner = tuple((name.strip(), reduction, _term(dims or "()", set(), {}).dims) for reduction, dims in parts)
         return replace(pattern, inner=pattern.inner + inner)
-    raise _Unreadable(f"the clause {text!r} is neither linear nor inner")
+    if word == "triangle":
+        if not rest.split() or not pattern.names >= set(rest.split()):
+            raise _Unreadable(f"the clause {text!r}: write 'triangle s' for a factor of the rule")
+        return replace(pattern, triangles=pattern.triangles | set(rest.split()))
+    raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle")

@@ -42,6 +42,7 @@ class ShardingRule:
             of neither its dims nor this list does not change the output: it is replicated there.
         flows: groups of inputs: partial sums over an axis together, they make every output a partial sum over it.
         inner: the all-reduces inside the operator.
+        triangles: the factors along which the work grows from nothing, evenly: of n parts the last does (2n - 1) / n^2 of it all.
         known: False for an operator without a row, or with arguments its row does not fit: everything whole.
         reason: why it is not known.
     """
@@ -57,6 +58,7 @@ class ShardingRule:
     output_partial: tuple[tuple[tuple[str, str], ...], ...] = ()
     flows: tuple[tuple[int, ...], ...] = ()
     inner: tuple[Statistic, ...] = ()
+    triangles: frozenset[str] = frozenset()
     known: bool = True
     reason: str = ""
 
@@ -115,4 +117,5 @@ class ShardingRule:
                 if item.factor == factor
             ]
             clauses += f" | inner {factor}: {' '.join(parts)}"
-        return clauses
+        growing = " ".join(name for name, _ in self.extents if name in self.triangles)
+        return clauses + (f" | triangle {growing}" if growing else "")

@@ -98,9 +98,10 @@ CONVOLUTION: tuple[Row, ...] = (
 
 # b batch, h key heads, g query heads of a key head, s queries, t keys
 ATTENTION: tuple[Row, ...] = (
-    Row("attention", "autopar.attention(q, k, v, mask?, causal=, scale=, dropout=)", computed.attention, work="attention"),
-    Row("attention", "autopar.attention_backward(grad, q, k, v, out, lse, mask?, causal=, scale=, dropout=)",
-        computed.attention_backward, work="attention_backward"),
+    Row("attention", "autopar.attention(q, k, v, mask?, causal=, scale=, dropout=, offset=)", computed.attention,
+        local=(("offset", "start s"),), work="attention"),
+    Row("attention", "autopar.attention_backward(grad, q, k, v, out, lse, mask?, causal=, scale=, dropout=, offset=)",
+        computed.attention_backward, local=(("offset", "start s"),), work="attention_backward"),
 )  # fmt: skip
 
 REDUCTION: tuple[Row, ...] = (

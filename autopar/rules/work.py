@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from autopar.graph import Op, Tensor
 from autopar.rules.lookup import find_row, find_rule
+from autopar.rules.signature import call_of
 
 
 def flops(op: Op, tensors: Mapping[str, Tensor]) -> float:
@@ -59,7 +60,9 @@ def _attention(op: Op, tensors: Mapping[str, Tensor]) -> float:
     """Two products of b h s t by d and by e."""
     start = 1 if op.target.startswith("autopar.attention_backward") else 0
     (b, h, s, d), (_, _, t, _), (*_, e) = (tensors[name].shape for name in op.inputs[start : start + 3])
-    causal = op.args[len(op.args) - 3] if len(op.args) >= 3 else dict(op.kwargs).get("causal", False)
+    row = find_row(op.target)
+    assert row is not None
+    causal = call_of(op, row, (), ()).arguments["causal"]
     return 2.0 * b * h * s * t * (d + e) * (0.5 if causal else 1.0)
 
 

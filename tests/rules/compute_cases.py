@@ -17,8 +17,8 @@ def attention_backward(heads: int, key_heads: int, mask: Draw | None, causal: bo
     def arguments() -> tuple[Any, ...]:
         q, k, v = F(2, heads, 6, 4).tensor(), F(2, key_heads, 6, 4).tensor(), F(2, key_heads, 6, 4).tensor()
         drawn_mask = None if mask is None else mask.tensor()
-        out, lse = ops.attention.default(q, k, v, drawn_mask, causal, 0.5, 0.0)
-        return F(2, heads, 6, 4).tensor(), q, k, v, out, lse, drawn_mask, causal, 0.5, 0.0
+        out, lse = ops.attention.default(q, k, v, drawn_mask, causal, 0.5, 0.0, 0)
+        return F(2, heads, 6, 4).tensor(), q, k, v, out, lse, drawn_mask, causal, 0.5, 0.0, 0
 
     return arguments
 
@@ -145,24 +145,28 @@ CASES: tuple[Case, ...] = (
     Case("aten.col2im.default", (F(4, 24, 4), [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]), "n (c _) _ -> n c _ _ | linear {0}"),
     # attention
     Case(
-        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), None, False, 0.5, 0.0),
+        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), None, False, 0.5, 0.0, 0),
         "b h s d!, b h t! d!, b h t! e! -> b h s e!, b h s",
     ),
     Case(
-        "autopar.attention.default", (F(2, 8, 6, 4), F(2, 2, 6, 4), F(2, 2, 6, 4), None, True, 0.5, 0.0),
-        "b (h g) s! d!, b h t! d!, b h t! e! -> b (h g) s! e!, b (h g) s!",
+        "autopar.attention.default", (F(2, 8, 6, 4), F(2, 2, 6, 4), F(2, 2, 6, 4), None, True, 0.5, 0.0, 0),
+        "b (h g) s d!, b h t! d!, b h t! e! -> b (h g) s e!, b (h g) s | triangle s",
     ),
     Case(
-        "autopar.attention.default", (F(2, 8, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 1, 6, 6), False, 0.5, 0.0),
+        "autopar.attention.default", (F(2, 8, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 1, 6, 6), False, 0.5, 0.0, 0),
         "b (h g) s d!, b h t! d!, b h t! e!, b 1 s t! -> b (h g) s e!, b (h g) s",
     ),
     Case(
-        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(6, 6), False, 0.5, 0.0),
+        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(6, 6), False, 0.5, 0.0, 0),
         "b h s d!, b h t! d!, b h t! e!, s t! -> b h s e!, b h s",
     ),
     Case(
-        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(4, 1, 6), False, 0.5, 0.0),
+        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(4, 1, 6), False, 0.5, 0.0, 0),
         "b h s d!, b h t! d!, b h t! e!, h 1 t! -> b h s e!, b h s",
+    ),
+    Case(
+        "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(6, 6), True, 0.5, 0.0, 0),
+        "b h s d!, b h t! d!, b h t! e!, s t! -> b h s e!, b h s | triangle s",
     ),
     Case(
         "autopar.attention_backward.default", attention_backward(4, 4, None, False),
@@ -170,8 +174,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "autopar.attention_backward.default", attention_backward(8, 2, None, True),
-        "b (h g) s! e!, b (h g) s! d!, b h t! d!, b h t! e!, b (h g) s! e!, b (h g) s!"
-        " -> b (h g) s! d!, b h t! d! +g, b h t! e! +g | linear {0}",
+        "b (h g) s e!, b (h g) s d!, b h t! d!, b h t! e!, b (h g) s e!, b (h g) s"
+        " -> b (h g) s d!, b h t! d! +g +s, b h t! e! +g +s | linear {0} | triangle s",
+    ),
+    Case(
+        "autopar.attention_backward.default", attention_backward(4, 4, F(6, 6), True),
+        "b h s e!, b h s d!, b h t! d!, b h t! e!, b h s e!, b h s, s t!"
+        " -> b h s d!, b h t! d! +s, b h t! e! +s | linear {0} | triangle s",
     ),
     Case(
         "autopar.attention_backward.default", attention_backward(4, 2, F(2, 1, 6, 6), False),

@@ -56,6 +56,19 @@ def test_a_dim_is_split_only_by_what_divides_it() -> None:
     assert offered(rule, (3, 2)) == ["R -> R", "S1 -> S1", "S0 -> S0", "S01 -> S01", "S10 -> S10"]
 
 
+@pytest.mark.parametrize("sizes", [(2,), (4,), (2, 4)])
+def test_the_last_part_of_a_triangle_does_the_most(sizes: Shape) -> None:
+    rows = 480
+    rule = bind("b s t! -> b s | triangle s", [(2, rows, rows)], [(2, rows)])
+    whole = sum(range(1, rows + 1))
+    for strategy in strategies(rule, tensors(rule), sizes):
+        cuts = {name: math.prod(sizes[axis] for axis in axes) for name, axes in strategy.factors}
+        length = rows // cuts.get("s", 1)
+        last = sum(range(rows - length + 1, rows + 1))
+        assert strategy.parts == pytest.approx(cuts.get("b", 1) * whole / last, rel=5e-3)
+        assert strategy.parts == (1 if not cuts else 2) or "s" in cuts
+
+
 def test_axes_of_size_one_are_left_out() -> None:
     rule = bind("... -> ...", [(4,)], [(4,)])
     assert offered(rule, (1, 2, 1)) == ["R -> R", "S1 -> S1"]

@@ -38,7 +38,7 @@ def attention_replacement(next_seed: Callable[[], int]) -> Replacement:
             attn_mask = attn_mask.reshape(*[1] * (4 - attn_mask.dim()), *attn_mask.shape)
         if dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad):
             return _attention_in_parts(q, k, v, attn_mask, dropout_p, is_causal, scale, next_seed)
-        return torch.ops.autopar.attention.default(q, k, v, attn_mask, is_causal, scale, 0.0)[0]
+        return torch.ops.autopar.attention.default(q, k, v, attn_mask, is_causal, scale, 0.0, 0)[0]
 
     return attention
 
