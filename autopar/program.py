@@ -206,8 +206,8 @@ class Program:
                 value = item.layout.value
                 root[value] = value if item.reshard.steps else root[item.layout.source]
             else:
-                for index, name in enumerate(item.op.outputs):
-                    root[name] = root[item.reads[0]] if index == 0 and is_alias(item.op) else name
+                shared = is_alias(item.op) and bool(item.reads)
+                root.update((name, root[item.reads[0]] if shared else name) for name in item.op.outputs)
         return root
 
     @cached_property

@@ -142,8 +142,8 @@ class Walk:
             return
         op = _as_op(row)
         reads = [entry.value or entry.tensor for entry in row.inputs]
-        for number, name in enumerate(op.outputs):
-            shared = number == 0 and is_alias(op)
+        shared = is_alias(op) and bool(reads)
+        for name in op.outputs:
             self._make(index, name, self.storage[reads[0]] if shared else name)
         for value in (*reads, *op.outputs):
             self.used[self.storage[value]] = index

@@ -95,8 +95,7 @@ def _storage_roots(graph: Graph) -> dict[str, str]:
     """The tensor whose storage each tensor shares when nothing is resharded in between."""
     root = {item.tensor: item.tensor for item in graph.inputs}
     for op in graph.ops:
-        for index, tensor in enumerate(op.outputs):
-            root[tensor] = root[op.inputs[0]] if index == 0 and _views(op) else tensor
+        root.update((tensor, root[op.inputs[0]] if _views(op) else tensor) for tensor in op.outputs)
     return root
 
 

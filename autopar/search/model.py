@@ -272,7 +272,7 @@ def _without_masks(
 
 
 def _add_saved(model: Model, site: Site, layout: Node) -> int:
-    """What backward keeps: (spec, made from the layout rather than from the producer's version)."""
+    """What backward keeps: (spec, made from the layout rather than from the producer's version, which has another spec then)."""
     space = model.space
     tensor = space.graph.tensors[site.tensor]
     stored = site.tensor not in space.graph.producer
@@ -282,8 +282,9 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
     from_layout = (False,) * len(own) + (True,) * len(made)
     node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))
     choice = np.array(from_layout)
-    table = space.equality_table(site.specs, specs) if stored else _free(space.reshard_table(tensor, site.specs, specs))
-    model.connect(site.producer, node, np.where(choice[None, :], 0.0, table))
+    same = space.equality_table(site.specs, specs)
+    table = same if stored else _free(space.reshard_table(tensor, site.specs, specs))
+    model.connect(site.producer, node, np.where(choice[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table))
     table = _free(space.reshard_table(tensor, layout.specs, specs))
     assert site.forward is not None
     model.connect(site.forward, node, np.where(choice[None, :], table, 0.0))
