@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solvers.array_program import solve_core
+from solvers.compiled import COMPILED
+from solvers.exact_elimination import solve_by_elimination
 from solvers.message_search import MessageSearch
-from solvers.messages import priced
+from solvers.messages import Floats, priced
 from solvers.record import Record
 from solvers.reduction import Core, reduce
-from solvers.shrinking import Shrunk, shrink, slacks
+from solvers.shrinking import shrink, slacks
 
 DIRECT = 20_000
 """Entries of edge tables up to which a core goes to HiGHS at once."""
@@ -24,13 +26,17 @@ EXACT = 60_000
 """Entries up to which what messages leave does."""
 SHARE = 0.4
 """Share of the time left that one exact attempt may take."""
-EAGER_ROUNDS = 4
+LOOK = 4
 """Rounds between two looks at what is left."""
+WORTHWHILE = 0.6
+"""A new core is begun when it has at most this share of the entries of the present one."""
 
 
 def solve_automatic(record: Record) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(record.problem)
+    if COMPILED and solve_by_elimination(record, core) and record.done:
+        return
     if core.num_entries <= DIRECT:
         solve_core(record, core)
         return
@@ -39,51 +45,56 @@ def solve_automatic(record: Record) -> None:
 
 @dataclass
 class Campaign:
-    """Rounds of messages with exact attempts between."""
+    """Rounds of messages on ever smaller cores, with exact attempts between."""
 
     record: Record
     core: Core
-    rounds: int = 0
-    attempted: int = 2**62
+    attempted: float = np.inf
 
     def run(self) -> None:
         """Until the record is over."""
-        self.search = MessageSearch(self.record, self.core)
+        search = MessageSearch(self.record, self.core)
         while not self.record.over:
-            self.search.run(self._time_to_look)
-            if not self.record.over:
-                self._attempt()
+            search.run(LOOK)
+            if self.record.over or self.record.objective is None:
+                continue
+            core = self._rest(search)
+            if core is None:
+                continue
+            if core.num_entries <= min(EXACT, WORTHWHILE * self.attempted):
+                self.attempted = core.num_entries
+                deadline = time.perf_counter() + SHARE * self.record.seconds_left
+                solve_core(self.record, core, self.record.objective, deadline)
+            if not self.record.over and core.num_entries <= WORTHWHILE * search.core.num_entries and core.num_nodes:
+                search = MessageSearch(self.record, core, _carried(search, core), float(self.record.objective or 0))
 
-    def _time_to_look(self) -> bool:
-        self.rounds += 1
-        return self.rounds % EAGER_ROUNDS == 0 and self.record.objective is not None
-
-    def _attempt(self) -> None:
-        """Solve what bound and answer leave, when that is small and smaller than at the last attempt."""
-        rest = self._rest()
-        if rest is None or len(rest.problem.edge_costs) > 20 * EXACT:
-            return
+    def _rest(self, search: MessageSearch) -> Core | None:
+        """The core of what bound and answer leave, None when that is not much less."""
         objective = self.record.objective
         assert objective is not None
-        core = reduce(rest.problem, objective - self.core.constant)
-        if core.num_entries > min(EXACT, 0.7 * self.attempted):
-            return
-        self.attempted = core.num_entries
-        deadline = time.perf_counter() + SHARE * self.record.seconds_left
-        solve_core(self.record, _joined(core, rest, self.core.constant), objective, deadline)
-
-    def _rest(self) -> Shrunk | None:
-        search, objective = self.search, self.record.objective
-        if objective is None:
-            return None
         theta = np.empty(len(search.costs))
         items, prices = search.items, search.dual.best_prices
         priced(search.costs, items.ptr, items.begin, items.end, search.dual.usage, prices, theta)
         choice, pair = slacks(search.graph, theta, search.dual.best_messages)
-        room = objective - search.bound()
-        return shrink(self.core, search.graph, choice, pair, room * (1 + 1e-9) + 1e-3)
+        room = (objective - search.bound()) * (1 + 1e-9) + 1e-3
+        if search.core.num_entries > EXACT and np.count_nonzero(pair < room) > 0.9 * len(pair):
+            return None
+        rest = shrink(search.core, search.graph, choice, pair, room)
+        if rest is None:
+            return None
+        core = reduce(rest.problem, objective - search.core.constant + 1)
+        return replace(
+            core,
+            constant=core.constant + search.core.constant,
+            expand=lambda choices: rest.expand(core.expand(choices)),
+            restrict=lambda choices: core.restrict(rest.restrict(choices)),
+        )
 
 
-def _joined(core: Core, rest: Shrunk, constant: int) -> Core:
-    """The core of the rest, as a core of the original problem."""
-    return replace(core, constant=core.constant + constant, expand=lambda choices: rest.expand(core.expand(choices)))
+def _carried(search: MessageSearch, core: Core) -> Floats:
+    """The prices of a core's times at the times that are left of them."""
+    prices = np.zeros(len(core.capacity))
+    if len(prices):
+        place = np.searchsorted(core.times, np.arange(len(search.dual.best_prices)), side="right") - 1
+        np.add.at(prices, np.maximum(place, 0), search.dual.best_prices)
+    return prices

@@ -16,13 +16,19 @@ DECODING_PASSES = 10
 POLISHING_SWEEPS = 5
 """Sweeps at fixed prices without limits that begin an episode from the dual."""
 EPISODE = 40
-"""Sweeps of an episode."""
+"""Sweeps of an episode after its last improvement."""
+FIRST_EPISODE = 15
+"""Sweeps of an episode while nothing feasible is known: newer prices help more."""
 LARGEST = 1e4
-"""Entries of the largest table of a sweep, times a random factor between 0.1 and 3."""
+"""Entries of the largest table of a polishing sweep."""
+SMALLEST_POWER, LARGEST_POWER = 3.0, 4.5
+"""Powers of ten between which other sweeps draw theirs."""
 SHAKES = (0.0, 0.001, 0.003, 0.01)
 """Shares of nodes set at random before a sweep."""
+SPREADS = (0.0, 0.0, 0.03, 0.1, 0.3)
+"""An episode draws one: sweeps see the dual's prices with this spread, anew each time; with 0 prices drift with what stops changes."""
 NOISE = 0.25
-"""Spread of the prices with which an episode from the best choices begins."""
+"""Spread of the prices with which a drifting episode from the best choices begins."""
 ROOM = 20_000_000
 """Entries of the tables of one sweep in all."""
 
@@ -50,6 +56,7 @@ class LocalSearch:
     closest: Ints | None = None
     excess: float = np.inf
     left: int = 0
+    spread: float = 0.0
     sweeps: int = 0
     fresh_bound: float = -np.inf
     choices: Ints = field(init=False)
@@ -67,10 +74,13 @@ class LocalSearch:
         while sweeps > 0 and not stop():
             if self.left == 0:
                 sweeps -= self._begin(hints)
-            largest = LARGEST * 10 ** self.random.uniform(-1.0, 0.5)
+            largest = 10 ** self.random.uniform(SMALLEST_POWER, LARGEST_POWER)
             shake = float(self.random.choice(SHAKES)) if self.best is not None else 0.0
             improve(self.graph, self.items, self.costs, self.prices, self.choices, self.used, largest, shake, self.work)
-            self._keep()
+            if self.spread > 0.0 and (self.used <= self.items.capacity).all():
+                self.prices = hints.prices * self.random.lognormal(0.0, self.spread, len(self.prices))
+            if self._keep():
+                self.left = EPISODE
             self.sweeps += 1
             self.left -= 1
             sweeps -= 1
@@ -82,7 +92,8 @@ class LocalSearch:
 
     def _begin(self, hints: Hints) -> int:
         """Start an episode; returns the sweeps it took."""
-        self.left = EPISODE
+        self.left = EPISODE if self.best is not None else FIRST_EPISODE
+        self.spread = float(self.random.choice(SPREADS))
         if self.best is None or hints.bound > self.fresh_bound + 0.01 * max(0.0, self.cost - self.fresh_bound):
             self.fresh_bound = hints.bound
             self._decode(hints)
@@ -111,12 +122,15 @@ class LocalSearch:
             improve(self.graph, boundless, self.costs, self.prices, self.choices, self.used, LARGEST, 0.0, self.work)
         self.prices = hints.prices.copy()
 
-    def _keep(self) -> None:
+    def _keep(self) -> bool:
+        """Note the present choices; True when they are the best."""
         cost = total_cost(self.graph, self.costs, self.choices)
         if cost >= FAR / 2:
-            return
+            return False
         excess = float(np.max(self.used - self.items.capacity, initial=0))
         if excess <= 0 and cost < self.cost:
             self.best, self.cost = self.choices.copy(), cost
+            return True
         if excess < self.excess:
             self.closest, self.excess = self.choices.copy(), excess
+        return False

@@ -18,27 +18,28 @@ from solvers.problem import Ints, Problem, offsets
 
 
 class Memory(NamedTuple):
-    """Choice c uses ``usage`` at ``begin <= t < end`` for its items ``ptr[c]:ptr[c + 1]``; time t has room for ``capacity[t]``."""
+    """Choice c uses ``usage`` at ``begin <= t < end`` for its items ``ptr[c]:ptr[c + 1]``; time t has room ``capacity[t]``."""
 
     ptr: Ints
     begin: Ints
     end: Ints
     usage: Ints
     capacity: Ints
+    time: Ints  # the problem's time at which each indexed time begins
 
 
 def memory(problem: Problem) -> Memory:
     """The problem's items over indexed times."""
     if problem.limit is None:
         none = np.zeros(0, dtype=np.int64)
-        return Memory(np.zeros(len(problem.costs) + 1, dtype=np.int64), none, none, none, none)
+        return Memory(np.zeros(len(problem.costs) + 1, dtype=np.int64), none, none, none, none, none)
     kept = (problem.item_end > problem.item_begin) & (problem.item_usage > 0)
     begin, end, usage = problem.item_begin[kept], problem.item_end[kept], problem.item_usage[kept]
     times = np.unique(np.concatenate([begin, end]))
     owner = np.repeat(np.arange(len(problem.costs)), np.diff(problem.item_ptr))[kept]
     ptr = offsets(np.bincount(owner, minlength=len(problem.costs)).astype(np.int64))
     capacity = np.full(max(len(times) - 1, 1 if problem.limit < 0 else 0), problem.limit, dtype=np.int64)
-    return Memory(ptr, np.searchsorted(times, begin), np.searchsorted(times, end), usage, capacity)
+    return Memory(ptr, np.searchsorted(times, begin), np.searchsorted(times, end), usage, capacity, np.resize(times, len(capacity)))
 
 
 def heavy_nodes(ptr: Ints, items: Memory) -> NDArray[np.uint8]:
@@ -72,10 +73,10 @@ def rebuild(net: Network, old: Memory, first_log: int) -> Memory:
     items = in_choice_order(net, members, root, ptr, sketch)
     binding = np.cumsum(largest)[:horizon] > capacity
     kept = maximal_times(binding, capacity, items[:, 0], items[:, 1])
-    return squeeze(ptr, items, kept, capacity)
+    return squeeze(ptr, items, kept, capacity, old.time)
 
 
-def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints) -> Memory:
+def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints, time: Ints) -> Memory:
     """The items over the kept times only, those that became empty left out and equal neighbours joined."""
     place = offsets(kept.astype(np.int64))
     begin, end = place[items[:, 0]], place[items[:, 1]]
@@ -87,7 +88,7 @@ def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints) -> 
     first = np.flatnonzero(~joined)
     last = np.append(first[1:], len(begin))[: len(first)] - 1
     counts = np.bincount(owner[first], minlength=len(ptr) - 1).astype(np.int64)
-    return Memory(offsets(counts), begin[first], end[last], usage[first], capacity[kept])
+    return Memory(offsets(counts), begin[first], end[last], usage[first], capacity[kept], time[kept])
 
 
 def drop_too_large(net: Network, items: Memory) -> bool:

@@ -6,7 +6,6 @@ both workers search.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from solvers.prices import Dual
 from solvers.record import Record
 from solvers.reduction import Core, reduce
 
-SWEEPS = 4
+SWEEPS = 30
 """Sweeps of the search in a round."""
 UPDATES = 16
 """Changes of prices in a round: about the same work."""
@@ -39,33 +38,43 @@ def solve_messages(record: Record) -> None:
         record.offer(core.expand(np.zeros(0, dtype=np.int64)))
         record.prove(core.constant)
     else:
-        MessageSearch(record, core).run(lambda: False)
+        search = MessageSearch(record, core)
+        while not record.over:
+            search.run(1)
 
 
 @dataclass
 class MessageSearch:
-    """The rounds on one core. ``record`` gets every better answer and bound."""
+    """The rounds on one core. ``record`` gets every better answer and bound.
+
+    ``prices`` are those to begin with; answers that cost more than ``excluded``, which is reached, may be missing from the core.
+    """
 
     record: Record
     core: Core
+    prices: Floats | None = None
+    excluded: float = np.inf
+    rounds: int = 0
 
     def __post_init__(self) -> None:
         core = self.core
         self.graph: Pairs = pairs(core)
         self.costs: Floats = np.where(core.costs >= NEVER, FAR, core.costs.astype(np.float64))
         self.items = Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
-        self.dual = Dual(self.graph, self.items, self.costs)
+        self.dual = Dual(self.graph, self.items, self.costs, start=self.prices)
         self.searches = [LocalSearch(self.graph, self.items, self.costs, 2 * self.record.seed + k) for k in (0, 1)]
         self.offered = np.inf
         self.history: list[float] = []
 
-    def run(self, enough: Callable[[], bool]) -> None:
-        """Rounds until the record is over or ``enough`` says so after a round."""
-        if not self.history:
+    def run(self, rounds: int) -> None:
+        """So many rounds, or fewer when the record is over."""
+        if self.rounds == 0:
             self._warm_start()
             self.dual.warm_up()
         with ThreadPoolExecutor(2) as pool:
-            while not self.record.over and not enough():
+            for _ in range(rounds):
+                if self.record.over:
+                    return
                 self._round(pool)
 
     def bound(self, prices: Floats | None = None, messages: Floats | None = None) -> float:
@@ -76,7 +85,7 @@ class MessageSearch:
         priced(self.costs, self.items.ptr, self.items.begin, self.items.end, self.dual.usage, prices, theta)
         value = certify(self.graph, theta, messages) - float(prices @ self.dual.room)
         scale = abs(value) + float(prices @ self.dual.room)
-        return self.core.constant + value - SAFETY * scale * len(self.graph.low)
+        return min(self.excluded, self.core.constant + value - SAFETY * scale * len(self.graph.low))
 
     def stalled(self) -> bool:
         """Whether the bound has stopped closing the gap."""
@@ -88,8 +97,11 @@ class MessageSearch:
         if self.record.choices is not None:
             start = self.core.restrict(self.record.choices)
             if (start >= 0).all() and self.record.objective is not None:
+                self.offered = float(self.record.objective - self.core.constant)
                 for search in self.searches:
-                    search.adopt(start, float(self.record.objective - self.core.constant))
+                    search.adopt(start, self.offered)
+        if self.record.objective is not None:
+            self.dual.upper = float(self.record.objective - self.core.constant)
 
     def _round(self, pool: ThreadPoolExecutor) -> None:
         def stop() -> bool:
@@ -104,6 +116,7 @@ class MessageSearch:
             work.append(pool.submit(dual.ascend, UPDATES, stop))
         for job in work:
             job.result()
+        self.rounds += 1
         self._exchange()
 
     def _exchange(self) -> None:
@@ -119,8 +132,14 @@ class MessageSearch:
                 if search.closest is not None:
                     self.record.offer(self.core.expand(search.closest))
         if self.dual.bound >= FAR / 2:
-            self.record.infeasible = True  # some node's choices are all forbidden by its neighbours'
+            self._nothing_left()  # some node's choices are all forbidden by its neighbours'
         elif not self.history or self.dual.bound > self.history[-1]:
             self.record.prove(self.bound())
         if not self.stalled():
             self.history.append(self.dual.bound)
+
+    def _nothing_left(self) -> None:
+        if np.isfinite(self.excluded):
+            self.record.prove(self.excluded)
+        else:
+            self.record.infeasible = True

@@ -18,7 +18,7 @@ from solvers.neighbourhood import Items
 from solvers.problem import Ints
 
 WARM_PASSES = 40
-"""Passes at no prices before the first prices."""
+"""Passes at the first prices, mostly none, before they change."""
 PASSES = 2
 """Passes forth and back for each change of prices."""
 COLD = 0.05
@@ -40,6 +40,7 @@ class Dual:
     items: Items
     costs: Floats
     upper: float = np.inf
+    start: Floats | None = None
     bound: float = -np.inf
     step: float = 1.0
     bad: int = 0
@@ -55,16 +56,17 @@ class Dual:
 
     def __post_init__(self) -> None:
         self.theta = self.costs.copy()
-        self.prices = np.zeros(len(self.items.capacity))
+        self.prices = np.zeros(len(self.items.capacity)) if self.start is None else self.start.copy()
         self.best_prices = self.prices.copy()
         self.messages = no_messages(self.graph)
         self.best_messages = self.messages.copy()
         self.decoded = np.zeros(len(self.graph.split), dtype=np.int64)
         self.usage = self.items.usage.astype(np.float64)
         self.room = self.items.capacity.astype(np.float64)
+        self.price()
 
     def warm_up(self) -> None:
-        """Messages at no prices, and the first bound."""
+        """Messages at the first prices, and the first bound."""
         for _ in range(WARM_PASSES):
             self._pass()
         self.target = max(self.bound * 1.2, 1.0)

@@ -27,6 +27,8 @@ MOST_ROUNDS = 6
 class Core:
     """What reduction leaves: the same arrays as a Problem but times indexed, room by time, and a constant cost.
 
+    ``times`` holds the problem's time at which each indexed time begins.
+
     Costs of ``NEVER`` (2^62) are forbidden. ``expand`` turns choices of the core, shape [n], into choices of the problem;
     ``restrict`` goes back, with -1 where a choice is gone.
     """
@@ -41,6 +43,7 @@ class Core:
     item_end: Ints
     item_usage: Ints
     capacity: Ints
+    times: Ints
     constant: int
     infeasible: bool
     expand: Callable[[Ints], Ints]
@@ -129,6 +132,7 @@ def _core(net: Network, items: Memory) -> Core:
         item_end=items.end[picked],
         item_usage=items.usage[picked],
         capacity=items.capacity,
+        times=items.time,
         constant=int(net.scalars[CONSTANT]),
         infeasible=infeasible,
         expand=expand,

@@ -32,6 +32,14 @@ class Shrunk:
         picked = self.kept[self.node_ptr[:-1] + choices[:-1]]
         return self.core.expand(picked - self.core.node_ptr[:-1])
 
+    def restrict(self, choices: Ints) -> Ints:
+        """The way back, with -1 where a choice is gone."""
+        inside = self.core.restrict(choices)
+        flat = self.core.node_ptr[:-1] + inside
+        place = np.searchsorted(self.kept, flat)
+        here = (inside >= 0) & (place < len(self.kept)) & (self.kept[np.minimum(place, len(self.kept) - 1)] == flat)
+        return np.append(np.where(here, place - self.node_ptr[:-1], -1), 0)
+
 
 def slacks(graph: Pairs, theta: Floats, messages: Floats) -> tuple[Floats, Floats]:
     """By how much the certified bound rises when a choice is forced, shape [C], and when a pair is, laid out as ``graph.table``."""

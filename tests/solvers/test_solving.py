@@ -156,7 +156,7 @@ def test_a_large_layered_problem_reaches_a_percent():
 
 def test_command_writes_the_solution_file(tmp_path):
     file = tmp_path / "p.json"
-    problem = random_problem(7)
+    problem = layered(2, 3, 3)
     problem.save(file)
     expected = solve(problem)
     code = f"""
