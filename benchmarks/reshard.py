@@ -32,7 +32,7 @@ def measure_pairs() -> list[dict[str, object]]:
         source, target = ShardingSpec.parse(case.source), ShardingSpec.parse(case.target)
         shape, on = (256,) * len(source.dims), machine(case.mesh)
         begin = time.perf_counter()
-        plan = find_reshard(shape, 4, source, target, on)
+        plan = find_reshard(shape, 4, source, target, on, fine=True)
         seconds = time.perf_counter() - begin
         assert plan is not None
         rows.append(

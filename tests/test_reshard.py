@@ -104,7 +104,7 @@ def test_slicing_is_free() -> None:
 def test_bytes_of_published_pairs(case: Case) -> None:
     source, target = spec(case.source), spec(case.target)
     shape = (256,) * len(source.dims)
-    plan = find_reshard(shape, 4, source, target, machine(case.mesh))
+    plan = find_reshard(shape, 4, source, target, machine(case.mesh), fine=True)
     assert plan is not None
     assert plan.received_bytes_per_rank / (math.prod(shape) * 4) <= case.best + 5e-5  # published with four digits
 
@@ -130,9 +130,9 @@ def test_coarse_cuts_lose_nothing_against_prime_ones(mesh: str, hardware: str, m
     specs = all_specs(shape, on.mesh.sizes)
     sample = random.Random(1)
     pairs = [(sample.choice(specs), ShardingSpec(sample.choice(specs).dims)) for _ in range(12)]
-    found = [planning.find_reshard.__wrapped__(shape, 2, *pair, on).seconds for pair in pairs]
+    found = [planning.find_reshard.__wrapped__(shape, 2, *pair, on, fine=True).seconds for pair in pairs]
     monkeypatch.setattr(planning, "cuts", lambda machine, unused: (cuts.prime_cut(machine),))
-    exact = [planning.find_reshard.__wrapped__(shape, 2, *pair, on).seconds for pair in pairs]
+    exact = [planning.find_reshard.__wrapped__(shape, 2, *pair, on, fine=True).seconds for pair in pairs]
     assert found == pytest.approx(exact, rel=1e-9)
 
 
@@ -249,7 +249,7 @@ def test_receives_no_more_than_shardy(shared: Path) -> None:
         shape = tuple(case["shape"])
         if source.problem(shape, tuple(sizes.values())) or target.problem(shape, tuple(sizes.values())):
             continue  # Shardy pads
-        plan = find_reshard(shape, 1, source, target, machine(",".join(f"{name}={size}" for name, size in sizes.items())))
+        plan = find_reshard(shape, 1, source, target, machine(",".join(f"{name}={size}" for name, size in sizes.items())), fine=True)
         assert plan is not None
         block = math.prod(source.local_shape(shape, tuple(sizes.values()))) / math.prod(shape)
         theirs = shardy_bytes(case["steps"], block, sizes)

@@ -53,7 +53,7 @@ def reshard(
     except CostModelError as error:
         raise (UsageError if error.exit_status == UsageError.exit_status else FileError)(error.message, error.hint) from error
     specs = [_legal(spec, extents, machine.mesh) for spec in (source, target)]
-    found = find_reshard(extents, DTYPE_BYTES[name], specs[0], specs[1], machine)
+    found = find_reshard(extents, DTYPE_BYTES[name], specs[0], specs[1], machine, fine=True)
     if found is None:
         raise _unreachable(specs[0], specs[1])
     return found

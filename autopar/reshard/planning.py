@@ -14,9 +14,14 @@ from autopar.reshard.steps import Reshard, Step
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
 
+FINE_AXES = 2
+"""Up to so many axes, reshards move parts of axes where that pays."""
 
-@lru_cache(maxsize=1 << 18)
-def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> Reshard | None:
+
+@lru_cache(maxsize=1 << 20)
+def find_reshard(
+    shape: tuple[int, ...], itemsize: int, source: ShardingSpec, target: ShardingSpec, machine: Machine, fine: bool | None = None
+) -> Reshard | None:
     """The cheapest way to turn ``source`` into ``target``; None when there is none.
 
     Args:
@@ -24,6 +29,8 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
         itemsize: bytes of an element.
         source, target: legal specs of the tensor on the machine's mesh, without axes of size 1.
         machine: whose links the seconds are for.
+        fine: also move parts of axes; by default where the mesh has at most two axes. On three and more it takes tens of times longer
+            for one or two percent.
 
     A value that is whole over an axis becomes a partial sum over it for nothing (one rank keeps it, the others hold zeros).
     There is none when the target is partial by another reduction than a sum over an axis that the source is not, or when axes with
@@ -43,7 +50,9 @@ def find_reshard(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, ta
     order = sorted(range(len(shape)), key=lambda dim: (source.dims[dim], target.dims[dim], math.gcd(shape[dim], whole)))
     capacities = tuple(math.gcd(shape[dim], whole) for dim in order)
     best = Way((), math.inf)
-    for cut in cuts(machine, tuple(kept)):
+    if fine is None:
+        fine = sum(size > 1 for size in machine.mesh.sizes) <= FINE_AXES
+    for cut in cuts(machine, tuple(kept))[: None if fine else 1]:
         before, after = (tuple(cut.spell(spec.dims[dim]) for dim in order) for spec in (source, target))
         way = solve(Question(cut.letters, capacities, before, after, cut.spell(reduced), float(full), best.seconds))
         if way is not None and way.seconds < best.seconds * (1 - 1e-9):

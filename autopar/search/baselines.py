@@ -23,10 +23,9 @@ from dataclasses import dataclass
 
 from autopar.graph import Op, Phase
 from autopar.program import OUTPUT, Assignment, Layout, Program, build_program
-from autopar.search.space import Space
+from autopar.search.space import CONTRACTION, Space
 from autopar.sharding import ShardingSpec, Strategy
 
-CONTRACTION = "autopar.contract.default"
 EMBEDDING = "autopar.embedding.default"
 FORCED = 1e6
 """Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
@@ -113,12 +112,12 @@ class _Walk:
         return True
 
     def _tokens(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Axes of the batch and of the sequence of inputs of ``shape``; None when they do not divide."""
+        """Axes of the batch and of the sequence of inputs of ``shape``, innermost major; None when they do not divide."""
         axes, sizes = self.recipe.tokens, self.space.sizes
         for count in range(len(axes), -1, -1):
             batch, sequence = (math.prod(sizes[axis] for axis in some) for some in (axes[:count], axes[count:]))
             if (batch == 1 or (shape and shape[0] % batch == 0)) and (sequence == 1 or (len(shape) > 1 and shape[1] % sequence == 0)):
-                return axes[:count], axes[count:]
+                return axes[:count][::-1], axes[count:][::-1]
         return None
 
     def _place(self, tensor: str, spec: ShardingSpec) -> None:
@@ -236,5 +235,5 @@ def _split_first(shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int
     parts = math.prod(sizes[axis] for axis in axes)
     for dim, extent in enumerate(shape):
         if extent % parts == 0:
-            return ShardingSpec(tuple(axes if d == dim else () for d in range(len(shape))))
+            return ShardingSpec(tuple(axes[::-1] if d == dim else () for d in range(len(shape))))
     return ShardingSpec.replicated(len(shape))

@@ -18,7 +18,12 @@ from autopar.search.pins import Pins
 from autopar.sharding import ShardingSpec, Strategy, splits
 from cost_models import Machine
 
+CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
+ALL_ORDERS = 2
+"""Up to so many axes, a dim may be split by several in any order, and contractions may take partial sums. On more axes the innermost
+is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
+would be thousands for one operator, and a problem of hundreds of millions of entries."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Space:
             if not rule.known:
                 self.unknown[op.target] = op.location or op.name
             tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
-            offered = strategies(rule, tensors, self.sizes, must_split=self.machine.cost_model == "communication")
+            offered = self._kept(op, strategies(rule, tensors, self.sizes, must_split=self.machine.cost_model == "communication"))
             seconds = [
                 pricing.compute_seconds(op, self.graph.tensors, s, self.machine) + pricing.inner_seconds(s, self.machine) for s in offered
             ]
@@ -76,12 +81,30 @@ class Space:
     def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
         """Specs a graph input may have: the pinned one, or all."""
         pinned = self.pins.inputs.get(item.tensor)
-        return (pinned,) if pinned else tuple(splits(self.graph.tensors[item.tensor].shape, self.sizes))
+        return (pinned,) if pinned else self._splits(item.tensor)
 
     def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
         """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""
         pinned = self.pins.outputs.get(f"{OUTPUT}{index}")
-        return (pinned,) if pinned else tuple(splits(self.graph.tensors[self.graph.outputs[index].tensor].shape, self.sizes))
+        return (pinned,) if pinned else self._splits(self.graph.outputs[index].tensor)
+
+    def _splits(self, tensor: str) -> tuple[ShardingSpec, ...]:
+        return tuple(spec for spec in splits(self.graph.tensors[tensor].shape, self.sizes) if self._in_order(spec))
+
+    def _in_order(self, spec: ShardingSpec) -> bool:
+        return self._all_orders or all(list(axes) == sorted(axes, reverse=True) for axes in spec.dims)
+
+    @property
+    def _all_orders(self) -> bool:
+        return sum(size > 1 for size in self.sizes) <= ALL_ORDERS
+
+    def _kept(self, op: Op, offered: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        """The strategies searched: see ``ALL_ORDERS``."""
+        if self._all_orders:
+            return offered
+        whole = op.target == CONTRACTION
+        kept = (s for s in offered if all(map(self._in_order, (*s.inputs, *s.outputs))))
+        return tuple(s for s in kept if not (whole and any(spec.partial for spec in s.inputs)))
 
     def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
         """Seconds of the optimizer's step on a trained parameter, by spec; 0 for other inputs."""
@@ -125,6 +148,9 @@ class Space:
     def _seconds(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> float:
         if source == target:
             return 0.0
+        new = [item for item in target.partial if item[0] not in source.partial_axes and item[1] == "sum"]
+        if new:  # a whole value becomes a partial sum for nothing: the same price as without, asked once
+            return self._seconds(tensor, source, ShardingSpec(target.dims, tuple(item for item in target.partial if item not in new)))
         found = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
         return IMPOSSIBLE if found is None else found.seconds
 
