@@ -25,9 +25,12 @@ COLD = 0.05
 """Temperature, as a share of the gap per node."""
 MEMORY = 0.7
 """Weight of earlier gradients."""
+FIRST_STEP = 0.1
+"""Share of the step that would close the gap if the dual were flat; longer ones throw the first prices far off."""
 PATIENCE = 8
 """Changes of prices without a better bound before the step is cut."""
 CUT, GROW = 0.7, 1.1
+"""Factors of the step after a run without progress and after progress."""
 PROGRESS = 1e-5
 """A bound counts as better when it grows by this share."""
 
@@ -42,7 +45,7 @@ class Dual:
     upper: float = np.inf
     start: Floats | None = None
     bound: float = -np.inf
-    step: float = 1.0
+    step: float = FIRST_STEP
     bad: int = 0
     updates: int = 0
     target: float = 0.0
