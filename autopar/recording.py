@@ -134,7 +134,8 @@ def replay(plan: Plan, graph: Graph) -> Assignment:
     """
     if graph.sha256 != plan.model.graph_sha256:
         raise MismatchError(
-            f"the plan was made for another model: {first_difference(plan, graph)}", "plan this model again, with the same inputs and mode"
+            f"the plan was made for another model: {first_difference(plan, graph)}",
+            "plan this model again, with the same inputs and mode; give compile the loss= that it was planned with, if any",
         )
     broken = illegal(plan)
     if broken:

@@ -6,7 +6,7 @@ inside the functions, so that importing this module costs only torch itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -131,7 +131,8 @@ def trace_joint(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.fx
 def role(descriptor: Any) -> tuple[str, int]:
     """What a placeholder or output of ``trace_joint`` is, with the flat position of the input or output it belongs to.
 
-    One of ``input``, ``tangent``, ``output``, ``gradient``, ``mutation`` (an input's new value), ``other``.
+    One of ``input``, ``tangent``, ``output``, ``gradient``, ``mutation`` (an input's new value), ``mutation gradient`` (the gradient of
+    that value, where autograd goes on through it), ``other``.
     """
     from torch._functorch._aot_autograd import descriptors as d
 
@@ -142,6 +143,8 @@ def role(descriptor: Any) -> tuple[str, int]:
             return "tangent", idx
         case d.PlainAOTOutput(idx):
             return "output", idx
+        case d.TangentAOTInput(d.InputMutationAOTOutput(d.PlainAOTInput(idx))):
+            return "mutation gradient", idx
         case d.GradAOTOutput(d.PlainAOTInput(idx)):
             return "gradient", idx
         case d.InputMutationAOTOutput(d.PlainAOTInput(idx)):
@@ -210,6 +213,16 @@ def replaced_on_cpu(operator: str, function: Callable[..., Any]) -> Iterator[Non
         yield
     finally:
         library._destroy()
+
+
+def replaced_operators(functions: Mapping[Any, Callable[..., Any]]) -> Any:
+    """A context in which the operators among the keys run their function instead, below autograd."""
+
+    class Replacing(dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return functions.get(operator, operator)(*args, **(kwargs or {}))
+
+    return Replacing()
 
 
 def trace_operators(function: Callable[..., Any], inputs: list[torch.Tensor], bodies: Any) -> torch.fx.GraphModule:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
-from autopar.errors import MismatchError, UsageError, VerificationError
+from autopar.errors import FileError, MismatchError, UsageError, VerificationError
 from autopar.plan import Plan
 from autopar.runtime import trials
 from autopar.runtime.examples import index_bound, with_values
@@ -110,6 +110,39 @@ def test_models_that_are_not_plain_pass(device: str) -> None:
         assert "batch.more" in found.gradient_errors
 
 
+class Drawing(nn.Module):
+    """Random numbers of every kind beside dropout, in place and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.3, inplace=True), nn.AlphaDropout(0.1))
+        self.spread = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        kept = nn.functional.dropout1d((y + torch.randn_like(y) * self.spread(x).exp()).unsqueeze(-1), 0.4, True).squeeze(-1)
+        noise = torch.rand(8, 16) + torch.randn(8, 16) + torch.bernoulli(y.sigmoid()) + torch.zeros_like(y).uniform_(-1, 1)
+        noise = noise + torch.empty_like(y).normal_(1.0, 2.0) + torch.zeros_like(y).bernoulli_(0.3) + torch.normal(0.0, 2.0, (8, 16))
+        soft = nn.functional.gumbel_softmax(y) + torch.normal(y, y.exp()) + torch.randint(0, 5, (8, 16))
+        return (kept * noise + soft)[torch.randperm(8)].square().mean()
+
+
+def test_models_that_draw_random_numbers_pass() -> None:
+    made = Drawing(), (torch.randn(8, 16),)
+    for mesh in ("2x2", "3"):
+        plan = autopar.plan(*made, mesh=mesh, hardware="cpu-cluster", cost_model="communication")
+        found = verify(plan, made, backend="simulate", steps=3)
+        assert found.passed, found
+
+
+def test_a_plan_whose_mesh_or_hardware_cannot_be_read_is_refused() -> None:
+    made = target()
+    plan = plan_of("mlp", "train", "2")
+    for broken, words in (({"mesh": {}}, "no axis"), ({"hardware": {"name": "mine"}}, "field memory_bytes")):
+        with pytest.raises(FileError, match=words):
+            verify(plan.model_copy(update=broken), made)
+
+
 def test_a_loss_from_outside() -> None:
     made = SimpleNamespace(
         model=target().model, args=(target().args[0],), kwargs={}, loss=nn.functional.mse_loss, loss_args=(target().args[1],)
@@ -138,8 +171,11 @@ def test_a_wrong_program_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
     assert "FAILED" in str(found) and "problem" in str(found)
 
 
-def test_collectives_that_were_not_planned_fail() -> None:
+def test_collectives_that_were_not_planned_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     fewer = plan_of().model_copy(update={"collectives": plan_of().collectives[1:]})
+    with pytest.raises(MismatchError, match=r"the plan cannot be run: collectives\[0\]"):
+        verify(fewer, target(), backend="simulate", steps=1)
+    monkeypatch.setattr("autopar.recording.illegal", lambda plan: ())
     found = verify(fewer, target(), backend="simulate", steps=1)
     assert not found.passed and "collectives of rank 0" in found.problems[0]
 

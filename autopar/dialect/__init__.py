@@ -7,7 +7,7 @@ parts that split differently (both gradients of a convolution in one operator).
 
 from __future__ import annotations
 
-from autopar.dialect import attention, batch_norm, contraction, convolution, dropout, lookup, rms_norm
+from autopar.dialect import attention, batch_norm, contraction, convolution, dropout, lookup, noise, rms_norm
 from autopar.dialect.dropout import random_step
 
-__all__ = ["attention", "batch_norm", "contraction", "convolution", "dropout", "lookup", "random_step", "rms_norm"]
+__all__ = ["attention", "batch_norm", "contraction", "convolution", "dropout", "lookup", "noise", "random_step", "rms_norm"]

@@ -18,8 +18,10 @@ from autopar.dialect.library import define
 
 @lru_cache(maxsize=4096)
 def parse(equation: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Factors of both operands and of the result.
+    """Factors of both operands and of the result; ``()`` is a scalar, as in the rules.
 
+    >>> parse("k, k -> ()")
+    (('k',), ('k',), ())
     >>> parse("b s k, n k -> b s n")
     (('b', 's', 'k'), ('n', 'k'), ('b', 's', 'n'))
     """
@@ -27,12 +29,14 @@ def parse(equation: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, .
     a, comma, b = operands.partition(",")
     if not arrow or not comma:
         raise ValueError(f"autopar.contract needs an equation like 'm k, k n -> m n', got {equation!r}")
-    return tuple(a.split()), tuple(b.split()), tuple(result.split())
+    first, second, out = (() if term.strip() == "()" else tuple(term.split()) for term in (a, b, result))
+    return first, second, out
 
 
 def write(a: tuple[str, ...], b: tuple[str, ...], result: tuple[str, ...]) -> str:
     """The equation of these factors, the inverse of ``parse``."""
-    return f"{' '.join(a)}, {' '.join(b)} -> {' '.join(result)}"
+    first, second, out = (" ".join(factors) or "()" for factors in (a, b, result))
+    return f"{first}, {second} -> {out}"
 
 
 def _sizes(a: Tensor, b: Tensor, equation: str) -> dict[str, int]:
@@ -48,7 +52,12 @@ def _sizes(a: Tensor, b: Tensor, equation: str) -> dict[str, int]:
 
 def _contract(a: Tensor, b: Tensor, equation: str) -> Tensor:
     _sizes(a, b, equation)
-    return torch.einsum(equation.replace(" ", ""), a, b).contiguous()
+    return torch.einsum(_letters(equation), a, b).contiguous()
+
+
+def _letters(equation: str) -> str:
+    """The equation as ``torch.einsum`` writes it."""
+    return equation.replace("()", "").replace(" ", "")
 
 
 def _contract_shapes(a: Tensor, b: Tensor, equation: str) -> Tensor:

@@ -29,11 +29,16 @@ def random_step(step: int) -> Iterator[None]:
         _STEP.reset(token)
 
 
+def generator(device: torch.device, seed: int) -> torch.Generator:
+    """The random numbers of a seed of the graph in this step."""
+    made = torch.Generator(device)
+    made.manual_seed((seed * 1_000_003 + _STEP.get()) % 2**63)
+    return made
+
+
 def _dropout(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
     """``mask`` is true where kept, with probability ``1 - p``; ``out = x * mask / (1 - p)``."""
-    generator = torch.Generator(x.device)
-    generator.manual_seed((seed * 1_000_003 + _STEP.get()) % 2**63)
-    mask = torch.rand(x.shape, device=x.device, generator=generator) >= p
+    mask = torch.rand(x.shape, device=x.device, generator=generator(x.device, seed)) >= p
     return x * mask * _scale(p), mask
 
 

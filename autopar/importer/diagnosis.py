@@ -24,6 +24,7 @@ from autopar.errors import AutoparError, CaptureError
 _OURS = str(Path(__file__).resolve().parents[1])
 _ZOO = os.path.join(_OURS, "zoo")
 _TORCH = str(Path(torch.__file__).parent)
+_LAYERS, _CALLERS = os.path.join(_TORCH, "nn", "modules"), ("module.py", "container.py")
 _STANDARD = sysconfig.get_path("stdlib")
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
@@ -120,10 +121,11 @@ def at_line(message: str, place: tuple[str, int] | None) -> str:
 
 
 def user_place(error: BaseException) -> tuple[str, int] | None:
-    """File and line of the innermost frame that is the user's (or a built-in model's)."""
+    """File and line of the innermost frame that is the user's (or a built-in model's), else of a layer of ``torch.nn``."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     users = [place for place in frames if is_user_file(place[0])]
-    return users[-1] if users else None
+    layers = [place for place in frames if os.path.dirname(place[0]) == _LAYERS and os.path.basename(place[0]) not in _CALLERS]
+    return (users or layers or [None])[-1]
 
 
 def is_user_file(file: str) -> bool:

@@ -105,6 +105,13 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
             inputs[node] = tensors[index]
         elif kind == "tangent":
             tangents[node] = index
+        elif kind == "mutation gradient" and tensors[index].kind == "buffer":
+            raise CaptureError(
+                f"the new value of the buffer {tensors[index].name} depends on parameters, so that the next step would go back through it",
+                "assign a detached value: self.buffer.copy_(value.detach())",
+            )
+        elif kind == "mutation gradient":
+            raise _changed_in_place(exported, tensors[index])
         else:
             raise CaptureError(f"the traced graph has an input of an unknown kind: {node.meta['desc']}", "report this model")
     outputs: list[tuple[str, Node]] = []
@@ -122,14 +129,17 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
         elif kind == "mutation" and tensors[index].kind == "buffer":
             buffers.append((tensors[index], result))
         elif kind == "mutation":
-            value = tensors[index]
-            raise CaptureError(
-                at_line(f"the forward changes its {value.kind} {value.name} in place", _mutation_place(exported, value)),
-                "work on a clone(), or register the tensor as a buffer if its new value is to be kept",
-            )
+            raise _changed_in_place(exported, tensors[index])
         else:
             raise CaptureError(f"the traced graph has an output of an unknown kind: {descriptor}", "report this model")
     return Roles(inputs, tangents, outputs, gradients, buffers)
+
+
+def _changed_in_place(exported: Exported, value: Value) -> CaptureError:
+    return CaptureError(
+        at_line(f"the forward changes its {value.kind} {value.name} in place", _mutation_place(exported, value)),
+        "work on a clone(), or register the tensor as a buffer if its new value is to be kept",
+    )
 
 
 def _mutation_place(exported: Exported, value: Value) -> tuple[str, int] | None:

@@ -36,6 +36,17 @@ def divide(call: Call) -> str:
     return "... * -> ..." + ("" if call.arguments.get("rounding_mode") else " | linear {0}")
 
 
+def weight_norm(call: Call) -> str:
+    """Each slice along ``dim`` has a norm of its own, computed over all the other dims."""
+    rank = len(call.shape(0))
+    kept = call.arguments["dim"] % rank
+    tensor = ["a" if dim == kept else "_" for dim in range(rank)]
+    norms = ["a" if dim == kept else "1" for dim in range(rank)]
+    if len(call.inputs) == 2:
+        return write([tensor, norms], [tensor, norms])
+    return write([tensor, tensor, norms, norms], [tensor, norms], "linear {0}")
+
+
 def full(call: Call) -> str:
     """Made on each rank; zeros are also a partial sum."""
     return "-> ..." + ("" if call.arguments["fill_value"] else " | linear {}")

@@ -25,7 +25,7 @@ _NONLINEAR = """
     logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel
     reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
     special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt
-    square tan tanh threshold trunc xlogy full_like ones_like fill"""
+    square polar tan tanh threshold trunc xlogy full_like ones_like fill"""
 _RANDOM = "bernoulli empty_like exponential rand_like randn_like randint_like normal_functional"
 _LINEAR = """
     neg deg2rad rad2deg div threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
@@ -56,7 +56,8 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "_to_copy", computed.convert, "x", work="none"),
     *_rows("pointwise", "clone lift_fresh_copy", "... -> ... | linear {0}", work="none"),
     *_rows("pointwise", "alias detach lift_fresh", "... -> ... | linear {0}", alias=True),
-    *_rows("pointwise", "zeros_like", "... -> ... | linear {} {0}"),
+    *_rows("pointwise", "zeros_like zero", "... -> ... | linear {} {0}"),
+    *_rows("pointwise", "_conj", "... -> ... | linear {0}"),
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
     *_rows("pointwise", "native_dropout log_sigmoid_forward frexp", "... * -> ..., ..."),
@@ -65,6 +66,8 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("random", "rrelu_with_noise_functional", "..., ... -> ..., ..."),
     *_rows("random", "multinomial", "_... -> _..."),
     Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
+    Row("random", "autopar.uniform(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
+    Row("random", "autopar.normal(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
 )
 
 CONTRACTION: tuple[Row, ...] = (
@@ -117,6 +120,7 @@ REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "max.dim min.dim median.dim var_mean.correction", "... d! -> ..., ...", _REDUCED, **_REDUCING),
     *_rows("reduction", "std.dim var.dim", "... d! -> ...", "x, dim=None, unbiased=True, keepdim=False", **_REDUCING),
     *_rows("reduction", "linalg_vector_norm", "... d! -> ...", "x, ord=2, dim=None, keepdim=False", **_REDUCING),
+    *_rows("reduction", "norm.ScalarOpt_dim", "... d! -> ...", "x, p=, dim=, keepdim=False", **_REDUCING),
     *_rows("reduction", "count_nonzero", "... d -> ...", "x, dim=None", **_AT_DIM),
 )
 
@@ -150,7 +154,8 @@ SLICE: tuple[Row, ...] = (
     *_rows("slice", "select_backward", "... -> ... _ | linear {0}", "grad, input_sizes=, dim=, index=", **_AT_DIM, **_INPUT_SIZES),
     *_rows("slice", "slice_scatter", "... _, ... _ -> ... _ | linear {0 1}", "x, src, dim=0, start=None, end=None, step=1", **_AT_DIM),
     *_rows("slice", "select_scatter", "... _, ... -> ... _ | linear {0 1}", "x, src, dim=, index=", **_AT_DIM),
-    *_rows("slice", "split split_with_sizes chunk", "... _ -> ... _ * | linear {0}", "x, size=, dim=0", alias=True, **_AT_DIM),
+    *_rows("slice", "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk", "... _ -> ... _ * | linear {0}",
+           "x, size=, dim=0", alias=True, **_AT_DIM),
     *_rows("slice", "unbind", "... _ -> ... * | linear {0}", "x, dim=0", alias=True, **_AT_DIM),
     *_rows("slice", "cat", "... _ * -> ... _ | linear {all}", "tensors*, dim=0", work="none", **_AT_DIM),
     *_rows("slice", "stack", "... * -> ... _ | linear {all}", "tensors*, dim=0", work="none", **_AT_DIM),
@@ -190,6 +195,8 @@ NORMALISATION: tuple[Row, ...] = (
            "x, weight?, bias?, running_mean, running_var"),
     *_rows("normalisation", "native_batch_norm_backward", "n! c _..., n! c _..., c, c, c, c, c -> n! c _..., c, c | linear {0}",
            "grad, x, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train=, eps=, output_mask=", mask="output_mask"),
+    *_rows("normalisation", "_weight_norm_interface", computed.weight_norm, "v, g, dim=0"),
+    *_rows("normalisation", "_weight_norm_interface_backward", computed.weight_norm, "grad, v, g, norms, dim="),
     *_rows("softmax", "_softmax _log_softmax", _SOFTMAX, "x, dim=, half_to_float=False", **_AT_DIM),
     *_rows("softmax", "_softmax_backward_data _log_softmax_backward_data", _SOFTMAX_BACKWARD, "grad, out, dim=, input_dtype=", **_AT_DIM),
 )  # fmt: skip

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from autopar.errors import MismatchError, UsageError
+from autopar.errors import FileError, MismatchError, UsageError
 from autopar.importer import Capture, capture
 from autopar.program import Program, build_program
 from autopar.recording import replay
@@ -21,7 +21,7 @@ from autopar.runtime.emission import emit
 from autopar.runtime.execution import bind, groups_needed
 from autopar.runtime.module import Inputs, ShardedModule, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
-from cost_models import Hardware, Machine, Mesh
+from cost_models import CostModelError, Hardware, Machine, Mesh
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
@@ -60,8 +60,9 @@ def compile_plan(
         MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
     """
     check_torch(plan)
-    mesh = Mesh(tuple(plan.mesh.items()))
-    start_process_group(mesh)
+    if inputs not in get_args(Inputs):
+        raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
+    start_process_group(machine_of(plan).mesh)
     captured, program = rebuild(model, plan, loss=loss, example=example)
     return compile_program(
         model, program, captured.constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout, execute=execute
@@ -85,8 +86,21 @@ def rebuild(
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
     captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args)
-    machine = Machine(Mesh(tuple(plan.mesh.items())), Hardware.from_dict(plan.hardware), plan.created_by.cost_model)
+    machine = machine_of(plan)
     return captured, build_program(captured.graph, replay(plan, captured.graph), machine)
+
+
+def machine_of(plan: Plan) -> Machine:
+    """The machine that the plan was made for.
+
+    Raises:
+        FileError: a plan whose mesh or hardware cannot be read.
+    """
+    try:
+        hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
+        return Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
+    except CostModelError as error:
+        raise FileError(error.message, error.hint) from error
 
 
 def compile_program(

@@ -1,7 +1,8 @@
 """The rank's program as graphs: the same instructions traced once into two ``torch.fx.GraphModule``s, forward and backward.
 
 Collectives are functional collectives in the graph and the dialect's operators are taken apart into torch's own, so that
-``torch.compile(fullgraph=True)`` works on it and fuses what lies between collectives. Dropout stays whole: its mask depends on the step.
+``torch.compile(fullgraph=True)`` works on it and fuses what lies between collectives. Dropout and what draws
+random numbers stay whole: they depend on the step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from autopar.program import Program
 from autopar.runtime.execution import Executable, Locals, Observed
 from autopar.torch_compat import fake_mode, trace_operators
 
-WHOLE = ("dropout",)
+WHOLE = ("dropout", "uniform", "normal")
 """Operators of the dialect that stay as they are."""
 
 

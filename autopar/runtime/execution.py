@@ -6,7 +6,7 @@ Values are dropped after their last use; every collective executed is recorded w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -178,7 +178,7 @@ def bind(program: Program, backend: Backend, device: torch.device, *, dropout: b
 
     Args:
         dropout: False lets every dropout keep all elements (and still scale by ``1 / (1 - p)``, which the backward graph
-            has baked in), so that runs can be compared.
+            has baked in) and makes every other random number a constant, so that runs can be compared.
     """
     steps = tuple(item if isinstance(item, Move) else _bind(item, program, backend, device, dropout) for item in program.instructions)
     backward = [index for index, item in enumerate(program.instructions) if item.phase == "backward"]
@@ -197,14 +197,25 @@ def _bind(run: Run, program: Program, backend: Backend, device: torch.device, dr
             keywords["device"] = device
         arguments.append((with_torch_values(args), keywords))
     function = find_operator(run.op.target)
-    if run.op.target == "autopar.dropout.default" and not dropout:
-        function = keep_all
+    if not dropout:
+        function = STILL.get(run.op.target, function)
     return Call(run, function, tuple(arguments))
 
 
 def keep_all(x: torch.Tensor, p: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """``autopar.dropout`` with a mask that drops nothing."""
     return x * (0.0 if p >= 1 else 1 / (1 - p)), torch.ones_like(x, dtype=torch.bool)
+
+
+STILL_UNIFORM, STILL_NORMAL = 0.25, 0.5
+"""What every random number is while runs are compared."""
+
+STILL: Mapping[str, Callable[..., Any]] = {
+    "autopar.dropout.default": keep_all,
+    "autopar.uniform.default": lambda like, seed: torch.full_like(like, STILL_UNIFORM),
+    "autopar.normal.default": lambda like, seed: torch.full_like(like, STILL_NORMAL),
+}
+"""Operators that draw random numbers, without chance."""
 
 
 def _drops(program: Program) -> Iterator[tuple[str, ...]]:

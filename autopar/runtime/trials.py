@@ -1,13 +1,14 @@
 """The same steps on the single-device model and on the sharded one, recorded in the same form, so that they can be compared.
 
 Dropout is off in the sense that it drops nothing: every element is kept and still scaled by ``1 / (1 - p)``. The captured backward
-has that scale baked in, and so the plan's graph, and its hash, stay what they are.
+has that scale baked in, and so the plan's graph, and its hash, stay what they are. What else a model draws is a constant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +17,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
 from autopar.program import Program
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
-from autopar.runtime.execution import Locals, Observed, bind
+from autopar.runtime.execution import STILL_NORMAL, STILL_UNIFORM, Locals, Observed, bind
 from autopar.runtime.live_memory import LiveMemory
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, gather, replica_difference, scatter
 from autopar.runtime.weights import Place
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import map_tensors, replaced_on_cpu
+from autopar.torch_compat import map_tensors, replaced_on_cpu, replaced_operators
 
 LEARNING_RATE = 2e-4
 """Small: where a gradient is zero but for rounding, AdamW takes whole steps of this size in directions that rounding chooses."""
@@ -123,9 +125,57 @@ class Case:
         torch.autograd.backward(roots, gradients)
 
 
-def keep_all_dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """``aten.dropout`` that drops nothing."""
+@contextmanager
+def without_chance() -> Iterator[None]:
+    """Within it, torch's random operators draw on the CPU what ``execution.STILL`` draws on the ranks."""
+    kept = {"dropout": _keep_all, "feature_dropout": _keep_all, "alpha_dropout": _keep_all_alpha, "feature_alpha_dropout": _keep_all_alpha}
+    with ExitStack() as stack:
+        for name, function in kept.items():
+            stack.enter_context(replaced_on_cpu(name, function))
+            stack.enter_context(replaced_on_cpu(f"{name}_", lambda x, p, train, function=function: x.copy_(function(x, p, train))))
+        stack.enter_context(replaced_operators(STILL_DRAWS))
+        yield
+
+
+def _keep_all(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Dropout that drops nothing."""
     return x * (0.0 if p >= 1 else 1 / (1 - p)) if train and p > 0 else x
+
+
+def _keep_all_alpha(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Alpha dropout that drops nothing."""
+    if not train or p == 0:
+        return x
+    scale = 0.0 if p >= 1 else 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
+    return x * scale + ALPHA * scale * p
+
+
+def _whole(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+    return torch.full(size, low + math.floor(STILL_UNIFORM * (high - low)), dtype=dtype or torch.int64)
+
+
+aten = torch.ops.aten
+STILL_DRAWS: Mapping[Any, Callable[..., Any]] = {
+    aten.randn_like.default: lambda x, dtype=None, **_: torch.full_like(x, STILL_NORMAL, dtype=dtype),
+    aten.rand_like.default: lambda x, dtype=None, **_: torch.full_like(x, STILL_UNIFORM, dtype=dtype),
+    aten.randn.default: lambda size, dtype=None, **_: torch.full(size, STILL_NORMAL, dtype=dtype),
+    aten.rand.default: lambda size, dtype=None, **_: torch.full(size, STILL_UNIFORM, dtype=dtype),
+    aten.bernoulli.default: lambda p, **_: (p > STILL_UNIFORM).to(p.dtype),
+    aten.bernoulli.p: lambda x, p, **_: torch.full_like(x, float(p > STILL_UNIFORM)),
+    aten.bernoulli_.float: lambda x, p=0.5, **_: x.fill_(float(p > STILL_UNIFORM)),
+    aten.bernoulli_.Tensor: lambda x, p, **_: x.copy_(p > STILL_UNIFORM),
+    aten.normal_.default: lambda x, mean=0.0, std=1.0, **_: x.fill_(STILL_NORMAL * std + mean),
+    aten.uniform_.default: lambda x, low=0.0, high=1.0, **_: x.fill_(STILL_UNIFORM * (high - low) + low),
+    aten.exponential_.default: lambda x, rate=1.0, **_: x.fill_(-math.log1p(-STILL_UNIFORM) / rate),
+    aten.normal.float_float: lambda mean, std, size, dtype=None, **_: torch.full(size, STILL_NORMAL * std + mean, dtype=dtype),
+    aten.normal.Tensor_float: lambda mean, std=1.0, **_: mean + STILL_NORMAL * std,
+    aten.normal.float_Tensor: lambda mean, std, **_: std * STILL_NORMAL + mean,
+    aten.normal.Tensor_Tensor: lambda mean, std, **_: mean + STILL_NORMAL * std,
+    aten.randint.default: lambda high, size, dtype=None, **_: _whole(0, high, size, dtype),
+    aten.randint.low: lambda low, high, size, dtype=None, **_: _whole(low, high, size, dtype),
+    aten.randperm.default: lambda n, dtype=None, **_: torch.arange(n, dtype=dtype or torch.int64),
+}
+"""torch's own operators that draw, with the constants in place of the draws."""
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -140,7 +190,7 @@ def run_single(case: Case) -> Trial:
     optimizer = adamw(model.parameters()) if case.trains else None
     inputs = case.inputs()
     for turn in range(case.turns):
-        with replaced_on_cpu("dropout", keep_all_dropout), torch.set_grad_enabled(case.trains):
+        with without_chance(), torch.set_grad_enabled(case.trains):
             result = model(*case.args, **case.kwargs)
             outputs = case.outputs(result if case.loss is None else case.loss(result, *case.loss_args))
         if turn == 0:

@@ -148,3 +148,31 @@ def test_logging_and_printing_of_the_users_own_is_kept(capfd):
 
     capture(Model(talk), (torch.randn(4, 4),), mode="inference")
     assert "words" in capfd.readouterr().err
+
+
+def test_failures_inside_a_layer_of_torch_are_at_the_layer():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(CaptureError, match=r"batchnorm.py:\d+: Python control flow or a size depends on the values of a tensor"):
+        capture(model, (torch.randn(2, 4),), loss=torch.sum)
+
+
+def test_a_weight_that_the_forward_assigns_is_named():
+    class Assigned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.kept = torch.zeros(4)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x, *, buffer):
+            y = self.layer(x)
+            if buffer:
+                self.mean.mul_(0.9).add_(y.mean(0))
+                return (y - self.mean).sum()
+            self.kept.add_(y.mean(0))
+            return (y - self.kept).sum()
+
+    with pytest.raises(CaptureError, match="the new value of the buffer mean depends on parameters"):
+        capture(Assigned(), (torch.randn(2, 4),), {"buffer": True})
+    with pytest.raises(CaptureError, match="the forward changes its constant kept in place"):
+        capture(Assigned(), (torch.randn(2, 4),), {"buffer": False})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import autopar.dialect  # noqa: F401  registers the operators of ours
-from tests.rules.drawing import F32, B, Case, Draw, F, I, P
+from tests.rules.drawing import F32, B, C, Case, Draw, F, I, P
 
 ops = torch.ops.autopar
 
@@ -80,6 +80,23 @@ CASES: tuple[Case, ...] = (
     Case("aten._to_copy.default", (F(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
     Case("aten.bucketize.Tensor", (F(4, 6), F(1)), "a b, 1 -> a b"),
     Case("autopar.dropout.default", (F(4, 6), 0.5, 3), "a b -> a b, a b", random=True),
+    Case("autopar.uniform.default", (F(4, 6), 3), "a b -> a b", random=True),
+    Case("autopar.normal.default", (F(4, 6), 3), "a b -> a b", random=True),
+    Case("aten.polar.default", (P(4, 6), F(4, 6)), "a b, a b -> a b"),
+    Case("aten._conj.default", (C(4, 6),), "a b -> a b | linear {0}"),
+    Case("aten.zero.default", (F(4, 6),), "a b -> a b | linear {} {0}"),
+    Case("aten.norm.ScalarOpt_dim", (F(4, 6), 2, [1]), "a d! -> a"),
+    Case("aten.unsafe_split.Tensor", (F(4, 6), 2, 1), "a _ -> a _, a _, a _ | linear {0}"),
+    Case("aten.unsafe_split_with_sizes.default", (F(4, 6), [2, 4], 1), "a _ -> a _, a _ | linear {0}"),
+    Case("aten._weight_norm_interface.default", (F(4, 6), F(4, 1), 0), "a _, a 1 -> a _, a 1"),
+    Case("aten._weight_norm_interface.default", (F(4, 6), F(1, 6), 1), "_ a, 1 a -> _ a, 1 a"),
+    Case(
+        "aten._weight_norm_interface_backward.default",
+        (F(4, 6), F(4, 6), P(4, 1), P(4, 1), 0),
+        "a _, a _, a 1, a 1 -> a _, a 1 | linear {0}",
+    ),
+    Case("autopar.contract.default", (F(4, 6), F(4, 6), "b s, b s -> ()"), "b s, b s -> () +b +s | linear {0} {1}"),
+    Case("autopar.contract.default", (F(), F(4, 6), "(), b s -> b s"), "(), b s -> b s | linear {0} {1}"),
     Case("aten.copy.default", (F(4, 6), F(6)), "a b, b -> a b | linear {1}"),
     Case("aten._prelu_kernel_backward.default", (F(4, 6), F(4, 6), F(4, 6)), "a b, a b, a b -> a b, a b | linear {0}"),
     Case("aten.rrelu_with_noise_functional.default", (F(4, 6), F(4, 6), 0.1, 0.3, True), "a b, a b -> a b, a b", random=True),

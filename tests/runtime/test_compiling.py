@@ -84,6 +84,11 @@ def test_a_single_process_is_told_of_torchrun() -> None:
         compile_plan(mlp().model, plan_of("dp=2"))
 
 
+def test_an_unknown_kind_of_inputs_is_refused() -> None:
+    with pytest.raises(UsageError, match="unknown kind of inputs 'whole'"):
+        compile_plan(mlp().model, plan_of("2"), inputs="whole")  # type: ignore[arg-type]
+
+
 def test_the_example_call_has_the_planned_shapes() -> None:
     args, kwargs, loss_args = example_call(plan_of("dp=2"))
     assert [tuple(tensor.shape) for tensor in args] == [tuple(tensor.shape) for tensor in mlp().args]

@@ -11,11 +11,11 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from autopar.importer.rewrite.attentions import attention_replacement
-from autopar.importer.rewrite.contractions import addmm, einsum, linear, matmul
+from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linear, matmul
 from autopar.importer.rewrite.convolutions import convolution, convolve
+from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.losses import (
     Flattened,
     binary_cross_entropy,
@@ -33,19 +33,12 @@ aten = torch.ops.aten
 Replacement = Callable[..., Any]
 
 
-def dropout_replacement(next_seed: Callable[[], int]) -> Replacement:
-    def dropout(x: Tensor, p: float, train: bool) -> Tensor:
-        return torch.ops.autopar.dropout.default(x, p, next_seed())[0] if train and p > 0 else x
-
-    return dropout
-
-
 def _nothing(*_: Any, **__: Any) -> None:
     """Export's own checks of what it recorded, which hold no longer where a replacement computes in another dtype."""
 
 
 def replacements() -> dict[Any, Replacement]:
-    """The table for one walk over one exported graph; dropout seeds count from 1 in it."""
+    """The table for one walk over one exported graph; seeds of random numbers count from 1 in it."""
     seeds = count(1)
     flattened = Flattened()
 
@@ -62,6 +55,8 @@ def replacements() -> dict[Any, Replacement]:
         aten.addmm.default: addmm,
         aten.baddbmm.default: addmm,
         aten.einsum.default: einsum,
+        aten.bilinear.default: bilinear,
+        aten.vdot.default: matmul,
         aten.conv1d.default: convolve(1),
         aten.conv2d.default: convolve(2),
         aten.conv3d.default: convolve(3),
@@ -88,5 +83,5 @@ def replacements() -> dict[Any, Replacement]:
         aten.mean.default: mean,
         aten.mean.dim: mean,
         aten._assert_tensor_metadata.default: _nothing,
-        aten.dropout.default: dropout_replacement(next_seed),
+        **draws(next_seed),
     }

@@ -72,6 +72,12 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
     return _scaled(autocast(bias)[0], beta) + _scaled(matmul(a, b), alpha)
 
 
+def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``out[..., o] = sum over i and j of a[..., i] weight[o, i, j] b[..., j]``."""
+    out = einsum("...i,oij,...j->...o", (a, weight, b))
+    return out if bias is None else out + autocast(bias)[0]
+
+
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else tensor * factor
 
