@@ -139,7 +139,7 @@ class _Program:
         lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order], data[order]
         model = cast(Any, highspy.Highs)()
         model.setOptionValue("output_flag", False)
-        model.setOptionValue("mip_rel_gap", min(self.record.gap, 1e-6) / 10)
+        model.setOptionValue("mip_rel_gap", max(self.record.gap, 1e-6) / 10)
         model.setOptionValue("mip_abs_gap", 0.0)
         model.setOptionValue("mip_feasibility_tolerance", TIGHT)
         model.setOptionValue("primal_feasibility_tolerance", TIGHT)

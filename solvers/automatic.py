@@ -22,6 +22,8 @@ from solvers.shrinking import shrink, slacks
 
 DIRECT = 20_000
 """Entries of edge tables up to which a core goes to HiGHS at once."""
+PLAIN = 1_500_000
+"""Entries of a problem beyond which plain Python would outlast any patience, so that it says so at once."""
 EXACT = 60_000
 """Entries up to which what messages leave does."""
 SHARE = 0.4
@@ -34,6 +36,9 @@ WORTHWHILE = 0.6
 
 def solve_automatic(record: Record) -> None:
     """Reduce, then choose the road by size."""
+    if not COMPILED and len(record.problem.edge_costs) > PLAIN:
+        record.message = "a problem of this size needs compiled code, and numba is not installed or switched off"
+        return
     core = reduce(record.problem)
     if COMPILED and solve_by_elimination(record, core) and record.done:
         return

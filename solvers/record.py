@@ -94,6 +94,7 @@ class Record:
         what = f"no choices respect the limit {limit}" if self.infeasible else "no feasible choices were found in the time given"
         if limit is None and self.infeasible:
             what = "no choices avoid every forbidden cost"
+        what = self.message or what
         known = "" if self.smallest_limit is None else f"; the smallest limit known to be feasible is {self.smallest_limit}"
         return what + known
 

@@ -112,6 +112,11 @@ def test_without_compiled_code_the_answers_are_the_same():
     assert _python(AGREE, NUMBA_DISABLE_JIT="1") == _python(AGREE)
 
 
+def test_a_large_problem_without_compiled_code_is_refused_at_once():
+    code = "from solvers import solve\nfrom solvers.layered import layered\nfound = solve(layered(14, 60, 35))\n"
+    assert _python(code + "print(found.status.value, 'numba' in found.message)", NUMBA_DISABLE_JIT="1").strip() == "unknown True"
+
+
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
     """Where numba finds no folder for its machine code, kernels are compiled in memory."""
     code = "import solvers.compiled as c, numba; c.numba = numba\n"
