@@ -23,7 +23,7 @@ from autopar.search.model import Model, build_model
 from autopar.search.pins import resolve_pins
 from autopar.search.space import Space
 from cost_models import Machine
-from solvers import Problem, Solution, Status, solve
+from solvers import INFINITE, Problem, Solution, Status, solve
 
 PROOF = 1e-6
 """A plan is called optimal when its gap is at most this."""
@@ -32,6 +32,9 @@ CLOSE = 2e-3
 LARGE = 1_000_000
 """Edge entries from which a problem is large."""
 TIGHTENINGS = 8
+HALVINGS = 5
+HALVING_SECONDS = 3.0
+"""Tries, and seconds for each, of the search for the least memory that would do."""
 
 Progress = Callable[[float, float, float, float], None]
 """Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
@@ -173,7 +176,7 @@ def _solve_within(
 
     started = perf_counter()
     first: Solution | None = None
-    current, least = problem, None
+    current = problem
     for _ in range(TIGHTENINGS):
         left = max(time_limit - (perf_counter() - started), 1.0)
         solution = solve(current, time_limit=left, gap=gap, seed=seed, progress=report)
@@ -184,44 +187,67 @@ def _solve_within(
         memory = program.memory(model.space.optimizer)
         if memory.peak <= limit:
             return replace(solution, bound=first.bound, solve_seconds=perf_counter() - started), program, memory
-        least = memory if least is None or memory.peak < least.peak else least
         assert current.limit is not None
         current = replace(problem, limit=max(int(current.limit - (memory.peak - limit) - limit // 2000), 0))
+    answer = replace(first or solution, solve_seconds=perf_counter() - started)
     if rival is not None:
-        return replace(first or solution, solve_seconds=perf_counter() - started, method="baseline"), rival.program, rival.memory
-    if first is None and solution.status is Status.UNKNOWN:
+        return replace(answer, method="baseline"), rival.program, rival.memory
+    program, memory = _smallest(model, problem, limit, seed)
+    if memory.peak <= limit:
+        return replace(answer, method="least memory"), program, memory
+    if first is None and solution.status is Status.UNKNOWN and solution.smallest_limit is None:
         raise TimeLimitError(f"no plan was found in {time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")
-    raise _infeasible(model, problem, limit, least, seed)
+    raise _infeasible(memory, limit, first is None and solution.status is Status.INFEASIBLE)
 
 
-def _infeasible(model: Model, problem: Problem, limit: int, seen: Memory | None, seed: int) -> InfeasibleError:
-    """Says the least memory that a plan is known to need: the best of a search that minimises memory instead of time."""
-    small = _least_memory(model, problem, seed)
-    if seen is not None and seen.peak < small.peak:
-        small = seen
-    items = ", ".join(f"{name} {_readable(size)}" for name, size in small.biggest[:5])
+def _infeasible(least: Memory, limit: int, proved: bool) -> InfeasibleError:
+    """Says the least memory that a plan is known to need, and what is biggest in it."""
+    items = ", ".join(f"{name} {_readable(size)}" for name, size in least.biggest[:5])
+    held = ("parameters", "gradients", "optimizer", "activations")
+    parts = ", ".join(f"{name} {_readable(getattr(least, name))}" for name in held)
     return InfeasibleError(
-        f"no plan fits in {_readable(limit)} a rank; the least known to do is {_readable(small.peak)} "
-        f"(parameters {_readable(small.parameters)}, gradients {_readable(small.gradients)}, optimizer {_readable(small.optimizer)}, "
-        f"activations {_readable(small.activations)}); biggest at its peak (at {small.at}): {items}",
-        f"allow at least {small.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
+        f"no plan {'fits' if proved else 'was found that fits'} in {_readable(limit)} a rank; the least known to do is "
+        f"{_readable(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
+        f"allow at least {least.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
     )
 
 
-def _least_memory(model: Model, problem: Problem, seed: int) -> Memory:
-    """Peak of the plan found when every choice costs the bytes it holds times how long it holds them, parameters first."""
+def _smallest(model: Model, problem: Problem, limit: int, seed: int) -> tuple[Program, Memory]:
+    """The plan of least peak memory found: first the least bytes times life, then lower and lower limits, halfway to ``limit``."""
+
+    def measure(choices: np.ndarray) -> tuple[Program, Memory]:
+        program = build_program(model.space.graph, extract(model, choices), model.space.machine)
+        return program, program.memory(model.space.optimizer)
+
+    best = measure(_least_held(model, problem, seed))
+    low = limit
+    for _ in range(HALVINGS):
+        if best[1].peak <= limit:
+            break
+        middle = (low + best[1].peak) // 2
+        found = solve(replace(problem, limit=middle), time_limit=HALVING_SECONDS, gap=0.5, seed=seed).choices
+        tried = None if found is None else measure(found)
+        if tried is None or tried[1].peak >= best[1].peak:
+            low = middle
+        else:
+            best = tried
+    return best
+
+
+def _least_held(model: Model, problem: Problem, seed: int) -> np.ndarray:
+    """Choices of the least sum, over all memory items, of bytes times life."""
     weight = np.zeros(len(problem.costs))
     lives = (problem.item_end - problem.item_begin) * problem.item_usage.astype(np.float64)
     np.add.at(weight, np.repeat(np.arange(len(problem.costs)), np.diff(problem.item_ptr)), lives)
-    scale = 2.0**40 / max(weight.max(), 1.0) / max(len(model.nodes), 1) * 1024
-    costs = [np.rint(part * scale).astype(np.int64) for part in np.split(weight, problem.node_ptr[1:-1])]
-    forbidden = np.split(problem.costs, problem.node_ptr[1:-1])
-    infinite = max(int(problem.costs.max()), 10**17)
-    costs = [np.where(old >= 10**17, infinite, new) for old, new in zip(forbidden, costs, strict=True)]
-    edges = [(u, v, np.where(np.isfinite(table), 0, infinite)) for u, v, table in model.edges]
-    solution = solve(Problem.build(costs, edges, items=None, limit=None, name="memory"), time_limit=10.0, gap=1e-3, seed=seed)
-    assert solution.choices is not None, "without a limit every graph has a plan"
-    return build_program(model.space.graph, extract(model, solution.choices), model.space.machine).memory(model.space.optimizer)
+    scale = 2.0**50 / max(weight.max(), 1.0) / len(model.nodes)
+    costs = [
+        np.where(old >= INFINITE, INFINITE, np.rint(part * scale).astype(np.int64))
+        for old, part in zip(np.split(problem.costs, problem.node_ptr[1:-1]), np.split(weight, problem.node_ptr[1:-1]), strict=True)
+    ]
+    edges = [(u, v, np.where(np.isfinite(table), 0, INFINITE)) for u, v, table in model.edges]
+    found = solve(Problem.build(costs, edges, name="memory"), time_limit=HALVING_SECONDS, gap=1e-3, seed=seed).choices
+    assert found is not None, "without a limit every graph has a plan"
+    return found
 
 
 def _readable(size: int) -> str:
