@@ -57,7 +57,7 @@ def load_target(text: str, mode: Mode = "train", device: str = "cpu") -> Target:
         raise UsageError(f"{place} has no function {name!r}", f"it has {', '.join(made[:8])}" if made else f"define {name}() in it")
     try:
         returned = function()
-    except Exception as error:  # the user's own code: anything can come out of it
+    except (Exception, SystemExit) as error:  # the user's own code: anything can come out of it
         raise _failed(f"{text} raised", error) from error
     return _target(text, returned)
 
@@ -102,12 +102,12 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickling look a class's module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if previous is None:
             del sys.modules[name]
         else:
             sys.modules[name] = previous
-        raise _failed(f"{path} cannot be imported", error) from error
+        raise _failed(f"{path} cannot be imported:", error) from error
     return module
 
 
@@ -119,12 +119,12 @@ def _from_package(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageError(f"there is no module {error.name!r}", _FORMS) from error
-        raise _failed(f"{name} cannot be imported", error) from error
-    except Exception as error:
-        raise _failed(f"{name} cannot be imported", error) from error
+        raise _failed(f"{name} cannot be imported:", error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(f"{name} cannot be imported:", error) from error
 
 
-def _failed(what: str, error: Exception) -> AutoparError:
+def _failed(what: str, error: Exception | SystemExit) -> AutoparError:
     """The user's exception with the last line of the user's own code in it."""
     if isinstance(error, AutoparError):
         return error

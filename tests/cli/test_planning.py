@@ -114,6 +114,7 @@ def test_targets_of_every_form(function: str, model: Path, capsys: pytest.Captur
         ("{model}:no_model", 2, "returned a int as the model"),
         ("{model}:not_args", 2, "returned a Tensor as args"),
         ("{model}:fails", 3, "ZeroDivisionError: integer division or modulo by zero at {model}:19"),
+        ("{model}:stops", 3, "SystemExit: 3 at {model}:20"),
         ("{model}:branching", 3, "my_model.py"),
         ("zoo:nosuch", 2, "no built-in model 'nosuch'"),
         ("zoo:mlp,colour=3", 2, "no key 'colour'"),
