@@ -125,3 +125,18 @@ def test_what_was_logged_before_is_not_counted_twice():
     once = rebuild(net, items, 0)
     twice = rebuild(net, once, int(net.scalars[LOG]))
     assert once.capacity.tolist() == twice.capacity.tolist() == [7]
+
+
+def test_dominance_alone_keeps_the_best():
+    """On networks that nothing else has simplified, where regrets over neighbours and usages both decide."""
+    dominated = 0
+    for seed in range(600):
+        problem = random_problem(seed, most_nodes=4)
+        best = brute_force(problem)
+        items = memory(problem)
+        net = network(problem, heavy_nodes(problem.node_ptr, items), NEVER)
+        items = rebuild(net, items, 0)
+        if not net.scalars[INFEASIBLE]:
+            dominated += dominate(net, items, np.zeros(problem.num_nodes, dtype=np.int64), 3)
+            assert _best(net, problem) == best, seed
+    assert dominated > 100
