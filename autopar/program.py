@@ -244,7 +244,7 @@ class Program:
                 if self.storage[value] == value:
                     live[value] = self.local_bytes(value)
                     total += live[value]
-            extra = self._temporaries(item)
+            extra = item.reshard.temporary_bytes if isinstance(item, Move) else 0
             if total + extra > best:
                 best, peak = total + extra, (index, dict(live), extra)
             for value in freed.get(index, ()):
@@ -259,30 +259,6 @@ class Program:
             best + sum(parameters.values()) + states, sum(parameters.values()), grads, states,
             sum(at_peak.values()) - grads, extra, where, tuple(items[:10]),
         )  # fmt: skip
-
-    def _temporaries(self, item: Instruction) -> int:
-        """Bytes that live only inside one instruction: what a multi-step reshard holds between its steps."""
-        if isinstance(item, Run) or len(item.reshard.steps) < 2:
-            return 0
-        return max(self.reshard_intermediates(item.reshard))
-
-    def reshard_intermediates(self, reshard: Reshard) -> list[int]:
-        """Bytes of the value after each step but the last."""
-        sizes, current = [], self.machine.mesh.sizes
-        shape = reshard.source.local_shape(reshard.shape, current)
-        size = reshard.itemsize
-        for extent in shape:
-            size *= extent
-        for step in reshard.steps[:-1]:
-            parts = 1
-            for axis in step.axes:
-                parts *= axis.size
-            if step.kind in ("slice", "reduce_scatter"):
-                size //= parts
-            elif step.kind == "all_gather":
-                size *= parts
-            sizes.append(size)
-        return sizes
 
 
 def build_program(graph: Graph, assignment: Assignment, machine: Machine) -> Program:

@@ -12,7 +12,7 @@ from autopar.check.differences import Difference, close
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import CollectivePlan, OpPlan, Plan, ReshardPlan, TensorSpec
-from autopar.reshard import Reshard, find_reshard
+from autopar.reshard import find_reshard
 from autopar.rules import ShardingRule, find_rule, flops, is_alias, strategies
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from autopar.timeline import instructions
@@ -241,7 +241,7 @@ class Walk:
         self._make(index, row.value, row.value if found.steps else self.storage[row.source])
         for value in (row.source, row.value):
             self.used[self.storage[value]] = index
-        self.extra[index] = _between(found, self.plan.sizes)
+        self.extra[index] = found.temporary_bytes
         for step in found.steps:
             if step.is_collective:
                 axes = tuple(map(self.machine.mesh.sub_axis_name, step.axes))
@@ -302,20 +302,6 @@ class Walk:
         found = Graph(self.plan.model.mode, self.tensors, inputs, ops, outputs).sha256
         if found != self.plan.model.graph_sha256:
             yield Difference("ops", f"their hash is {found[:12]}..., the plan was made for {self.plan.model.graph_sha256[:12]}...")
-
-
-def _between(reshard: Reshard, sizes: tuple[int, ...]) -> int:
-    """The largest value that a reshard of several steps holds between two of them, in bytes."""
-    size = math.prod(reshard.source.local_shape(reshard.shape, sizes)) * reshard.itemsize
-    largest = 0
-    for step in reshard.steps[:-1]:
-        parts = math.prod(part.size for part in step.axes)
-        if step.kind == "all_gather":
-            size *= parts
-        elif step.kind in ("slice", "reduce_scatter"):
-            size //= parts
-        largest = max(largest, size)
-    return largest
 
 
 def _as_op(row: OpPlan) -> Op:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from autopar.sharding import ShardingSpec
 from cost_models import Mesh, SubAxis
@@ -64,6 +66,31 @@ class Reshard:
     seconds: float
     received_bytes_per_rank: float
     mesh: Mesh
+
+    @cached_property
+    def temporary_bytes(self) -> int:
+        """Most bytes that a rank holds beside source and target while the steps run: values between steps, and copies.
+
+        Blocks are exchanged as runs of memory, so a dim with others before it is cut, or joined, by a copy.
+        """
+        shape = list(self.source.local_shape(self.shape, self.mesh.sizes))
+        final = math.prod(self.target.local_shape(self.shape, self.mesh.sizes)) * self.itemsize
+        most = 0
+        for number, step in enumerate(self.steps):
+            parts, before = math.prod(part.size for part in step.axes), math.prod(shape) * self.itemsize
+            copies = 0
+            if step.kind in ("reduce_scatter", "all_to_all") and math.prod(shape[: step.dims[-1]]) > 1:
+                copies += before
+            if step.kind in ("slice", "reduce_scatter", "all_to_all"):
+                shape[step.dims[-1]] //= parts
+            if step.kind in ("all_gather", "all_to_all"):
+                shape[step.dims[0]] *= parts
+            after = math.prod(shape) * self.itemsize
+            if step.kind in ("all_gather", "all_to_all") and math.prod(shape[: step.dims[0]]) > 1:
+                copies += after
+            between = after - final if number < len(self.steps) - 1 else 0
+            most = max(most, (before if number else 0) + copies + between)
+        return most
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "scalar"

@@ -96,7 +96,7 @@ class LockstepRanks:
 def _reduced(members: Sequence[torch.Tensor], exchange: Exchange) -> torch.Tensor:
     value = members[0].clone()
     for other in members[1:]:
-        value = REDUCE[exchange.reduction](value, other)
+        REDUCE[exchange.reduction](value, other, out=value)
     return value
 
 
