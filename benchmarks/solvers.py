@@ -19,6 +19,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+"""Without this folder, whose files have the names of packages."""
+
 PUBLISHED = {
     "A": (60, 6548641531), "B": (60, 532843), "G": (120, 217039), "K": (180, 2274276676),
     "M": (180, 49928460991), "P": (240, 651833115436), "S": (240, 1534613444), "U": (300, 2569342178),
