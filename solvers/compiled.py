@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -27,3 +28,11 @@ def kernel(function: Function) -> Function:
         return cast(Function, numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:  # no folder can be written for the machine code: compile anew in each process
         return cast(Function, numba.njit(nogil=True)(function))
+
+
+def is_first_use() -> bool:
+    """Whether the kernels are still to be compiled on this machine (some 40 s, once); False where that cannot be told."""
+    here = Path(__file__).parent
+    if not COMPILED or os.environ.get("NUMBA_CACHE_DIR") or not os.access(here, os.W_OK):
+        return False
+    return not any((here / "__pycache__").glob("elimination.*.nbi"))

@@ -48,6 +48,7 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
     check_options(**options)
     if options.get("hardware") is None:
         print(f"no hardware is named: planning for {api.DEFAULT_HARDWARE}", file=sys.stderr)
+    say_first_use()
     with words_on_stderr():
         if graph is not None:
             return api.plan(graph, progress=progress(), target=target, **options)
@@ -65,6 +66,14 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
             target=target,
             **options,
         )
+
+
+def say_first_use() -> None:
+    """Says why the first plan on a machine takes longer."""
+    from solvers.compiled import is_first_use
+
+    if is_first_use():
+        print("first use on this machine: compiling the solver, which takes up to a minute, once", file=sys.stderr, flush=True)
 
 
 def check_options(**options: Any) -> None:
