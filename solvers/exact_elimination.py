@@ -15,11 +15,11 @@ from solvers.network import NEVER
 from solvers.record import Record
 from solvers.reduction import Core
 
-LARGEST = 1.2e7
+LARGEST = 4e7
 """Entries looked at for one node."""
-POOL = 4 * 10**7
+POOL = 12 * 10**7
 """Entries of all tables (8 bytes each, and 2 for the choice behind it)."""
-ORDERS = 8
+ORDERS = 16
 """Orders of elimination tried."""
 SAFETY = 1e-12
 """Share of the costs summed by which a bound is lowered for the rounding of floats."""
