@@ -24,7 +24,7 @@ DIRECT = 20_000
 """Entries of edge tables up to which a core goes to HiGHS at once."""
 PLAIN = 1_500_000
 """Entries of a problem beyond which plain Python would outlast any patience, so that it says so at once."""
-EXACT = 60_000
+EXACT = 120_000
 """Entries up to which what messages leave does."""
 SHARE = 0.4
 """Share of the time left that one exact attempt may take."""

@@ -1,8 +1,10 @@
 """The dual: prices of memory by projected ascent on top of message passing.
 
-After every few passes the messages' beliefs, read as probabilities at a low temperature, tell how much memory would be used; prices
-rise where that exceeds the room and fall elsewhere, by a step that aims at a target bound. A run without progress goes back to the best
-prices with a shorter step. Soft usage instead of that of the decoded choices halves the remaining gap: it does not jump between ties.
+Message passing alone closes the last part of its bound slowly, in steps that hardly differ; carrying on in the direction of the last
+step (Nesterov's momentum) reaches the same bound in a tenth of the passes, and any messages prove a bound. After every few passes the
+messages' beliefs, read as probabilities at a low temperature, tell how much memory would be used; prices rise where that exceeds the
+room and fall elsewhere, each in proportion to how steadily it has been pushed one way (as Adam does), by a step that aims at a target
+bound (Polyak's). A run without progress goes back to the best prices with a shorter step.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from solvers.compiled import kernel
-from solvers.messages import Floats, Pairs, collect, no_messages, pass_backward, pass_forward, priced
+from solvers.messages import FAR, Floats, Pairs, collect, no_messages, pass_backward, pass_forward, priced
 from solvers.neighbourhood import Items
 from solvers.problem import Ints
 
@@ -21,16 +23,26 @@ WARM_PASSES = 40
 """Passes at the first prices, mostly none, before they change."""
 PASSES = 2
 """Passes forth and back for each change of prices."""
-COLD = 0.05
+MOMENTUM = 0.9
+"""Share of the last step of the messages that the next one repeats, at most; k / (k + 3) in the k-th pass since the bound last fell."""
+COLD = 0.1
 """Temperature, as a share of the gap per node."""
-MEMORY = 0.7
-"""Weight of earlier gradients."""
+COOLING = 0.5
+"""Factor of the temperature whenever the step begins anew."""
+MEMORY, SQUARES = 0.9, 0.95
+"""Weights of earlier gradients and of their squares."""
+EVENING = 0.1
+"""Share of the largest gradient to which smaller ones are evened out."""
+STEEPEST = 0.2
+"""The step counts on the price of at least this cosine between its direction and the gradient."""
 FIRST_STEP = 0.1
 """Share of the step that would close the gap if the dual were flat; longer ones throw the first prices far off."""
-PATIENCE = 8
+PATIENCE = 12
 """Changes of prices without a better bound before the step is cut."""
 CUT, GROW = 0.7, 1.1
 """Factors of the step after a run without progress and after progress."""
+LEAST_STEP, NEXT_STEP = 0.003, 0.05
+"""A step cut below the first begins anew with the second."""
 PROGRESS = 1e-5
 """A bound counts as better when it grows by this share."""
 
@@ -46,6 +58,7 @@ class Dual:
     start: Floats | None = None
     bound: float = -np.inf
     step: float = FIRST_STEP
+    cold: float = COLD
     bad: int = 0
     updates: int = 0
     target: float = 0.0
@@ -56,6 +69,9 @@ class Dual:
     best_messages: Floats = field(init=False)
     decoded: Ints = field(init=False)
     trend: Floats | None = None
+    squares: Floats | None = None
+    pace: int = 0
+    last: float = -np.inf
 
     def __post_init__(self) -> None:
         self.theta = self.costs.copy()
@@ -63,6 +79,7 @@ class Dual:
         self.best_prices = self.prices.copy()
         self.messages = no_messages(self.graph)
         self.best_messages = self.messages.copy()
+        self.previous = self.messages.copy()
         self.decoded = np.zeros(len(self.graph.split), dtype=np.int64)
         self.usage = self.items.usage.astype(np.float64)
         self.room = self.items.capacity.astype(np.float64)
@@ -90,6 +107,9 @@ class Dual:
                 self.bad = 0
                 self.trend = None
                 self.prices = self.best_prices.copy()
+                if self.step < LEAST_STEP:
+                    self.step = NEXT_STEP
+                    self.cold *= COOLING
             if len(self.prices):
                 self._move(value)
             self.updates += 1
@@ -97,9 +117,14 @@ class Dual:
     def _pass(self, times: int = 1) -> float:
         value = -np.inf
         for _ in range(times):
+            carry_on(self.messages, self.previous, min(MOMENTUM, self.pace / (self.pace + 3)))
+            self.pace += 1
             pass_backward(self.graph, self.theta, self.messages)
             value = pass_forward(self.graph, self.theta, self.messages, self.decoded)
         value -= float(self.prices @ self.room)
+        if value < self.last:
+            self.pace = 0
+        self.last = value
         if value > self.bound:
             self.bound, self.best_prices, self.best_messages = value, self.prices.copy(), self.messages.copy()
         return value
@@ -109,21 +134,38 @@ class Dual:
             self.target = self.target * 1.3
         target = min(self.target, self.upper)
         ceiling = self.upper if np.isfinite(self.upper) else self.target
-        temperature = COLD * max(ceiling - self.bound, 1e-3 * abs(ceiling), 1e-9) / len(self.decoded)
+        temperature = self.cold * max(ceiling - self.bound, 1e-3 * abs(ceiling), 1e-9) / len(self.decoded)
         used = np.empty(len(self.prices))
         soft_use(self.graph, self.theta, self.messages, temperature, self.items, self.usage, used)
         room = np.maximum(self.room, 1.0)
         excess = (used - self.room) / room
         slope = np.clip(excess, -1.0, 1.0)
-        self.trend = slope if self.trend is None else MEMORY * self.trend + (1 - MEMORY) * slope
-        moving = np.where((self.prices <= 0) & (self.trend < 0), 0.0, self.trend)
-        length = self.step * max(target - value, 0.01 * abs(target)) / max(float(moving @ moving), float(moving @ excess), 1e-9)
+        if self.trend is None or self.squares is None:
+            self.trend, self.squares = slope, slope * slope
+        else:
+            self.trend = MEMORY * self.trend + (1 - MEMORY) * slope
+            self.squares = SQUARES * self.squares + (1 - SQUARES) * slope * slope
+        size = np.sqrt(self.squares)
+        moving = self.trend / np.maximum(size + EVENING * size.max(), 1e-12)
+        moving[(self.prices <= 0) & (moving < 0)] = 0.0
+        ahead = max(float(moving @ slope), STEEPEST * float(np.sqrt((moving @ moving) * (slope @ slope))), 1e-9)
+        length = self.step * max(target - value, 0.01 * abs(target)) / ahead
         self.prices = np.maximum(0.0, self.prices + length * moving / room)
         self.price()
 
     def price(self) -> None:
         """Node costs at the present prices."""
         priced(self.costs, self.items.ptr, self.items.begin, self.items.end, self.usage, self.prices, self.theta)
+
+
+@kernel
+def carry_on(messages: Floats, previous: Floats, share: float) -> None:
+    """Move the messages on by a share of their last step; ``previous`` becomes what they were."""
+    for k in range(len(messages)):
+        now = messages[k]
+        if now < FAR / 2 and previous[k] < FAR / 2:
+            messages[k] = now + share * (now - previous[k])
+        previous[k] = now
 
 
 @kernel
