@@ -1,7 +1,8 @@
-"""``kernel``: compiles a loop over arrays with numba, keeps the machine code on disk, and runs it as plain Python where that fails.
+"""``kernel``: compiles a loop over arrays with numba, keeps the machine code on disk, and does without where that fails.
 
-Kernels hold no interpreter lock, so that two threads use two cores on the same arrays. ``NUMBA_DISABLE_JIT=1`` switches
-compilation off, as everywhere with numba.
+Kernels hold no interpreter lock, so that two threads use two cores on the same arrays. Where nothing is compiled (no numba, or
+``NUMBA_DISABLE_JIT=1``, which switches it off everywhere) a kernel runs as plain Python; the few that are run millions of times are
+given a second form in NumPy for that case, and tests hold the two forms against each other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ def kernel(function: Function) -> Function:
         return cast(Function, numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:  # no folder can be written for the machine code: compile anew in each process
         return cast(Function, numba.njit(nogil=True)(function))
+
+
+def kernel_or(plain: Function) -> Callable[[Function], Function]:
+    """A ``kernel`` that is ``plain``, of the same arguments and results, where nothing is compiled."""
+    return kernel if COMPILED else lambda function: plain
 
 
 def is_first_use() -> bool:
