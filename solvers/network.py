@@ -175,6 +175,33 @@ def kill(net: Network, e: int) -> None:
 
 
 @kernel
+def unlink_dead(net: Network, node: int) -> None:
+    """Take the ends of dead edges out of the node's list; nobody may be on the way through it."""
+    while net.head[node] >= 0 and net.edge_live[net.head[node] >> 1] == 0:
+        net.head[node] = net.following[net.head[node]]
+    end = net.head[node]
+    while end >= 0:
+        after = net.following[end]
+        if after >= 0 and net.edge_live[after >> 1] == 0:
+            net.following[end] = net.following[after]
+        else:
+            end = after
+
+
+@kernel
+def joining(net: Network, v: int, w: int) -> int:
+    """The edge between v and w, or -1; nobody may be on the way through their lists."""
+    near, other = (v, w) if net.degree[v] <= net.degree[w] else (w, v)
+    unlink_dead(net, near)
+    end = net.head[near]
+    while end >= 0:
+        if far(net, end) == other:
+            return int(end >> 1)
+        end = net.following[end]
+    return -1
+
+
+@kernel
 def unmark(net: Network, node: int) -> None:
     end = net.head[node]
     while end >= 0:

@@ -32,10 +32,10 @@ from solvers.network import (
     far,
     grown,
     hang,
+    joining,
     kill,
     plus,
     steps,
-    unmark,
     wake_around,
     wake_edge,
     wake_node,
@@ -227,17 +227,12 @@ def merge(net: Network, e: int, u: int, v: int) -> bool:
 @kernel
 def move_edges(net: Network, u: int, v: int, data: int) -> None:
     """Hang u's edges on v, whose choice m stands for u's choice ``log_data[data + m]``."""
-    end = net.head[v]
-    while end >= 0:
-        if net.edge_live[end >> 1]:
-            net.mark[far(net, end)] = end >> 1
-        end = net.following[end]
     end = net.head[u]
     while end >= 0:
         following, e = net.following[end], end >> 1
         if net.edge_live[e]:
             w = far(net, end)
-            known = net.mark[w]
+            known = joining(net, v, w)
             if known >= 0:
                 add_followed(net, known, e, u, v, w, data)
                 kill(net, e)
@@ -246,7 +241,6 @@ def move_edges(net: Network, u: int, v: int, data: int) -> None:
                 rehang(net, end, u, v, w, data)
                 wake_edge(net, e)
         end = following
-    unmark(net, v)
 
 
 @kernel
@@ -397,26 +391,24 @@ def eliminate_between(net: Network, i: int) -> bool:
             net.log_data[data + m * size_w + x] = best
             net.pool[new + m * size_w + x] = least
     kill(net, f)
+    known = joining(net, v, w)
     net.eu[e], net.ev[e], net.at[e] = v, w, new
-    join(net, e, end, v, w)
+    join(net, e, end, v, w, known)
     return False
 
 
 @kernel
-def join(net: Network, e: int, end: int, v: int, w: int) -> None:
-    """Edge e, which hung on v by its end other than ``end``, now joins v and w; add it to an edge that already does."""
+def join(net: Network, e: int, end: int, v: int, w: int, known: int) -> None:
+    """Edge e, which hung on v by its end other than ``end``, now joins v and w; add it to the edge that already does, if any."""
     if end & 1 == 0:  # its end 2 e + 1 hangs on v
         net.eu[e], net.ev[e] = w, v
         transpose(net, e, v, w)
     net.degree[w] += 1
-    other = net.head[v]
-    while other >= 0:
-        if other >> 1 != e and net.edge_live[other >> 1] and far(net, other) == w:
-            add_table(net, other >> 1, e, v, w)
-            wake_edge(net, other >> 1)
-            kill(net, e)
-            return
-        other = net.following[other]
+    if known >= 0:
+        add_table(net, known, e, v, w)
+        wake_edge(net, known)
+        kill(net, e)
+        return
     hang(net, end, w)
     wake_edge(net, e)
 
