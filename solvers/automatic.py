@@ -15,15 +15,14 @@ from solvers.array_program import solve_core
 from solvers.compiled import COMPILED
 from solvers.exact_elimination import solve_by_elimination
 from solvers.message_search import MessageSearch
-from solvers.messages import Floats, priced
+from solvers.messages import priced
+from solvers.pairs import Floats
 from solvers.record import Record
 from solvers.reduction import Core, reduce
 from solvers.shrinking import shrink, slacks
 
 DIRECT = 20_000
 """Entries of edge tables up to which a core goes to HiGHS at once."""
-PLAIN = 1_500_000
-"""Entries of a problem beyond which plain Python would outlast any patience, so that it says so at once."""
 EXACT = 120_000
 """Entries up to which what messages leave does."""
 SHARE = 0.4
@@ -36,9 +35,6 @@ WORTHWHILE = 0.6
 
 def solve_automatic(record: Record) -> None:
     """Reduce, then choose the road by size."""
-    if not COMPILED and len(record.problem.edge_costs) > PLAIN:
-        record.message = "a problem of this size needs compiled code, and numba is not installed or switched off"
-        return
     core = reduce(record.problem)
     if COMPILED and solve_by_elimination(record, core) and record.done:
         return
@@ -77,6 +73,8 @@ class Campaign:
         """The core of what bound and answer leave, None when that is not much less."""
         objective = self.record.objective
         assert objective is not None
+        if not COMPILED and search.core.num_entries > EXACT:
+            return None  # it would take longer than it saves
         theta = np.empty(len(search.costs))
         items, prices = search.items, search.dual.best_prices
         priced(search.costs, items.ptr, items.begin, items.end, search.dual.usage, prices, theta)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.compiled import kernel
-from solvers.messages import Floats, Pairs
+from solvers.compiled import kernel, kernel_or
+from solvers.elimination_numpy import sweep as sweep_in_numpy
+from solvers.pairs import Floats, Pairs
 from solvers.problem import Ints, offsets
 
 SPARE_NEIGHBOURS = 24
@@ -67,7 +68,7 @@ def desk(graph: Pairs, entries: int) -> Desk:
     )
 
 
-@kernel
+@kernel_or(sweep_in_numpy)
 def sweep(graph: Pairs, theta: Floats, choices: Ints, held: NDArray[np.uint8], jitter: Floats, largest: float, work: Desk) -> None:
     """Replace ``choices`` by the best ones of all nodes but those held: the given ones and those the order of elimination needs.
 

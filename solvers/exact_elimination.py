@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from solvers.elimination import Desk, desk, plan_order, sweep
-from solvers.messages import FAR, Floats, Pairs, pairs
 from solvers.neighbourhood import total_cost
 from solvers.network import NEVER
+from solvers.pairs import FAR, Floats, Pairs, pairs
 from solvers.record import Record
 from solvers.reduction import Core
 

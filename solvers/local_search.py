@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from solvers.elimination import Desk, desk
-from solvers.messages import FAR, Floats, Pairs, pass_backward, pass_forward, priced
+from solvers.messages import pass_backward, pass_forward, priced
 from solvers.neighbourhood import Items, count_use, improve, seed_thread, total_cost
+from solvers.pairs import FAR, Floats, Pairs
 from solvers.problem import Ints
 
 DECODING_PASSES = 10

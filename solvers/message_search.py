@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solvers.compiled import COMPILED
 from solvers.local_search import Hints, LocalSearch
-from solvers.messages import FAR, Floats, Pairs, certify, pairs, priced
+from solvers.messages import certify, priced
 from solvers.neighbourhood import Items
 from solvers.network import NEVER
+from solvers.pairs import FAR, Floats, Pairs, pairs
 from solvers.prices import Dual
 from solvers.record import Record
 from solvers.reduction import Core, reduce
 
-SWEEPS = 30
-"""Sweeps of the search in a round."""
+WORKERS, SWEEPS = (2, 30) if COMPILED else (1, 6)
+"""Threads, and sweeps of the search in a round. Without compiled code a second thread would only wait for the first."""
 UPDATES = 16
 """Changes of prices in a round: about the same work."""
 STALL = 2e-3
@@ -71,7 +73,7 @@ class MessageSearch:
         if self.rounds == 0:
             self._warm_start()
             self.dual.warm_up()
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(WORKERS) as pool:
             for _ in range(rounds):
                 if self.record.over:
                     return

@@ -7,79 +7,18 @@ every answer, and messages need no proof of convergence. ``certify`` computes th
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from solvers.compiled import kernel
-from solvers.network import NEVER
-from solvers.problem import Ints, offsets
-from solvers.reduction import Core
-
-Floats = NDArray[np.float64]
-
-FAR = 1e25
-"""A forbidden cost among floats: far above every sum of costs, and small enough that adding costs to it stays exact in effect."""
-
-
-class Pairs(NamedTuple):
-    """The pairwise part of a core in floats. Edges have ``low < high``; ``table`` is laid out (low, high), ``turned`` (high, low)."""
-
-    ptr: Ints  # [n + 1] choices of each node
-    low: Ints  # [E]
-    high: Ints  # [E]
-    at: Ints  # [E + 1] tables
-    table: Floats
-    turned: Floats
-    adj_ptr: Ints  # [n + 1] edges of each node, those to lower nodes first
-    adj: Ints  # [2 E]
-    split: Ints  # [n] where in adj the edges to higher nodes begin
-    to_low: Ints  # [E] where the message to the lower node begins
-    to_high: Ints  # [E]
-
-
-def pairs(core: Core) -> Pairs:
-    """The core's nodes and edges for message passing."""
-    sizes = np.diff(core.node_ptr)
-    u, v = core.edges[:, 0], core.edges[:, 1]
-    low, high = np.minimum(u, v), np.maximum(u, v)
-    costs = np.where(core.edge_costs >= NEVER, FAR, core.edge_costs.astype(np.float64))
-    straight, turned = np.empty_like(costs), np.empty_like(costs)
-    lay_out(costs, core.edge_ptr, sizes[u], sizes[v], u < v, straight, turned)
-    ends = np.concatenate([low, high])
-    other = np.concatenate([high, low])
-    edge = np.tile(np.arange(len(low)), 2)
-    order = np.lexsort((edge, other, ends))
-    adj_ptr = offsets(np.bincount(ends, minlength=len(sizes)).astype(np.int64))
-    split = adj_ptr[:-1] + np.bincount(high, minlength=len(sizes))
-    lengths = np.stack([sizes[low], sizes[high]], axis=1).reshape(-1)
-    places = offsets(lengths)
-    return Pairs(
-        core.node_ptr, low, high, core.edge_ptr, straight, turned, adj_ptr, edge[order], split, places[:-1:2].copy(), places[1:-1:2].copy()
-    )
+from solvers import messages_numpy as plain
+from solvers.compiled import kernel, kernel_or
+from solvers.pairs import FAR, Floats, Pairs
+from solvers.problem import Ints
 
 
 def no_messages(graph: Pairs) -> Floats:
     """Messages that move nothing."""
     sizes = np.diff(graph.ptr)
     return np.zeros(int(sizes[graph.low].sum() + sizes[graph.high].sum()))
-
-
-@kernel
-def lay_out(costs: Floats, at: Ints, rows: Ints, columns: Ints, keep: NDArray[np.bool_], straight: Floats, turned: Floats) -> None:
-    """Each table as (low, high) and as (high, low)."""
-    for e in range(len(rows)):
-        for k in range(rows[e]):
-            for m in range(columns[e]):
-                cost = costs[at[e] + k * columns[e] + m]
-                other = at[e] + m * rows[e] + k
-                if keep[e]:
-                    straight[at[e] + k * columns[e] + m] = cost
-                    turned[other] = cost
-                else:
-                    straight[other] = cost
-                    turned[at[e] + k * columns[e] + m] = cost
 
 
 @kernel
@@ -113,7 +52,7 @@ def collect(graph: Pairs, theta: Floats, messages: Floats, i: int, belief: Float
             belief[k] += message[k]
 
 
-@kernel
+@kernel_or(plain.pass_forward)
 def pass_forward(graph: Pairs, theta: Floats, messages: Floats, choices: Ints) -> float:
     """One pass from the first node to the last; decodes a choice for each node on the way and returns the bound reached.
 
@@ -156,7 +95,7 @@ def pass_forward(graph: Pairs, theta: Floats, messages: Floats, choices: Ints) -
     return bound
 
 
-@kernel
+@kernel_or(plain.pass_backward)
 def pass_backward(graph: Pairs, theta: Floats, messages: Floats) -> None:
     """One pass from the last node to the first."""
     widest = 0
@@ -184,7 +123,7 @@ def pass_backward(graph: Pairs, theta: Floats, messages: Floats) -> None:
             )
 
 
-@kernel
+@kernel_or(plain.certify)
 def certify(graph: Pairs, theta: Floats, messages: Floats) -> float:
     """The bound that any messages prove: least beliefs, and least entries of tables to which the lower node's belief pays its share."""
     total = 0.0
@@ -216,7 +155,7 @@ def certify(graph: Pairs, theta: Floats, messages: Floats) -> float:
     return total
 
 
-@kernel
+@kernel_or(plain.priced)
 def priced(costs: Floats, item_ptr: Ints, begin: Ints, end: Ints, usage: Floats, prices: Floats, theta: Floats) -> None:
     """theta = costs + what each choice's items pay."""
     paid = np.zeros(len(prices) + 1)
@@ -227,17 +166,3 @@ def priced(costs: Floats, item_ptr: Ints, begin: Ints, end: Ints, usage: Floats,
         for item in range(item_ptr[c], item_ptr[c + 1]):
             total += usage[item] * (paid[end[item]] - paid[begin[item]])
         theta[c] = total
-
-
-@kernel
-def use(ptr: Ints, item_ptr: Ints, begin: Ints, end: Ints, usage: Floats, choices: Ints, used: Floats) -> None:
-    """Usage at each time."""
-    used[:] = 0.0
-    for i in range(len(choices)):
-        c = ptr[i] + choices[i]
-        for item in range(item_ptr[c], item_ptr[c + 1]):
-            used[begin[item]] += usage[item]
-            if end[item] < len(used):
-                used[end[item]] -= usage[item]
-    for t in range(1, len(used)):
-        used[t] += used[t - 1]

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.compiled import kernel
+from solvers import neighbourhood_numpy as plain
+from solvers.compiled import kernel, kernel_or
 from solvers.elimination import Desk, sweep
-from solvers.messages import FAR, Floats, Pairs, priced
+from solvers.messages import priced
+from solvers.pairs import FAR, Floats, Pairs
 from solvers.problem import Ints
 
 
@@ -33,7 +35,7 @@ def seed_thread(seed: int) -> None:
     np.random.seed(seed)
 
 
-@kernel
+@kernel_or(plain.total_cost)
 def total_cost(graph: Pairs, costs: Floats, choices: Ints) -> float:
     total = 0.0
     for i in range(len(choices)):
@@ -44,7 +46,7 @@ def total_cost(graph: Pairs, costs: Floats, choices: Ints) -> float:
     return total
 
 
-@kernel
+@kernel_or(plain.count_use)
 def count_use(graph: Pairs, items: Items, choices: Ints, used: Ints) -> None:
     """Usage at each time."""
     change = np.zeros(len(used) + 1, dtype=np.int64)
@@ -63,7 +65,7 @@ def add_items(items: Items, choice: int, sign: int, change: Ints) -> None:
         change[items.end[item]] -= sign * items.usage[item]
 
 
-@kernel
+@kernel_or(plain.accept)
 def accept(graph: Pairs, items: Items, theta: Floats, costs: Floats, choices: Ints, proposal: Ints, used: Ints, stops: Ints) -> float:
     """Take the groups of changes that help; returns the change of the true cost. ``stops`` counts groups stopped by each time."""
     nodes = len(choices)
@@ -174,6 +176,13 @@ def improve(
     sweep(graph, theta, proposal, held, jitter, largest, work)
     stops = np.zeros(len(used), dtype=np.int64)
     change = accept(graph, items, theta, costs, choices, proposal, used, stops)
+    drift(items, prices, used, stops)
+    return change
+
+
+@kernel_or(plain.drift)
+def drift(items: Items, prices: Floats, used: Ints, stops: Ints) -> None:
+    """Move the prices: up where the limit is exceeded or stopped a change, down where there is room."""
     mean, priced_times = 0.0, 0
     for t in range(len(used)):
         mean += prices[t]
@@ -187,4 +196,3 @@ def improve(
             prices[t] = prices[t] * np.exp(0.02 * min(stops[t], 3)) + 0.001 * mean
         elif items.capacity[t] > 0:
             prices[t] *= np.exp(-0.01 * room / items.capacity[t])
-    return change

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.compiled import kernel
-from solvers.messages import FAR, Floats, Pairs, collect, no_messages, pass_backward, pass_forward, priced
+from solvers.compiled import kernel_or
+from solvers.messages import collect, no_messages, pass_backward, pass_forward, priced
+from solvers.messages_numpy import beliefs
 from solvers.neighbourhood import Items
+from solvers.pairs import FAR, Floats, Pairs
 from solvers.problem import Ints
 
 WARM_PASSES = 40
@@ -158,7 +160,14 @@ class Dual:
         priced(self.costs, self.items.ptr, self.items.begin, self.items.end, self.usage, self.prices, self.theta)
 
 
-@kernel
+def _carry_on(messages: Floats, previous: Floats, share: float) -> None:
+    now = messages.copy()
+    allowed = (now < FAR / 2) & (previous < FAR / 2)
+    messages[allowed] += share * (now[allowed] - previous[allowed])
+    previous[:] = now
+
+
+@kernel_or(_carry_on)
 def carry_on(messages: Floats, previous: Floats, share: float) -> None:
     """Move the messages on by a share of their last step; ``previous`` becomes what they were."""
     for k in range(len(messages)):
@@ -168,7 +177,18 @@ def carry_on(messages: Floats, previous: Floats, share: float) -> None:
         previous[k] = now
 
 
-@kernel
+def _soft_use(graph: Pairs, theta: Floats, messages: Floats, temperature: float, items: Items, usage: Floats, used: Floats) -> None:
+    belief, sizes = beliefs(graph, theta, messages), np.diff(graph.ptr)
+    over = belief - np.repeat(np.minimum.reduceat(belief, graph.ptr[:-1]), sizes)
+    weight = np.exp(-np.minimum(700.0, over / temperature))
+    share = weight / np.repeat(np.add.reduceat(weight, graph.ptr[:-1]), sizes)
+    share[share <= 1e-6] = 0.0
+    expected = usage * np.repeat(share, np.diff(items.ptr))
+    change = np.bincount(items.begin, expected, len(used) + 1) - np.bincount(items.end, expected, len(used) + 1)
+    used[:] = np.cumsum(change)[:-1]
+
+
+@kernel_or(_soft_use)
 def soft_use(graph: Pairs, theta: Floats, messages: Floats, temperature: float, items: Items, usage: Floats, used: Floats) -> None:
     """Usage at each time when choices are drawn with probabilities exp(-belief / temperature)."""
     used[:] = 0.0

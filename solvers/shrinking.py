@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.compiled import kernel
-from solvers.messages import FAR, Floats, Pairs, collect
+from solvers.messages import collect
 from solvers.network import NEVER
+from solvers.pairs import FAR, Floats, Pairs
 from solvers.problem import INFINITE, Ints, Problem, offsets
 from solvers.reduction import Core
 

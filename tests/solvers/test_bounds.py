@@ -9,8 +9,9 @@ import pytest
 
 from solvers import evaluate
 from solvers.elimination import desk, sweep
-from solvers.messages import certify, no_messages, pairs, pass_backward, pass_forward, priced
+from solvers.messages import certify, no_messages, pass_backward, pass_forward, priced
 from solvers.neighbourhood import Items, seed_thread, total_cost
+from solvers.pairs import pairs
 from solvers.prices import Dual
 from solvers.reduction import Core, unreduced
 from solvers.shrinking import shrink, slacks
