@@ -7,10 +7,13 @@ same sweep as a neighbour whose comparison counted on them: removals only shrink
 
 from __future__ import annotations
 
-from solvers.compiled import kernel
+import numpy as np
+
+from solvers.compiled import kernel, kernel_or
 from solvers.memory import Memory
-from solvers.network import NEVER, Network, steps, wake_around
+from solvers.network import NEVER, Network, far, wake_around
 from solvers.problem import Ints
+from solvers.tables import choices, costs, keep, remaining, steps
 
 
 @kernel
@@ -22,24 +25,75 @@ def dominate(net: Network, items: Memory, visits: Ints, most_visits: int) -> int
             continue
         visits[i] += 1
         before = net.live_count[i]
-        place = 0
-        while place < net.live_count[i]:
-            b = net.live[net.ptr[i] + place]
-            gone = False
-            for other in range(net.live_count[i]):
-                if other != place and better(net, items, i, net.live[net.ptr[i] + other], b):
-                    gone = True
-                    break
-            if gone:
-                for later in range(place + 1, net.live_count[i]):
-                    net.live[net.ptr[i] + later - 1] = net.live[net.ptr[i] + later]
-                net.live_count[i] -= 1
-            else:
-                place += 1
+        thin(net, items, i)
         if net.live_count[i] < before:
             removed += before - net.live_count[i]
             wake_around(net, i)
     return removed
+
+
+PAIRS_AT_ONCE = 2**20
+"""The plain form compares about this many entries of a table in one step."""
+
+
+def plain_thin(net: Network, items: Memory, i: int) -> None:
+    left, begin = choices(net, i), net.ptr[i]
+    dearer, place = cheaper_pairs(net, i)
+    if len(place) == 0:
+        return
+    worse: dict[int, list[int]] = {}
+    for a, b in zip(dearer.tolist(), place.tolist(), strict=True):
+        worse.setdefault(b, []).append(a)
+    gone = np.zeros(len(left), dtype=np.bool_)
+    for b in sorted(worse):
+        gone[b] = any(not gone[a] and within(items, begin + left[a], begin + left[b]) for a in worse[b])
+    keep(net, i, ~gone)
+
+
+def cheaper_pairs(net: Network, i: int) -> tuple[Ints, Ints]:
+    """Places a, b of remaining choices such that by costs a can always replace b."""
+    cost = costs(net, i)[choices(net, i)]
+    a, b = np.nonzero(cost[:, None] <= cost)
+    a, b = a[a != b], b[a != b]
+    left = cost[b] - cost[a]
+    end = net.head[i]
+    while end >= 0 and len(a):
+        if net.edge_live[end >> 1]:
+            rows = remaining(net, end >> 1, i, far(net, end))
+            worst = regrets(rows, a, b)
+            stays = worst <= left
+            a, b, left = a[stays], b[stays], left[stays] - worst[stays]
+        end = net.following[end]
+    return a, b
+
+
+def regrets(rows: Ints, a: Ints, b: Ints) -> Ints:
+    """The most that row ``a`` costs more than row ``b``, where that is allowed at all: for arrays of pairs."""
+    forbidden = rows >= NEVER
+    above, below = np.where(forbidden, NEVER, rows), np.where(forbidden, 2 * NEVER - 1, rows)
+    step = max(1, PAIRS_AT_ONCE // rows.shape[1])
+    parts = [(above[a[at : at + step]] - below[b[at : at + step]]).max(axis=1) for at in range(0, len(a), step)]
+    worst = np.concatenate(parts)
+    return np.where(forbidden[b].all(axis=1), 0, worst)
+
+
+@kernel_or(plain_thin)
+def thin(net: Network, items: Memory, i: int) -> None:
+    """Remove the choices of node i that another can replace."""
+    place = 0
+    while place < net.live_count[i]:
+        b = net.live[net.ptr[i] + place]
+        gone = False
+        for other in range(net.live_count[i]):
+            if other != place and better(net, items, i, net.live[net.ptr[i] + other], b):
+                gone = True
+                break
+        if gone:
+            for later in range(place + 1, net.live_count[i]):
+                net.live[net.ptr[i] + later - 1] = net.live[net.ptr[i] + later]
+            net.live_count[i] -= 1
+        else:
+            place += 1
 
 
 @kernel
@@ -53,7 +107,7 @@ def better(net: Network, items: Memory, i: int, a: int, b: int) -> bool:
     while end >= 0:
         e = end >> 1
         if net.edge_live[e]:
-            w = net.eu[e] if end & 1 else net.ev[e]
+            w = far(net, end)
             si, sw = steps(net, e, i)
             worst = -NEVER
             for place in range(net.live_count[w]):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.compiled import kernel
-from solvers.problem import INFINITE, Ints, Problem
+from solvers.problem import Ints
 
 NEVER = 2**62
 """Cost of what is forbidden; finite costs stay below it in sum."""
@@ -50,43 +50,6 @@ class Network(NamedTuple):
     scalars: Ints  # by the names above
 
 
-def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
-    """The problem as a Network in which everything waits to be looked at; answers that cost ``upper`` or more may be lost."""
-    nodes, edges = problem.num_nodes, problem.num_edges
-    sizes = np.diff(problem.node_ptr)
-    scalars = np.zeros(12, dtype=np.int64)
-    scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
-    pool = np.empty(len(problem.edge_costs) * 5 // 4 + 4096, dtype=np.int64)
-    pool[: len(problem.edge_costs)] = problem.edge_costs
-    pool[: len(problem.edge_costs)][problem.edge_costs >= INFINITE] = NEVER
-    result = Network(
-        ptr=problem.node_ptr,
-        live=np.arange(len(problem.costs), dtype=np.int64) - np.repeat(problem.node_ptr[:-1], sizes),
-        live_count=sizes.astype(np.int64),
-        cost=np.where(problem.costs >= INFINITE, NEVER, problem.costs),
-        present=np.ones(nodes, dtype=np.uint8),
-        heavy=heavy.astype(np.uint8),
-        degree=np.zeros(nodes, dtype=np.int64),
-        head=np.full(nodes, -1, dtype=np.int64),
-        following=np.full(2 * edges, -1, dtype=np.int64),
-        eu=problem.edges[:, 0].copy(),
-        ev=problem.edges[:, 1].copy(),
-        at=problem.edge_ptr[:-1].copy(),
-        edge_live=np.ones(edges, dtype=np.uint8),
-        pool=pool,
-        edge_queue=np.zeros(edges + 1, dtype=np.int64),
-        edge_waits=np.zeros(edges, dtype=np.uint8),
-        node_queue=np.zeros(nodes + 1, dtype=np.int64),
-        node_waits=np.zeros(nodes, dtype=np.uint8),
-        log=np.zeros((nodes, 5), dtype=np.int64),
-        log_data=np.zeros(len(problem.costs) * 2 + 4096, dtype=np.int64),
-        mark=np.full(nodes, -1, dtype=np.int64),
-        scalars=scalars,
-    )
-    link(result)
-    return result
-
-
 def grown(net: Network) -> Network:
     """The same network with more room for tables and for the log."""
     need = int(net.scalars[NEED])
@@ -115,35 +78,6 @@ def replay(ptr: Ints, log: Ints, data: Ints, choices: Ints) -> None:
 
 
 @kernel
-def link(net: Network) -> None:
-    """Hang every edge on its nodes, add parallel edges together, and queue everything."""
-    for e in range(len(net.eu)):
-        hang(net, 2 * e, net.eu[e])
-        hang(net, 2 * e + 1, net.ev[e])
-        net.degree[net.eu[e]] += 1
-        net.degree[net.ev[e]] += 1
-    for i in range(len(net.live_count)):
-        end = net.head[i]
-        while end >= 0:
-            e = end >> 1
-            if net.edge_live[e]:
-                other = far(net, end)
-                if net.mark[other] >= 0:
-                    add_table(net, net.mark[other], e, i, other)
-                    kill(net, e)
-                else:
-                    net.mark[other] = e
-            end = net.following[end]
-        unmark(net, i)
-    for i in range(len(net.live_count)):
-        drop_forbidden(net, i)
-        wake_node(net, i)
-    for e in range(len(net.eu)):
-        if net.edge_live[e]:
-            wake_edge(net, e)
-
-
-@kernel
 def hang(net: Network, end: int, node: int) -> None:
     net.following[end] = net.head[node]
     net.head[node] = end
@@ -153,16 +87,6 @@ def hang(net: Network, end: int, node: int) -> None:
 def far(net: Network, end: int) -> int:
     """The node at the other end."""
     return int(net.eu[end >> 1] if end & 1 else net.ev[end >> 1])
-
-
-@kernel
-def steps(net: Network, e: int, node: int) -> tuple[int, int]:
-    """Strides in edge e's table for a choice of ``node`` and for one of the other node."""
-    u, v = net.eu[e], net.ev[e]
-    width = net.ptr[v + 1] - net.ptr[v]
-    if u == node:
-        return width, 1
-    return 1, width
 
 
 @kernel
@@ -234,46 +158,3 @@ def wake_around(net: Network, node: int) -> None:
         if net.edge_live[end >> 1]:
             wake_edge(net, end >> 1)
         end = net.following[end]
-
-
-@kernel
-def add_table(net: Network, target: int, source: int, first: int, second: int) -> None:
-    """Add the table of edge ``source`` to that of ``target``; both join ``first`` and ``second``."""
-    a, b = steps(net, target, first)
-    c, d = steps(net, source, first)
-    for i in range(net.live_count[first]):
-        k = net.live[net.ptr[first] + i]
-        for j in range(net.live_count[second]):
-            m = net.live[net.ptr[second] + j]
-            place = net.at[target] + k * a + m * b
-            net.pool[place] = plus(net.pool[place], net.pool[net.at[source] + k * c + m * d])
-
-
-@kernel
-def plus(a: int, b: int) -> int:
-    if a >= NEVER or b >= NEVER:
-        return NEVER
-    return a + b
-
-
-@kernel
-def drop_forbidden(net: Network, node: int) -> bool:
-    """Remove choices that cost too much for an answer below the upper bound, and move the least cost to the constant."""
-    begin, kept = net.ptr[node], 0
-    least = NEVER
-    for i in range(net.live_count[node]):
-        k = net.live[begin + i]
-        if net.cost[begin + k] < net.scalars[UPPER] - net.scalars[CONSTANT] and net.cost[begin + k] < NEVER:
-            net.live[begin + kept] = k
-            kept += 1
-            least = min(least, net.cost[begin + k])
-    changed = kept < net.live_count[node]
-    net.live_count[node] = kept
-    if kept == 0:
-        net.scalars[INFEASIBLE] = 1
-        return True
-    if least > 0:
-        net.scalars[CONSTANT] += least
-        for i in range(kept):
-            net.cost[begin + net.live[begin + i]] -= least
-    return bool(changed)

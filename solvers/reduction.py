@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solvers.compiled import kernel
 from solvers.dominance import dominate
 from solvers.memory import Memory, drop_too_large, heavy_nodes, memory, rebuild
-from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, Network, network, undo, wake_node
-from solvers.problem import Ints, Problem, offsets
+from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, UPPER, Network, far, hang, kill, undo, unmark, wake_edge, wake_node
+from solvers.problem import INFINITE, Ints, Problem, offsets
 from solvers.propagation import propagate
+from solvers.tables import add_table, copy_tables, drop_forbidden
 
 MOST_VISITS = 3
 """Dominance looks at a node at most this often."""
@@ -91,6 +93,72 @@ def wake_light(net: Network) -> None:
             wake_node(net, i)
 
 
+def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
+    """The problem as a Network in which everything waits to be looked at; answers that cost ``upper`` or more may be lost."""
+    nodes, edges = problem.num_nodes, problem.num_edges
+    sizes = np.diff(problem.node_ptr)
+    scalars = np.zeros(12, dtype=np.int64)
+    scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
+    pool = np.empty(len(problem.edge_costs) * 5 // 4 + 4096, dtype=np.int64)
+    pool[: len(problem.edge_costs)] = problem.edge_costs
+    pool[: len(problem.edge_costs)][problem.edge_costs >= INFINITE] = NEVER
+    result = Network(
+        ptr=problem.node_ptr,
+        live=np.arange(len(problem.costs), dtype=np.int64) - np.repeat(problem.node_ptr[:-1], sizes),
+        live_count=sizes.astype(np.int64),
+        cost=np.where(problem.costs >= INFINITE, NEVER, problem.costs),
+        present=np.ones(nodes, dtype=np.uint8),
+        heavy=heavy.astype(np.uint8),
+        degree=np.zeros(nodes, dtype=np.int64),
+        head=np.full(nodes, -1, dtype=np.int64),
+        following=np.full(2 * edges, -1, dtype=np.int64),
+        eu=problem.edges[:, 0].copy(),
+        ev=problem.edges[:, 1].copy(),
+        at=problem.edge_ptr[:-1].copy(),
+        edge_live=np.ones(edges, dtype=np.uint8),
+        pool=pool,
+        edge_queue=np.zeros(edges + 1, dtype=np.int64),
+        edge_waits=np.zeros(edges, dtype=np.uint8),
+        node_queue=np.zeros(nodes + 1, dtype=np.int64),
+        node_waits=np.zeros(nodes, dtype=np.uint8),
+        log=np.zeros((nodes, 5), dtype=np.int64),
+        log_data=np.zeros(len(problem.costs) * 2 + 4096, dtype=np.int64),
+        mark=np.full(nodes, -1, dtype=np.int64),
+        scalars=scalars,
+    )
+    link(result)
+    return result
+
+
+@kernel
+def link(net: Network) -> None:
+    """Hang every edge on its nodes, add parallel edges together, and queue everything."""
+    for e in range(len(net.eu)):
+        hang(net, 2 * e, net.eu[e])
+        hang(net, 2 * e + 1, net.ev[e])
+        net.degree[net.eu[e]] += 1
+        net.degree[net.ev[e]] += 1
+    for i in range(len(net.live_count)):
+        end = net.head[i]
+        while end >= 0:
+            e = end >> 1
+            if net.edge_live[e]:
+                other = far(net, end)
+                if net.mark[other] >= 0:
+                    add_table(net, net.mark[other], e, i, other)
+                    kill(net, e)
+                else:
+                    net.mark[other] = e
+            end = net.following[end]
+        unmark(net, i)
+    for i in range(len(net.live_count)):
+        drop_forbidden(net, i)
+        wake_node(net, i)
+    for e in range(len(net.eu)):
+        if net.edge_live[e]:
+            wake_edge(net, e)
+
+
 def _core(net: Network, items: Memory) -> Core:
     """What is present, numbered anew."""
     infeasible = bool(net.scalars[INFEASIBLE])
@@ -138,16 +206,3 @@ def _core(net: Network, items: Memory) -> Core:
         expand=expand,
         restrict=restrict,
     )
-
-
-@kernel
-def copy_tables(net: Network, edges: Ints, edge_ptr: Ints, tables: Ints) -> None:
-    for place in range(len(edges)):
-        e, to = edges[place], edge_ptr[place]
-        u, v = net.eu[e], net.ev[e]
-        width = net.ptr[v + 1] - net.ptr[v]
-        for i in range(net.live_count[u]):
-            row = net.at[e] + net.live[net.ptr[u] + i] * width
-            for j in range(net.live_count[v]):
-                tables[to] = net.pool[row + net.live[net.ptr[v] + j]]
-                to += 1

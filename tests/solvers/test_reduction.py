@@ -10,9 +10,9 @@ import pytest
 from solvers import Problem, evaluate
 from solvers.dominance import dominate
 from solvers.memory import drop_too_large, heavy_nodes, memory, rebuild
-from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, Network, network, undo
+from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, Network, undo
 from solvers.propagation import propagate
-from solvers.reduction import Core, reduce
+from solvers.reduction import Core, network, reduce
 from tests.solvers.problems import brute_force, random_problem
 
 
