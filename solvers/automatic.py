@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solvers.array_program import solve_core
-from solvers.compiled import COMPILED
+from solvers.compiled import runs_compiled
 from solvers.exact_elimination import solve_by_elimination
 from solvers.message_search import MessageSearch
 from solvers.messages import priced
@@ -36,7 +36,7 @@ WORTHWHILE = 0.6
 def solve_automatic(record: Record) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(record.problem)
-    if COMPILED and solve_by_elimination(record, core) and record.done:
+    if solve_by_elimination(record, core) and record.done:
         return
     if core.num_entries <= DIRECT:
         solve_core(record, core)
@@ -73,7 +73,7 @@ class Campaign:
         """The core of what bound and answer leave, None when that is not much less."""
         objective = self.record.objective
         assert objective is not None
-        if not COMPILED and search.core.num_entries > EXACT:
+        if not runs_compiled() and search.core.num_entries > EXACT:
             return None  # it would take longer than it saves
         theta = np.empty(len(search.costs))
         items, prices = search.items, search.dual.best_prices

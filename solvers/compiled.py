@@ -1,44 +1,105 @@
-"""``kernel``: compiles a loop over arrays with numba, keeps the machine code on disk, and does without where that fails.
+"""``kernel``: a loop over arrays that numba compiles when it is first called for a large problem, and keeps on disk.
 
-Kernels hold no interpreter lock, so that two threads use two cores on the same arrays. Where nothing is compiled (no numba, or
-``NUMBA_DISABLE_JIT=1``, which switches it off everywhere) a kernel runs as plain Python; the few that are run millions of times are
-given a second form in NumPy for that case, and tests hold the two forms against each other.
+Compiling all kernels takes some 40 s, once an installation. Small problems do not need it: for them, and where numba is missing or
+switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain Python, or in a second form written with NumPy where a loop is run
+millions of times. Tests hold the two forms against each other. Compiled kernels hold no interpreter lock, so that two threads use two
+cores on the same arrays.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
-"""Whether kernels run as machine code."""
+AVAILABLE = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
+"""Whether there can be machine code."""
+
+announce: Callable[[], None] | None = None
+"""Called before the kernels are compiled for the first time on a machine, for a program that can say so."""
+
+_lock = Lock()
+_state = {"wanted": AVAILABLE, "known": False}
+
+
+class Kernel:
+    """A function of numbers and arrays with two forms; ``machine`` is compiled when it is first asked for."""
+
+    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any]) -> None:
+        self.function, self.plain, self._machine = function, plain, None
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return (self.machine if _state["wanted"] else self.plain)(*arguments)
+
+    @property
+    def machine(self) -> Any:
+        """The numba function. Kernels that call this one are compiled to call it."""
+        if self._machine is None:
+            with _lock:
+                _make_known()
+                self._machine = self._machine or _compilable(self.function)
+        return self._machine
 
 
 def kernel(function: Function) -> Function:
-    """The function, compiled at its first call if it can be. Arguments must be numbers and arrays of one type at every call."""
-    if not COMPILED:
-        return function
-    import numba
-
-    try:
-        return cast(Function, numba.njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # no folder can be written for the machine code: compile anew in each process
-        return cast(Function, numba.njit(nogil=True)(function))
+    """The function as a kernel. Arguments must be numbers and arrays of one type at every call."""
+    return kernel_or(function)(function)
 
 
 def kernel_or(plain: Function) -> Callable[[Function], Function]:
-    """A ``kernel`` that is ``plain``, of the same arguments and results, where nothing is compiled."""
-    return kernel if COMPILED else lambda function: plain
+    """A kernel whose form without compilation is ``plain``, of the same arguments and results."""
+    if not AVAILABLE:
+        return lambda function: plain
+    return lambda function: cast(Function, Kernel(function, plain))
+
+
+@contextmanager
+def machine_code(wanted: bool) -> Iterator[None]:
+    """Within, kernels run as machine code if that is wanted and there can be any. One choice at a time for the process."""
+    if wanted and announce is not None and is_first_use():
+        announce()
+    before = _state["wanted"]
+    _state["wanted"] = wanted and AVAILABLE
+    try:
+        yield
+    finally:
+        _state["wanted"] = before
+
+
+def runs_compiled() -> bool:
+    """Whether kernels run as machine code at present."""
+    return _state["wanted"]
 
 
 def is_first_use() -> bool:
     """Whether the kernels are still to be compiled on this machine (some 40 s, once); False where that cannot be told."""
     here = Path(__file__).parent
-    if not COMPILED or os.environ.get("NUMBA_CACHE_DIR") or not os.access(here, os.W_OK):
+    if not AVAILABLE or os.environ.get("NUMBA_CACHE_DIR") or not os.access(here, os.W_OK):
         return False
     return not any((here / "__pycache__").glob("elimination.*.nbi"))
+
+
+def _compilable(function: Callable[..., Any]) -> Any:
+    import numba
+
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder can be written for the machine code: compile anew in each process
+        return numba.njit(nogil=True)(function)
+
+
+def _make_known() -> None:
+    """Tell numba that a Kernel among a function's globals is its numba function."""
+    if not _state["known"]:
+        from numba.extending import typeof_impl
+
+        typeof_impl.register(Kernel)(lambda value, context: typeof_impl(value.machine, context))
+        _state["known"] = True

@@ -17,8 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from solvers.compiled import COMPILED
+from solvers.compiled import runs_compiled
 from solvers.problem import Ints, Problem, ProblemError, offsets
+
+SCANNED = 2_000_000
+"""Bytes above which a file is scanned by compiled code."""
 
 
 def read(path: str | PathLike[str]) -> Problem:
@@ -30,14 +33,14 @@ def read(path: str | PathLike[str]) -> Problem:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ProblemError(f"{fspath(path)}: broken gzip data ({error})", "fetch the file again") from error
     try:
-        return _from_scan(data) or _from_json(data)
+        return (_from_scan(data) if len(data) > SCANNED else None) or _from_json(data)
     except ProblemError as error:
         raise ProblemError(f"{fspath(path)}: {str(error).splitlines()[0]}", str(error).split("hint: ", 1)[1]) from error
 
 
 def _from_scan(data: bytes) -> Problem | None:
-    """The fast road, where kernels are compiled and the file is plain."""
-    if not COMPILED:
+    """The fast road for large files, where kernels are compiled and the file is plain."""
+    if not runs_compiled():
         return None
     from solvers.scanner import scan
 

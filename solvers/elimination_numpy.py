@@ -25,7 +25,11 @@ Factor = tuple[list[int], "Floats"]
 
 def sweep(graph: Pairs, theta: Floats, choices: Ints, held: NDArray[np.uint8], jitter: Floats, largest: float, work: Desk) -> None:
     """See ``elimination.sweep``."""
-    order, scopes = _plan(graph, held, jitter, largest)
+    eliminate(graph, theta, choices, *plan(graph, held, jitter, largest))
+
+
+def eliminate(graph: Pairs, theta: Floats, choices: Ints, order: list[int], scopes: list[list[int]]) -> None:
+    """Replace the choices of the nodes in ``order`` by the best ones."""
     turn = {i: place for place, i in enumerate(order)}
     factors: dict[int, list[Factor]] = {i: [] for i in order}
     unary = {i: theta[graph.ptr[i] : graph.ptr[i + 1]].copy() for i in order}
@@ -57,7 +61,7 @@ def sweep(graph: Pairs, theta: Floats, choices: Ints, held: NDArray[np.uint8], j
         choices[i] = chosen[i]
 
 
-def _plan(graph: Pairs, held: NDArray[np.uint8], jitter: Floats, largest: float) -> tuple[list[int], list[list[int]]]:
+def plan(graph: Pairs, held: NDArray[np.uint8], jitter: Floats, largest: float) -> tuple[list[int], list[list[int]]]:
     """An order of elimination, and for each node in it the neighbours it then has; the others are held."""
     draws = random.Random(int(np.random.randint(2**31)))
     active = (held == 0).tolist()

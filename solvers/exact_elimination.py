@@ -6,12 +6,17 @@ Graphs of models are chains with a few long edges, so that this often works wher
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
-from solvers.elimination import Desk, desk, plan_order, sweep
+from solvers import elimination_numpy
+from solvers.compiled import runs_compiled
+from solvers.elimination import desk, plan_order, sweep
 from solvers.neighbourhood import total_cost
 from solvers.network import NEVER
 from solvers.pairs import FAR, Floats, Pairs, pairs
+from solvers.problem import Ints
 from solvers.record import Record
 from solvers.reduction import Core
 
@@ -21,38 +26,66 @@ POOL = 12 * 10**7
 """Entries of all tables (8 bytes each, and 2 for the choice behind it)."""
 ORDERS = 16
 """Orders of elimination tried."""
+PACE, SHARE = 5e7, 0.25
+"""Entries looked at in a second, about, and the share of the time left that the sweep may take."""
 SAFETY = 1e-12
 """Share of the costs summed by which a bound is lowered for the rounding of floats."""
 
 
 def solve_by_elimination(record: Record, core: Core) -> bool:
-    """Offer the best choices at no price of memory and prove their cost as a bound; False when the tables do not fit."""
+    """Offer the best choices at no price of memory and prove their cost as a bound; False when tables or time do not suffice."""
     if core.infeasible or core.num_nodes == 0:
         return False
-    graph: Pairs = pairs(core)
-    found = _order(graph, record.seed)
-    if found is None:
-        return False
-    work, jitter = found
+    graph = pairs(core)
     costs: Floats = np.where(core.costs >= NEVER, FAR, core.costs.astype(np.float64))
-    choices = np.zeros(core.num_nodes, dtype=np.int64)
-    sweep(graph, costs, choices, np.zeros(core.num_nodes, dtype=np.uint8), jitter, LARGEST, work)
-    value = total_cost(graph, costs, choices)
-    if value >= FAR:
+    most = min(PACE * SHARE * record.seconds_left, float(POOL) * 8)
+    choices = (_eliminate if runs_compiled() else _eliminate_plain)(graph, costs, record.seed, most)
+    value = FAR if choices is None else total_cost(graph, costs, choices)
+    if choices is None or value >= FAR:
         return False
     record.offer(core.expand(choices))
     record.prove(core.constant + value - SAFETY * abs(value) * core.num_nodes)
     return True
 
 
-def _order(graph: Pairs, seed: int) -> tuple[Desk, Floats] | None:
-    """Working space and node priorities under which nobody is held; None when none of a few tries has them."""
+def _eliminate(graph: Pairs, costs: Floats, seed: int, most: float) -> Ints | None:
+    """The best choices; None when no order of a few looks at ``most`` entries or less."""
     nodes = len(graph.split)
+    nobody, choices = np.zeros(nodes, dtype=np.uint8), np.zeros(nodes, dtype=np.int64)
     work = desk(graph, 0)._replace(pool=np.empty(POOL), best=np.empty(0, dtype=np.int16))
-    random = np.random.default_rng(seed)
-    held = np.zeros(nodes, dtype=np.uint8)
-    for attempt in range(ORDERS):
-        jitter = np.ones(nodes) if attempt == 0 else 1.0 + 0.3 * random.random(nodes)
-        if plan_order(graph, held, jitter, LARGEST, work) == nodes:
-            return work._replace(best=np.empty(POOL, dtype=np.int16)), jitter
+    for jitter in _jitters(nodes, seed):
+        if plan_order(graph, nobody, jitter, LARGEST, work) == nodes:
+            scopes = np.split(work.scope[: work.scope_ptr[nodes]], work.scope_ptr[1:nodes])
+            if _entries(graph, work.order, scopes).sum() > most:
+                return None
+            sweep(graph, costs, choices, nobody, jitter, LARGEST, work._replace(best=np.empty(POOL, dtype=np.int16)))
+            return choices
     return None
+
+
+def _eliminate_plain(graph: Pairs, costs: Floats, seed: int, most: float) -> Ints | None:
+    nodes = len(graph.split)
+    nobody, choices = np.zeros(nodes, dtype=np.uint8), np.zeros(nodes, dtype=np.int64)
+    for jitter in _jitters(nodes, seed):
+        order, scopes = elimination_numpy.plan(graph, nobody, jitter, LARGEST)
+        if len(order) == nodes:
+            entries = _entries(graph, order, scopes)
+            if entries.sum() > most or (entries / np.diff(graph.ptr)[order]).sum() > POOL:
+                return None
+            elimination_numpy.eliminate(graph, costs, choices, order, scopes)
+            return choices
+    return None
+
+
+def _jitters(nodes: int, seed: int) -> Iterator[Floats]:
+    """Factors of the nodes' priorities, which decide the order of elimination."""
+    random = np.random.default_rng(seed)
+    yield np.ones(nodes)
+    for _ in range(ORDERS - 1):
+        yield 1.0 + 0.3 * random.random(nodes)
+
+
+def _entries(graph: Pairs, order: Sequence[int] | Ints, scopes: Sequence[Sequence[int] | Ints]) -> Floats:
+    """Entries looked at for each node."""
+    sizes = np.diff(graph.ptr).astype(np.float64)
+    return np.array([sizes[i] * np.prod(sizes[np.asarray(scope, dtype=np.int64)]) for i, scope in zip(order, scopes, strict=True)])

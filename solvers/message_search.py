@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.compiled import COMPILED
+from solvers.compiled import runs_compiled
 from solvers.local_search import Hints, LocalSearch
 from solvers.messages import certify, priced
 from solvers.neighbourhood import Items
@@ -21,8 +21,8 @@ from solvers.prices import Dual
 from solvers.record import Record
 from solvers.reduction import Core, reduce
 
-WORKERS, SWEEPS = (2, 30) if COMPILED else (1, 6)
-"""Threads, and sweeps of the search in a round. Without compiled code a second thread would only wait for the first."""
+SWEEPS, PLAIN_SWEEPS = 30, 6
+"""Sweeps of the search in a round, and without compiled code, when sweeps are slower still than messages."""
 UPDATES = 16
 """Changes of prices in a round: about the same work."""
 STALL = 2e-3
@@ -73,7 +73,8 @@ class MessageSearch:
         if self.rounds == 0:
             self._warm_start()
             self.dual.warm_up()
-        with ThreadPoolExecutor(WORKERS) as pool:
+        threads = 2 if runs_compiled() else 1  # a second thread would only wait for the interpreter
+        with ThreadPoolExecutor(threads) as pool:
             for _ in range(rounds):
                 if self.record.over:
                     return
@@ -109,11 +110,11 @@ class MessageSearch:
         def stop() -> bool:
             return self.record.seconds_left <= 0
 
-        dual = self.dual
+        dual, sweeps = self.dual, SWEEPS if runs_compiled() else PLAIN_SWEEPS
         hints = Hints(dual.best_prices.copy(), dual.best_messages.copy(), dual.decoded.copy(), dual.bound)
-        work: list[Future[None]] = [pool.submit(self.searches[0].search, SWEEPS, hints, stop)]
+        work: list[Future[None]] = [pool.submit(self.searches[0].search, sweeps, hints, stop)]
         if self.stalled():
-            work.append(pool.submit(self.searches[1].search, SWEEPS, hints, stop))
+            work.append(pool.submit(self.searches[1].search, sweeps, hints, stop))
         else:
             work.append(pool.submit(dual.ascend, UPDATES, stop))
         for job in work:

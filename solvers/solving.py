@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from solvers import compiled
 from solvers.array_program import solve_array_program
 from solvers.automatic import solve_automatic
 from solvers.integer_program import solve_cbc, solve_highs
@@ -28,6 +29,8 @@ METHODS: Final[dict[str, Callable[[Record], None]]] = {
 """Every method by name: it reads ``record.problem`` and tells the record what it finds and proves."""
 
 
+SMALL = 30_000
+"""Entries of edge tables up to which a problem is solved without compiled code, so that the first one need not wait for it."""
 LEAN_SECONDS = 2.0
 """Time to look for a feasible limit where the given one was not met, at least."""
 FINEST = 2**40
@@ -56,8 +59,9 @@ def solve(
     if start is not None:
         record.offer(np.asarray(start))
     try:
-        METHODS[method](record)
-        find_smallest_limit(record)
+        with compiled.machine_code(len(problem.edge_costs) > SMALL):
+            METHODS[method](record)
+            find_smallest_limit(record)
     except KeyboardInterrupt:
         record.message = "interrupted; this is the best so far"
     return record.solution(method)

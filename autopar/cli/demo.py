@@ -33,7 +33,6 @@ def demo(
 
     import autopar
     from autopar import zoo
-    from autopar.cli.planning import say_first_use
     from autopar.runtime.launch import run_ranks
 
     if SIZES["batch"] % ranks:
@@ -44,7 +43,6 @@ def demo(
     target = zoo.build("gpt2", **{key: str(value) for key, value in SIZES.items()})
     batches = list(_batches(_text(), steps))
     _say(f"planning a byte-level GPT for {ranks} local ranks")
-    say_first_use()
     # Collectives alone are priced: with arithmetic priced too, a model this small is best computed whole on every rank, and shows nothing.
     plan = autopar.plan(target.model, target.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication", target="zoo:gpt2")
     print(plan)

@@ -69,11 +69,13 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
 
 
 def say_first_use() -> None:
-    """Says why the first plan on a machine takes longer."""
-    from solvers.compiled import is_first_use
+    """Says why the first large plan on a machine takes longer, if it comes to that."""
+    from solvers import compiled
 
-    if is_first_use():
-        print("first use on this machine: compiling the solver, which takes up to a minute, once", file=sys.stderr, flush=True)
+    def say() -> None:
+        print("first large problem on this machine: compiling the solver, which takes up to a minute, once", file=sys.stderr, flush=True)
+
+    compiled.announce = say
 
 
 def check_options(**options: Any) -> None:

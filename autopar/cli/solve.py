@@ -30,6 +30,7 @@ def solve(
     if not gap >= 0:
         _stop("--gap must be 0 or more", "give a share, such as --gap 0.01", USAGE)
     import solvers
+    from autopar.cli.planning import say_first_use
 
     if method not in solvers.METHODS:
         _stop(f"there is no method {method!r}", f"one of {', '.join(solvers.METHODS)}", USAGE)
@@ -42,6 +43,7 @@ def solve(
     except solvers.ProblemError as error:
         what, hint = str(error).split("\nhint: ", 1)
         _stop(what, hint, BAD_FILE)
+    say_first_use()
     left = max(0.1, time_limit - _process_seconds())
     found = solvers.solve(read, time_limit=left, gap=gap, method=method, seed=seed, progress=_progress_line())
     if sys.stderr.isatty():

@@ -11,6 +11,8 @@ import pytest
 from solvers import Problem, ProblemError, Status, evaluate, solve
 from tests.solvers.problems import shared_folder
 
+pytestmark = pytest.mark.usefixtures("form")
+
 NO = 10**18
 METHODS = ["auto", "highs", "pulp-highs", "pulp-cbc", "messages"]
 

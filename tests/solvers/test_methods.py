@@ -10,6 +10,8 @@ import pytest
 from solvers import METHODS, Problem, Status, evaluate, solve
 from tests.solvers.problems import brute_force, random_problem
 
+pytestmark = pytest.mark.usefixtures("form")
+
 EXACT = {"auto": 1200, "highs": 1200, "pulp-highs": 700, "pulp-cbc": 120}
 """Exact methods and the number of random problems for each: together thousands."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers import Problem, Status, evaluate, solve
+from solvers import Problem, Status, compiled, evaluate, solve, solving
 from solvers.layered import layered
 from tests.solvers.problems import random_problem, shared_folder
 
@@ -101,7 +101,8 @@ def test_import_is_light_and_never_torch():
 
 
 AGREE = """
-from solvers import solve
+from solvers import solve, solving
+solving.SMALL = -1
 from solvers.layered import layered
 from tests.solvers.problems import random_problem
 print([(s.status.value, s.objective) for s in map(solve, map(random_problem, range(60)))], solve(layered(3, 8, 8)).objective)
@@ -118,12 +119,29 @@ def test_a_large_problem_without_compiled_code_is_searched():
     assert _python(code, NUMBA_DISABLE_JIT="1").strip() == "True auto"
 
 
+def test_small_problems_are_solved_without_compiling_anything():
+    code = "import sys\nfrom solvers import solve\nfrom solvers.layered import layered\n"
+    code += "print(solve(layered(2, 6, 8)).status.value, 'numba' in sys.modules)"
+    assert _python(code).strip() == "optimal False"
+
+
+def test_the_first_large_problem_on_a_machine_is_announced(monkeypatch):
+    said = []
+    monkeypatch.setattr(compiled, "announce", lambda: said.append("first"))
+    monkeypatch.setattr(compiled, "is_first_use", lambda: True)
+    solve(layered(2, 5, 5))
+    assert said == []
+    monkeypatch.setattr(solving, "SMALL", 100)
+    solve(layered(2, 5, 5))
+    assert said == ["first"]
+
+
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
     """Where numba finds no folder for its machine code, kernels are compiled in memory."""
     code = "import solvers.compiled as c, numba; c.numba = numba\n"
     code += "from numba.core import caching; caching.CacheImpl._locator_classes = []\n"
-    code += "k = c.kernel(lambda x: x + 1)\nprint(k(2))"
-    assert _python(code).strip() == "3"
+    code += "k = c.kernel(lambda x: x + 1)\nprint(k(2), len(k.machine.signatures))"
+    assert _python(code).strip() == "3 1"
 
 
 @pytest.mark.parametrize("name", ["B", "G"])
