@@ -74,7 +74,7 @@ def regrets(rows: Ints, a: Ints, b: Ints) -> Ints:
     step = max(1, PAIRS_AT_ONCE // rows.shape[1])
     parts = [(above[a[at : at + step]] - below[b[at : at + step]]).max(axis=1) for at in range(0, len(a), step)]
     worst = np.concatenate(parts)
-    return np.where(forbidden[b].all(axis=1), 0, worst)
+    return np.where(np.asarray(forbidden.all(axis=1))[b], 0, worst)
 
 
 @kernel_or(plain_thin)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.compiled import kernel
+from solvers.compiled import kernel, kernel_or
 from solvers.network import FIXED, FOLLOWS, INFEASIBLE, LOG, Network, wake_around
 from solvers.problem import Ints, Problem, offsets
 
@@ -70,10 +70,15 @@ def rebuild(net: Network, old: Memory, first_log: int) -> Memory:
         net.scalars[INFEASIBLE] = 1
         capacity = np.maximum(capacity, 0)
     ptr = offsets(counts)
-    items = in_choice_order(net, members, root, ptr, sketch)
     binding = np.cumsum(largest)[:horizon] > capacity
-    kept = maximal_times(binding, capacity, items[:, 0], items[:, 1])
-    return squeeze(ptr, items, kept, capacity, old.time)
+    kept = maximal_times(binding, capacity, sketch[:, 0], sketch[:, 1])
+    return squeeze(ptr, sketch, kept, capacity, old.time)
+
+
+def ranges(counts: Ints) -> tuple[Ints, Ints]:
+    """[2, 0, 3] -> [0, 0, 2, 2, 2], [0, 1, 0, 1, 2]: which, and its place."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) - offsets(counts)[:-1][which]
 
 
 def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints, time: Ints) -> Memory:
@@ -183,7 +188,67 @@ def use_constant(net: Network, old: Memory, nodes: Ints, choice: Ints, constant:
             constant[old.end[item]] -= old.usage[item]
 
 
-@kernel
+def plain_gather(
+    net: Network,
+    old: Memory,
+    root: Ints,
+    map_at: Ints,
+    maps: Ints,
+    members: Ints,
+    constant: Ints,
+    largest: Ints,
+    counts: Ints,
+    sketch: Ints,
+    fill: bool,
+) -> int:
+    span = len(constant)
+    member, j = ranges(net.live_count[root[members]])
+    member = members[member]
+    c = net.ptr[member] + maps[map_at[member] + j]
+    pair, item = ranges(np.diff(old.ptr)[c])
+    item += old.ptr[c[pair]]
+    if len(item) == 0:
+        return 0
+    node, j = root[member[pair]] * span, j[pair]
+    moments, slots = np.unique(np.concatenate([node + old.begin[item], node + old.end[item]]), return_inverse=True)
+    begin, end = slots[: len(item)], slots[len(item) :]
+
+    # Levels of use lie in rows of all moments of one node, a row for each of its choices.
+    nodes, first, widths = np.unique(moments // span, return_index=True, return_counts=True)
+    heights = net.live_count[nodes]
+    at = offsets(widths * heights)[:-1]
+    which = np.repeat(np.arange(len(nodes)), widths)  # of each moment
+    place = (at - first)[which]
+    level = np.zeros(int((widths * heights).sum()), dtype=np.int64)
+    np.add.at(level, place[begin] + begin + j * widths[which[begin]], old.usage[item])
+    np.subtract.at(level, place[end] + end + j * widths[which[end]], old.usage[item])
+    np.cumsum(level, out=level)  # each row ends at 0
+
+    moment, height = ranges(heights[which])
+    cells = place[moment] + moment + height * widths[which[moment]]
+    starts = offsets(heights[which])[:-1]
+    by_moment = level[cells]
+    least, most = np.minimum.reduceat(by_moment, starts), np.maximum.reduceat(by_moment, starts)
+    level[cells] -= least[moment]
+    times = moments % span
+    for sums, change in ((constant, least), (largest, most - least)):
+        np.add.at(sums, times, np.diff(change, prepend=0))  # a node's last change is 0
+
+    changes = np.flatnonzero(np.diff(level, prepend=0))
+    begins = changes[:-1][level[changes[:-1]] > 0]
+    ends = changes[1:][level[changes[:-1]] > 0]
+    if fill:
+        time_of = np.empty(len(level), dtype=np.int64)
+        time_of[cells] = times[moment]
+        sketch[:, 0], sketch[:, 1], sketch[:, 2] = time_of[begins], time_of[ends], level[begins]
+    row, _ = ranges(np.repeat(widths, heights))
+    node_of_row, j_of_row = ranges(heights)
+    owner = net.ptr[nodes[node_of_row]] + net.live[net.ptr[nodes[node_of_row]] + j_of_row]
+    np.add.at(counts, owner[row[begins]], 1)
+    return len(begins)
+
+
+@kernel_or(plain_gather)
 def gather(
     net: Network,
     old: Memory,
@@ -197,7 +262,7 @@ def gather(
     sketch: Ints,
     fill: bool,
 ) -> int:
-    """Sum the items of each present node's members; returns the number of items, and writes them when ``fill``."""
+    """Sum the items of each present node's members; returns the number of items, and writes them, in order of choices, when ``fill``."""
     used, first = 0, 0
     slot = np.zeros(len(constant), dtype=np.int64)
     while first < len(members):
@@ -263,24 +328,6 @@ def gather(
                     counts[net.ptr[r] + net.live[net.ptr[r] + j]] += 1
         first = last
     return used
-
-
-@kernel
-def in_choice_order(net: Network, members: Ints, root: Ints, ptr: Ints, sketch: Ints) -> Ints:
-    """The items as gathered lie by root and live place; put them in order of choices."""
-    ordered = np.empty_like(sketch)
-    used, previous = 0, -1
-    for i in members:
-        r = root[i]
-        if r == previous:
-            continue
-        previous = r
-        for j in range(net.live_count[r]):
-            c = net.ptr[r] + net.live[net.ptr[r] + j]
-            for item in range(ptr[c], ptr[c + 1]):
-                ordered[item] = sketch[used]
-                used += 1
-    return ordered
 
 
 @kernel
