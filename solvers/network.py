@@ -99,29 +99,21 @@ def kill(net: Network, e: int) -> None:
 
 
 @kernel
-def unlink_dead(net: Network, node: int) -> None:
-    """Take the ends of dead edges out of the node's list; nobody may be on the way through it."""
-    while net.head[node] >= 0 and net.edge_live[net.head[node] >> 1] == 0:
-        net.head[node] = net.following[net.head[node]]
-    end = net.head[node]
+def joining(net: Network, v: int, w: int) -> int:
+    """The edge between v and w, or -1. Takes dead edges that it passes out of a list; nobody else may be on the way through it."""
+    near, other = (v, w) if net.degree[v] <= net.degree[w] else (w, v)
+    before, end = -1, net.head[near]
     while end >= 0:
         after = net.following[end]
-        if after >= 0 and net.edge_live[after >> 1] == 0:
-            net.following[end] = net.following[after]
+        if net.edge_live[end >> 1]:
+            if net.eu[end >> 1] == other or net.ev[end >> 1] == other:
+                return int(end >> 1)
+            before = end
+        elif before < 0:
+            net.head[near] = after
         else:
-            end = after
-
-
-@kernel
-def joining(net: Network, v: int, w: int) -> int:
-    """The edge between v and w, or -1; nobody may be on the way through their lists."""
-    near, other = (v, w) if net.degree[v] <= net.degree[w] else (w, v)
-    unlink_dead(net, near)
-    end = net.head[near]
-    while end >= 0:
-        if far(net, end) == other:
-            return int(end >> 1)
-        end = net.following[end]
+            net.following[before] = after
+        end = after
     return -1
 
 

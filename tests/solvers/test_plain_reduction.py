@@ -128,15 +128,16 @@ def test_dominance():
 
 
 def test_items_gathered(monkeypatch):
-    gathered = 0
+    gathered, forms = 0, (memory.gather, memory.plain_gather)
     for seed in range(200):
         problem = _larger_problem(seed) if seed % 2 else random_problem(seed)
         items = memory.memory(problem)
         net = propagate(network(problem, memory.heavy_nodes(problem.node_ptr, items), NEVER))
         again = []
-        for form in (memory.gather, memory.plain_gather):
+        for form in forms:
             monkeypatch.setattr(memory, "gather", form)
-            again.append(memory.rebuild(_copy(net), items, 0))
+            with machine_code(True):
+                again.append(memory.rebuild(_copy(net), items, 0))
         assert all(a.tolist() == b.tolist() for a, b in zip(*again, strict=True))
         gathered += len(again[0].usage)
     assert gathered > 1000
