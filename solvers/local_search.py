@@ -16,8 +16,12 @@ from solvers.problem import Ints
 DECODING_PASSES = 10
 POLISHING_SWEEPS = 5
 """Sweeps at fixed prices without limits that begin an episode from the dual."""
-EPISODE = 40
+EPISODE = 60
 """Sweeps of an episode after its last improvement."""
+RENEWAL = 0.25
+"""Episodes begin from the best choices of their line; a new line begins when the dual has closed this share of the gap."""
+TIRED = 4
+"""Episodes without progress after which a line goes over to the best choices known, or ends if it has those."""
 FIRST_EPISODE = 15
 """Sweeps of an episode while nothing feasible is known: newer prices help more."""
 LARGEST = 1e4
@@ -28,8 +32,8 @@ SHAKES = (0.0, 0.001, 0.003, 0.01)
 """Shares of nodes set at random before a sweep."""
 SPREADS = (0.0, 0.0, 0.03, 0.1, 0.3)
 """An episode draws one: sweeps see the dual's prices with this spread, anew each time; with 0 prices drift with what stops changes."""
-NOISE = 0.25
-"""Spread of the prices with which a drifting episode from the best choices begins."""
+NOISES = (0.1, 0.25)
+"""Spreads of the prices with which a drifting episode from the line's best choices begins."""
 ROOM = 20_000_000
 """Entries of the tables of one sweep in all."""
 
@@ -46,7 +50,10 @@ class Hints:
 
 @dataclass
 class LocalSearch:
-    """A worker with its own choices, prices and random numbers. ``best`` are its best feasible choices and ``cost`` theirs."""
+    """A worker with its own choices, prices and random numbers.
+
+    ``best`` are its best feasible choices and ``cost`` theirs; ``line`` and ``line_cost`` those since it last began anew.
+    """
 
     graph: Pairs
     items: Items
@@ -54,9 +61,12 @@ class LocalSearch:
     seed: int
     best: Ints | None = None
     cost: float = np.inf
+    line: Ints | None = None
+    line_cost: float = np.inf
     closest: Ints | None = None
     excess: float = np.inf
     left: int = 0
+    idle: int = 0
     spread: float = 0.0
     sweeps: int = 0
     fresh_bound: float = -np.inf
@@ -87,20 +97,25 @@ class LocalSearch:
             sweeps -= 1
 
     def adopt(self, choices: Ints, cost: float) -> None:
-        """Take over better choices found elsewhere; the next episode may begin from them."""
+        """Take over better choices found elsewhere."""
         if cost < self.cost:
             self.best, self.cost = choices.copy(), cost
 
     def _begin(self, hints: Hints) -> int:
         """Start an episode; returns the sweeps it took."""
-        self.left = EPISODE if self.best is not None else FIRST_EPISODE
         self.spread = float(self.random.choice(SPREADS))
-        if self.best is None or hints.bound > self.fresh_bound + 0.01 * max(0.0, self.cost - self.fresh_bound):
+        self.idle += 1
+        if self.idle > TIRED and self.cost < self.line_cost:
+            self.line, self.line_cost, self.idle = self.best, self.cost, 0
+        news = self.line is not None and hints.bound > self.fresh_bound + RENEWAL * (self.cost - self.fresh_bound)
+        if self.line is None or news or self.idle > TIRED:
             self.fresh_bound = hints.bound
+            self.line, self.line_cost, self.left, self.idle = None, np.inf, FIRST_EPISODE, 0
             self._decode(hints)
             return POLISHING_SWEEPS
-        self.choices = self.best.copy()
-        self.prices = hints.prices * self.random.lognormal(0.0, NOISE, len(hints.prices))
+        self.left = EPISODE
+        self.choices = self.line.copy()
+        self.prices = hints.prices * self.random.lognormal(0.0, float(self.random.choice(NOISES)), len(hints.prices))
         count_use(self.graph, self.items, self.choices, self.used)
         return 0
 
@@ -124,13 +139,15 @@ class LocalSearch:
         self.prices = hints.prices.copy()
 
     def _keep(self) -> bool:
-        """Note the present choices; True when they are the best."""
+        """Note the present choices; True when they are the best of their line."""
         cost = total_cost(self.graph, self.costs, self.choices)
         if cost >= FAR / 2:
             return False
         excess = float(np.max(self.used - self.items.capacity, initial=0))
-        if excess <= 0 and cost < self.cost:
-            self.best, self.cost = self.choices.copy(), cost
+        if excess <= 0 and cost < self.line_cost:
+            self.line, self.line_cost, self.idle = self.choices.copy(), cost, 0
+            if cost < self.cost:
+                self.best, self.cost = self.line, cost
             return True
         if excess < self.excess:
             self.closest, self.excess = self.choices.copy(), excess

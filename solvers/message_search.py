@@ -25,7 +25,7 @@ SWEEPS, PLAIN_SWEEPS = 30, 6
 """Sweeps of the search in a round, and without compiled code, when sweeps are slower still than messages."""
 UPDATES = 16
 """Changes of prices in a round: about the same work."""
-STALL = 2e-3
+STALL = 2e-2
 """The ascent rests when twelve rounds close less than this share of the gap."""
 SAFETY = 1e-12
 """Share of the costs summed by which a bound is lowered for the rounding of floats."""
