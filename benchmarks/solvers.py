@@ -55,7 +55,7 @@ def measure(source: str, time_limit: float, seed: int, method: str, gap: float, 
     from solvers.layered import layered
 
     instance = _letter(source)
-    problem = layered(*map(int, source.split("x"))) if "x" in instance else solvers.Problem.load(source)
+    problem = solvers.Problem.load(source) if Path(source).is_file() else layered(*map(int, source.split("x")))
     found = solvers.solve(problem, time_limit=time_limit - (time.time() - began), gap=gap, seed=seed, method=method)
     if found.choices is not None:
         assert solvers.evaluate(problem, found.choices) == (found.objective, found.peak_usage, True)
@@ -94,7 +94,7 @@ def _text(row: Row) -> str:
 
 
 def main() -> int:
-    """Print the table as it grows; write it as JSON when asked."""
+    """Print the table as it grows, and write it as JSON when asked."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", nargs="?", type=Path)
     options.add_argument("instances", nargs="*")
@@ -119,14 +119,14 @@ def main() -> int:
         for seed in range(chosen.seeds):
             rows.append(_in_own_process(source, limit, seed, chosen.method, chosen.gap))
             print(_text(rows[-1]), flush=True)
+            if chosen.json:
+                chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     medians = [
         statistics.median(row.ratio if row.ratio is not None else float("inf") for row in rows if row.instance == name)
         for name in {row.instance for row in rows if row.published is not None}
     ]
     if medians:
         print(f"mean of {len(medians)} median ratios {statistics.mean(medians):.5f}")
-    if chosen.json:
-        chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0
 
 
