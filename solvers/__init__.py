@@ -1,6 +1,18 @@
 """Problem -> Solution: one choice for each node at least total cost under a memory limit at every time.
 
-``import solvers`` loads no solver: names resolve on first use, so that a command line starts fast.
+The road of ``solve(problem)``:
+
+    contest_format, scanner      a file -> ``Problem``
+    reduction                    the exact steps that leave a smaller core (network, propagation, tables, memory, dominance)
+    exact_elimination            small width: one sweep is the proof
+    array_program                small core: LP, then integer program, in HiGHS (integer_program: the same through PuLP)
+    message_search               large core: prices of memory and messages for the bound (prices, messages),
+                                 neighbourhood search for the choices (local_search, neighbourhood, elimination)
+    shrinking                    what bound and choices rule out; the rest goes round again
+    record, evaluation           nothing is called feasible or a bound that was not checked there
+
+``compiled`` says how loops run: as machine code for large problems, as NumPy (``..._numpy``, ``plain_...``) for small ones and where
+there is no numba. ``import solvers`` loads no solver: names resolve on first use, so that a command line starts fast.
 """
 
 from importlib import import_module

@@ -6,6 +6,7 @@ the order of the waves, so that least entries are ``np.minimum.reduceat``.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from solvers.pairs import Floats, Pairs
 
 FAR = 1e25
-KEPT = 4
-"""Graphs whose waves are kept."""
 
 
 class Wave(NamedTuple):
@@ -46,17 +45,16 @@ class Wave(NamedTuple):
     source_to: Ints  # [given] choice
 
 
-_known: list[tuple[Pairs, bool, list[Wave]]] = []
+_known: dict[tuple[int, bool], list[Wave]] = {}
 
 
 def waves(graph: Pairs, forward: bool) -> list[Wave]:
-    """The waves of a pass, computed once a graph."""
-    for known, direction, found in _known:
-        if known is graph and direction == forward:
-            return found
-    _known.append((graph, forward, _waves(graph, forward)))
-    del _known[:-KEPT]
-    return _known[-1][2]
+    """The waves of a pass, computed once a graph and forgotten with it."""
+    key = (id(graph.table), forward)
+    if key not in _known:
+        _known[key] = _waves(graph, forward)
+        weakref.finalize(graph.table, _known.pop, key, None)
+    return _known[key]
 
 
 def spread(starts: Ints, counts: Ints) -> Ints:

@@ -102,3 +102,13 @@ def test_a_sweep_that_holds_nothing_finds_the_least_cost_and_one_that_must_never
         elimination_numpy.sweep(graph, costs, found, held, 1 + random.random(core.num_nodes), 30.0, desk(graph, 0))
         assert (found[held == 1] == start[held == 1]).all()
         assert neighbourhood.total_cost(graph, costs, found) <= neighbourhood.total_cost(graph, costs, start) * (1 + 1e-12)
+
+
+def test_waves_are_forgotten_with_their_graph():
+    _, _, graph, _, _ = next(_cases())
+    before = len(messages_numpy._known)
+    messages_numpy.waves(graph, True)
+    assert messages_numpy.waves(graph, True) is messages_numpy.waves(graph, True)
+    assert len(messages_numpy._known) == before + 1
+    del graph
+    assert len(messages_numpy._known) == before
