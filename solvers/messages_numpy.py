@@ -7,17 +7,13 @@ the order of the waves, so that least entries are ``np.minimum.reduceat``.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.pairs import FAR, Floats, Pairs
 from solvers.problem import Ints, offsets
-
-if TYPE_CHECKING:
-    from solvers.pairs import Floats, Pairs
-
-FAR = 1e25
 
 
 class Wave(NamedTuple):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.messages_numpy import FAR, spread
+from solvers.messages_numpy import spread
+from solvers.pairs import FAR, Floats, Pairs
 from solvers.problem import Ints
 
 if TYPE_CHECKING:
     from solvers.neighbourhood import Items
-    from solvers.pairs import Floats, Pairs
 
 
 def total_cost(graph: Pairs, costs: Floats, choices: Ints) -> float:

@@ -85,8 +85,8 @@ class Case:
 
     @property
     def turns(self) -> int:
-        """How often the model is called: twice where it does not train, so that a second call can be measured."""
-        return self.steps if self.trains else 2
+        """How often the model is called: where it does not train, once and then to be measured."""
+        return self.steps if self.trains else 1 + MEASURED
 
     def inputs(self) -> Tensors:
         """The tensors of the call, by input name."""
