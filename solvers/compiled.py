@@ -64,8 +64,6 @@ def kernel_or(plain: Function) -> Callable[[Function], Function]:
 @contextmanager
 def machine_code(wanted: bool) -> Iterator[None]:
     """Within, kernels run as machine code if that is wanted and there can be any. One choice at a time for the process."""
-    if wanted and announce is not None and is_first_use():
-        announce()
     before = _state["wanted"]
     _state["wanted"] = wanted and AVAILABLE
     try:
@@ -84,7 +82,7 @@ def is_first_use() -> bool:
     here = Path(__file__).parent
     if not AVAILABLE or os.environ.get("NUMBA_CACHE_DIR") or not os.access(here, os.W_OK):
         return False
-    return not any((here / "__pycache__").glob("elimination.*.nbi"))
+    return not any((here / "__pycache__").glob("propagation.*.nbi"))
 
 
 def _compilable(function: Callable[..., Any]) -> Any:
@@ -97,8 +95,10 @@ def _compilable(function: Callable[..., Any]) -> Any:
 
 
 def _make_known() -> None:
-    """Tell numba that a Kernel among a function's globals is its numba function."""
+    """Tell numba, before the first kernel, that a Kernel among a function's globals is its numba function."""
     if not _state["known"]:
+        if announce is not None and is_first_use():
+            announce()
         from numba.extending import typeof_impl
 
         typeof_impl.register(Kernel)(lambda value, context: typeof_impl(value.machine, context))

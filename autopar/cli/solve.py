@@ -36,6 +36,7 @@ def solve(
         _stop(f"there is no method {method!r}", f"one of {', '.join(solvers.METHODS)}", USAGE)
     if output is not None and not output.absolute().parent.is_dir():
         _stop(f"cannot write {output}: its folder does not exist", "make the folder first, or choose another path", USAGE)
+    say_first_use()
     try:
         read = solvers.Problem.load(problem)
     except OSError as error:
@@ -43,7 +44,6 @@ def solve(
     except solvers.ProblemError as error:
         what, hint = str(error).split("\nhint: ", 1)
         _stop(what, hint, BAD_FILE)
-    say_first_use()
     left = max(0.1, time_limit - _process_seconds())
     found = solvers.solve(read, time_limit=left, gap=gap, method=method, seed=seed, progress=_progress_line())
     if sys.stderr.isatty():

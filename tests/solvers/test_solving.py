@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers import Problem, Status, compiled, evaluate, solve, solving
+from solvers import Problem, Status, compiled, evaluate, solve
 from solvers.layered import layered
 from tests.solvers.problems import random_problem, shared_folder
 
@@ -129,11 +129,13 @@ def test_the_first_large_problem_on_a_machine_is_announced(monkeypatch):
     said = []
     monkeypatch.setattr(compiled, "announce", lambda: said.append("first"))
     monkeypatch.setattr(compiled, "is_first_use", lambda: True)
-    solve(layered(2, 5, 5))
-    assert said == []
-    monkeypatch.setattr(solving, "SMALL", 100)
-    solve(layered(2, 5, 5))
-    assert said == ["first"]
+    monkeypatch.setitem(compiled._state, "known", False)
+    kernels = [compiled.kernel(lambda x: x + 1) for _ in range(2)]
+    with compiled.machine_code(False):
+        assert (kernels[0](1), said) == (2, [])
+    with compiled.machine_code(True):
+        assert [kernel(1) for kernel in kernels] == [2, 2]
+    assert said == (["first"] if compiled.AVAILABLE else [])
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
