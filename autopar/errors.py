@@ -45,6 +45,10 @@ class CaptureError(AutoparError):
     """A model whose graph cannot be captured (exit status 3)."""
 
 
+class ScheduleError(AutoparError):
+    """A schedule that cannot be run: a pass made it wrong, or a plan file was edited; names the instruction (exit status 3)."""
+
+
 class MismatchError(AutoparError):
     """A plan that does not fit the model, mesh or torch it is used with (exit status 3)."""
 

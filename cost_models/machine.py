@@ -85,6 +85,21 @@ class Machine:
         group = self.group(axes)
         return collectives.SECONDS[kind](full_bytes, group) if group.size > 1 else 0.0
 
+    def latency_seconds(self, kind: str, axes: Sequence[SubAxis]) -> float:
+        """The part of a collective's price that is paid once a call, however many tensors share it."""
+        group = self.group(axes)
+        return group.latency if group.size > 1 else 0.0
+
+    def links(self, axes: Sequence[SubAxis]) -> tuple[str, ...]:
+        """The links that a collective over ``axes`` holds: ``node``, ``network``, or the name of an axis with a link of its own."""
+        found = set()
+        for part in axes:
+            if part.size > 1:
+                name = self.mesh.names[part.axis]
+                own = self.hardware.axis_link(name) is not None
+                found.add(name if own else "node" if self._inside_node(part) else "network")
+        return tuple(sorted(found))
+
     def received_bytes(self, kind: str, full_bytes: float, size: int) -> float:
         """Bytes each rank receives in a collective over ``size`` ranks."""
         return collectives.received_bytes(kind, full_bytes, size) if size > 1 else 0.0

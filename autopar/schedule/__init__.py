@@ -1,0 +1,25 @@
+"""Assignment -> Schedule: the only place that derives order, overlap and lifetimes. No torch.
+
+assignment     what a search decides
+instructions   Instruction, Collective, Schedule: the values
+ordering       order: the list in program order
+sharing        share: equal reshards once
+windows        where collectives may stand
+bucketing      bucket: small collectives in one call
+prefetching    prefetch: starts early, waits late
+freeing        free: when values go
+legality       what must hold after each pass
+simulation     how long it takes
+liveness       how much memory
+"""
+
+from autopar.schedule.assignment import OUTPUT, Assignment, Layout
+from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
+from autopar.schedule.liveness import Memory, memory
+from autopar.schedule.passes import make_schedule
+from autopar.schedule.simulation import Slot, makespan, simulate
+
+__all__ = [
+    "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule", "makespan",
+    "memory", "simulate",
+]  # fmt: skip

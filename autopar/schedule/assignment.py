@@ -1,0 +1,50 @@
+"""Assignment: what a search decides. Values, no order yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.graph import Phase
+from autopar.sharding import ShardingSpec, Strategy
+
+OUTPUT = "output:"
+"""Prefix of the reader name of a graph output: ``output:0`` is the first entry of ``Graph.outputs``."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor in a further spec, made once and shared by its readers.
+
+    Args:
+        value: unique name of the resharded value.
+        tensor: the graph tensor.
+        source: the value it is made from: the tensor's own name, or another layout's.
+        spec: its spec.
+        phase: when it is made.
+        before: the operator that reads it first, or ``output:N``.
+    """
+
+    value: str
+    tensor: str
+    source: str
+    spec: ShardingSpec
+    phase: Phase
+    before: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a search decides.
+
+    Args:
+        inputs: spec of each graph input, by tensor name.
+        strategies: strategy of each operator, by name.
+        layouts: the reshards, in any order.
+        reads: (operator or ``output:N``, input position) -> value read; what is absent reads the tensor as it was made.
+    """
+
+    inputs: Mapping[str, ShardingSpec]
+    strategies: Mapping[str, Strategy]
+    layouts: tuple[Layout, ...] = ()
+    reads: Mapping[tuple[str, int], str] | None = None

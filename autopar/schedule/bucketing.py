@@ -1,0 +1,108 @@
+"""bucket: small collectives of one kind, group, dtype and phase become one call on a flat buffer, whose latency is paid once.
+
+Two calls may share a bucket when their windows meet: the later one is ready before the earlier one is needed. Calls that lie one behind
+the other in a chain never do. Gathers of what is there when the phase begins join in the order in which they are needed, everything
+else in the order in which it is ready, so that a bucket waits for little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import count
+
+from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
+from autopar.schedule.ordering import start_and_wait
+from autopar.schedule.windows import Window, moving, windows
+
+JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+"""The kinds that are put in buckets."""
+
+
+def bucket(schedule: Schedule) -> Schedule:
+    """The schedule with buckets of at most ``limits.bucket_bytes``; a value larger than that is a call of its own."""
+    depth = 1
+    while True:
+        found = windows(schedule)
+        if depth > max((window.depth for window in found.values()), default=0):
+            return schedule
+        schedule = _at_depth(schedule, found, depth)
+        depth += 1
+
+
+def size(call: Collective) -> int:
+    """What a call counts against the limit: the larger of what a rank gives and gets."""
+    return max(call.source_bytes, call.target_bytes)
+
+
+def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Schedule:
+    """Joins the calls that ``depth`` steps lead to. What follows from them is looked at later, with their new windows."""
+    open_: dict[object, list[Instruction]] = {}
+    groups: list[list[Instruction]] = []
+    starts = [item for item in moving(schedule) if item.kind == "start" and found[item.id].depth == depth]
+    starts.sort(key=lambda item: found[item.id].deadline if found[item.id].ahead else found[item.id].ready)
+    for item in starts:
+        call, window = schedule.collectives[item.of], found[item.id]
+        if call.kind not in JOINED:
+            continue
+        key = (call.phase, call.kind, call.axes, call.reduction, call.dtype, window.ahead, window.behind)
+        current = open_.get(key)
+        if current is None or not _fits(schedule, found, current, item, schedule.limits):
+            current = open_[key] = []
+            groups.append(current)
+        current.append(item)
+    joined = {item.id: group for group in groups if len(group) > 1 for item in group}
+    return _rebuilt(schedule, joined) if joined else schedule
+
+
+def _fits(schedule: Schedule, found: Mapping[int, Window], group: Iterable[Instruction], item: Instruction, limits: Limits) -> bool:
+    members = [*group, item]
+    total = sum(size(schedule.collectives[member.of]) for member in members)
+    meet = max(found[member.id].ready for member in members) < min(found[member.id].deadline for member in members)
+    return total <= limits.bucket_bytes and meet
+
+
+def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Schedule:
+    """The list with each group as one call, everything as late as its readers allow."""
+    calls = dict(schedule.collectives)
+    number = count(max(item.id for item in schedule.instructions) + 1)
+    made: dict[int, tuple[Instruction, Instruction]] = {}
+    waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
+    for group in {id(group): group for group in joined.values()}.values():
+        parts = tuple(part for item in group for part in calls.pop(item.of).parts)
+        call = Collective(f"{parts[0].target}+{len(parts) - 1}", parts)
+        calls[call.id] = call
+        pair = start_and_wait(call, schedule.machine, number)
+        made.update((item.id, pair) for item in group)
+    producer: dict[str, Instruction] = {}
+    pairs: dict[int, tuple[Instruction, ...]] = {}
+    soft: list[Instruction] = []
+    for item in moving(schedule):
+        pair = made.get(item.id) or ((item, waits[item.of]) if item.kind == "start" else (item,))
+        if pair[0].id not in pairs:
+            pairs[pair[0].id] = pair
+            soft.append(pair[0])
+            producer.update(dict.fromkeys(pair[0].writes, pair[0]))
+    found: list[Instruction] = []
+    done: set[int] = set()
+
+    def make(item: Instruction) -> None:
+        if item.id not in done:
+            done.add(item.id)
+            for value in item.reads:
+                if value in producer:
+                    make(producer[value])
+            found.extend(pairs[item.id])
+
+    fixed = [item for item in schedule.instructions if item.kind == "run"]
+    for phase in ("forward", "backward"):
+        for item in fixed:
+            if item.phase == phase:
+                for value in item.reads:
+                    if value in producer:
+                        make(producer[value])
+                found.append(item)
+        for item in soft:
+            if item.phase == phase:
+                make(item)
+    return replace(schedule, instructions=tuple(found), collectives=calls)

@@ -1,0 +1,325 @@
+"""Instruction, Collective, Schedule: the values that the passes make and everybody reads.
+
+A schedule is one ordered list of instructions that every rank runs:
+
+========  ===============================================================================================================
+``run``   an operator on this rank's parts
+``start`` a collective begins: its sources are handed over, its targets are not there yet
+``wait``  the collective's targets are there from here on
+``slice`` a local step of a reshard: this rank's part of a dim, or the mask of a sum still to be made
+``free``  values that nobody reads any more
+========  ===============================================================================================================
+
+How a collective holds memory follows from its kind, see ``Collective``; the runtime does as written there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from autopar import pricing
+from autopar.graph import DTYPE_BYTES, Graph, GraphOutput, Op, Phase
+from autopar.reshard import Step
+from autopar.rules import is_alias
+from autopar.schedule.assignment import Layout
+from autopar.sharding import ShardingSpec, Strategy
+from cost_models import Machine, SubAxis
+
+Kind = Literal["run", "start", "wait", "slice", "free"]
+KINDS: tuple[Kind, ...] = ("run", "start", "wait", "slice", "free")
+COMPUTE = "compute"
+"""The stream that operators run on; every other stream is a link."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One entry of the list.
+
+    Args:
+        id: its name in the list; final schedules number from 0 in order.
+        kind: see the table of this module.
+        phase: forward or backward; all of one phase comes before the other.
+        reads: values that must be there; of a ``start`` they may also be in flight: it then begins when they arrive.
+        writes: values that are there afterwards (of a ``start``: once it was waited for).
+        stream: ``compute``, or the names of the links that are held, joined by ``+``; empty when it takes no time.
+        seconds: how long it holds its stream.
+        bytes: taken from the rank's memory by it; of a ``free``: given back.
+        of: the operator of a ``run``, the collective of a ``start`` or ``wait``, the reshard's value of a ``slice``.
+        stage, microbatch: of a pipeline; one stage and one microbatch so far.
+    """
+
+    id: int
+    kind: Kind
+    phase: Phase
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    stream: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+    of: str = ""
+    stage: int = 0
+    microbatch: int = 0
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams it holds."""
+        return tuple(self.stream.split("+")) if self.stream else ()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operator under a strategy; its ``run`` says which values it reads and writes."""
+
+    op: Op
+    strategy: Strategy
+
+
+@dataclass(frozen=True)
+class Part:
+    """One value's share of a collective.
+
+    Args:
+        layout: the reshard it is a step of.
+        number: which step of it.
+        step: the step.
+        source, target: the values before and after it.
+        source_shape, target_shape: on a rank.
+        itemsize: bytes of an element.
+        from_spec: what the reshard starts from.
+    """
+
+    layout: Layout
+    number: int
+    step: Step
+    source: str
+    target: str
+    source_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    itemsize: int
+    dtype: str
+    from_spec: ShardingSpec
+
+    @property
+    def source_bytes(self) -> int:
+        return math.prod(self.source_shape) * self.itemsize
+
+    @property
+    def target_bytes(self) -> int:
+        return math.prod(self.target_shape) * self.itemsize
+
+    @property
+    def cuts_inside(self) -> bool:
+        """The source's blocks are not runs of memory: what is cut is not its first dim."""
+        return self.step.kind in ("reduce_scatter", "all_to_all") and math.prod(self.source_shape[: self.step.dims[-1]]) > 1
+
+    @property
+    def joins_inside(self) -> bool:
+        """The target's blocks are not runs of memory: what is joined is not its first dim."""
+        return self.step.kind in ("all_gather", "all_to_all") and math.prod(self.target_shape[: self.step.dims[0]]) > 1
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call: a collective on one value, or on several in a flat buffer (a bucket).
+
+    =================  =====================================  =========================================================
+    kind               buffer in                              buffer out
+    =================  =====================================  =========================================================
+    all_reduce         none: the sources are copied into the  the targets are views of it
+                       buffer out and reduced there
+    reduce_scatter     copy of the sources if ``packs``       the targets are views of it
+    all_gather         copy of the sources if ``packs``       the target is it, or if ``unpacks`` the targets are copied
+                                                              from it by the wait
+    all_to_all         copy of the source if ``packs``        as of all_gather
+    permute            none                                   the target is it
+    =================  =====================================  =========================================================
+
+    Sources that are not copied stay alive until the wait; so do buffers that are not the targets'.
+    """
+
+    id: str
+    parts: tuple[Part, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.parts[0].step.kind
+
+    @property
+    def axes(self) -> tuple[SubAxis, ...]:
+        return self.parts[0].step.axes
+
+    @property
+    def reduction(self) -> str:
+        return self.parts[0].step.reduction
+
+    @property
+    def phase(self) -> Phase:
+        return self.parts[0].layout.phase
+
+    @property
+    def dtype(self) -> str:
+        return self.parts[0].dtype
+
+    @cached_property
+    def full_bytes(self) -> int:
+        """The gathered, reduced or exchanged tensors on the group."""
+        return sum(round(part.step.full_bytes) for part in self.parts)
+
+    @cached_property
+    def received_bytes(self) -> int:
+        """Received by a rank, at most."""
+        return sum(round(part.step.received_bytes_per_rank) for part in self.parts)
+
+    @cached_property
+    def packs(self) -> bool:
+        """The sources are copied into a buffer when it starts, and may be freed then."""
+        return self.kind == "all_reduce" or len(self.parts) > 1 or self.parts[0].cuts_inside
+
+    @cached_property
+    def unpacks(self) -> bool:
+        """The targets are copied out of a buffer by the wait."""
+        return (self.kind == "all_gather" and len(self.parts) > 1) or self.parts[0].joins_inside
+
+    @cached_property
+    def source_bytes(self) -> int:
+        return sum(part.source_bytes for part in self.parts)
+
+    @cached_property
+    def target_bytes(self) -> int:
+        return sum(part.target_bytes for part in self.parts)
+
+    @cached_property
+    def staging_bytes(self) -> int:
+        """Buffers that live from the start to the wait and are not the targets'."""
+        inward = self.source_bytes if self.packs and self.kind != "all_reduce" else 0
+        return inward + (self.target_bytes if self.unpacks else 0)
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """What it keeps in memory while in flight: its buffers, and the sources where they are not copied."""
+        return self.staging_bytes + (0 if self.unpacks else self.target_bytes) + (0 if self.packs else self.source_bytes)
+
+    def seconds(self, machine: Machine) -> float:
+        """Its price: the latency of a call is paid once."""
+        latency = machine.latency_seconds(self.kind, self.axes)
+        return latency + sum(max(part.step.seconds - latency, 0.0) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A local step of a reshard; ``step`` is None where there is nothing to do."""
+
+    layout: Layout
+    step: Step | None
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a name stands for: a graph tensor in a spec, or on its way there (``spec`` None), and its bytes on a rank."""
+
+    tensor: str
+    spec: ShardingSpec | None
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the passes keep to; a search may choose them.
+
+    Args:
+        bucket_bytes: most bytes of a bucket, and so of what small collectives are joined to; a larger value is a call of its own.
+        ahead_bytes: most bytes of collectives in flight ahead of their readers, and of those behind that nobody reads in the phase;
+            one call of each is always allowed.
+        fill: operators off the longest chain of dependencies wait for gaps in which others would wait for a collective.
+    """
+
+    bucket_bytes: int = 25 * 2**20
+    ahead_bytes: int = 100 * 2**20
+    fill: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The list, and what its names stand for.
+
+    Args:
+        instructions: in order, forward first.
+        operations: by operator name.
+        collectives: by id.
+        cuts: by the value they make.
+        values: every value.
+        layouts: the reshards, by value.
+        outputs: the graph's outputs with the value that leaves for each.
+        limits: what the passes kept to.
+    """
+
+    graph: Graph
+    machine: Machine
+    instructions: tuple[Instruction, ...]
+    operations: Mapping[str, Operation]
+    collectives: Mapping[str, Collective]
+    cuts: Mapping[str, Cut]
+    values: Mapping[str, Value]
+    layouts: Mapping[str, Layout]
+    outputs: tuple[tuple[GraphOutput, str], ...]
+    limits: Limits
+
+    @cached_property
+    def specs(self) -> Mapping[str, ShardingSpec]:
+        """The spec of every value that has one."""
+        return {name: value.spec for name, value in self.values.items() if value.spec is not None}
+
+    def local_bytes(self, value: str) -> int:
+        """Bytes of a value on one rank."""
+        return self.values[value].bytes
+
+    @cached_property
+    def calls(self) -> tuple[Collective, ...]:
+        """The collectives between operators in the order in which every rank starts them."""
+        return tuple(self.collectives[item.of] for item in self.instructions if item.kind == "start")
+
+    @cached_property
+    def storage(self) -> Mapping[str, str]:
+        """The value, or the collective, whose memory each value lies in: itself, what it is a view of, or the buffer it arrived in."""
+        root = {item.tensor: item.tensor for item in self.graph.inputs}
+        for item in self.instructions:
+            if item.kind == "run":
+                shared = is_alias(self.operations[item.of].op) and bool(item.reads)
+                root.update((name, root[item.reads[0]] if shared else name) for name in item.writes)
+            elif item.kind == "slice":
+                value = item.writes[0]
+                root[value] = value if self.cuts[value].step is not None else root[item.reads[0]]
+            elif item.kind == "start":
+                call = self.collectives[item.of]
+                root.update((part.target, part.target if call.unpacks else call.id) for part in call.parts)
+        return root
+
+    def compute_seconds(self) -> float:
+        """Sum over operators, in sequence, without the collectives inside them."""
+        return sum(self.operator_seconds(item.of) for item in self.instructions if item.kind == "run")
+
+    def operator_seconds(self, name: str) -> float:
+        """Seconds of one operator without the collectives inside it."""
+        operation = self.operations[name]
+        return pricing.compute_seconds(operation.op, self.graph.tensors, operation.strategy, self.machine)
+
+    def communication_seconds(self) -> float:
+        """Sum over collectives, in sequence, those inside operators included."""
+        calls = sum(item.seconds for item in self.instructions if item.kind == "start")
+        return calls + sum(pricing.inner_seconds(self.operations[item.of].strategy, self.machine) for item in self._runs())
+
+    def _runs(self) -> Iterator[Instruction]:
+        return (item for item in self.instructions if item.kind == "run")
+
+    def optimizer_seconds(self, optimizer: str) -> float:
+        """One step of the optimizer on the local shards of trained parameters."""
+        found = 0.0
+        for item in self.graph.inputs:
+            if item.trained:
+                dtype = self.graph.tensors[item.tensor].dtype
+                found += self.machine.optimizer_seconds(optimizer, self.local_bytes(item.tensor) // DTYPE_BYTES[dtype], dtype)
+        return found

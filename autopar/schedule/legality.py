@@ -1,0 +1,151 @@
+"""What must hold of a schedule: a table of predicates, checked after each pass. A violation names the pass and the instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from autopar.errors import ScheduleError
+from autopar.schedule.instructions import Schedule
+from autopar.schedule.windows import windows
+
+Violations = Iterator[tuple[int, str]]
+"""(instruction id, what is wrong with it)."""
+
+
+def check_legal(schedule: Schedule, after: str) -> Schedule:
+    """The schedule itself.
+
+    Args:
+        after: the pass that made it, or where it comes from: what the error calls it.
+
+    Raises:
+        ScheduleError: the first predicate of ``PREDICATES`` that does not hold, with the instruction's id.
+    """
+    for name, predicate in PREDICATES:
+        for number, what in predicate(schedule):
+            raise ScheduleError(f"the schedule after {after} is not legal: instruction {number} {what}", f"the rule is: {name}")
+    return schedule
+
+
+def _reads_made(schedule: Schedule) -> Violations:
+    there = {item.tensor for item in schedule.graph.inputs}
+    coming: set[str] = set()
+    for item in schedule.instructions:
+        for value in item.reads:
+            if value not in there and not (item.kind == "start" and value in coming):
+                why = "is in flight and was not waited for" if value in coming else "is not there: it was not made yet, or is freed"
+                yield item.id, f"({item.kind} of {item.of or 'values'}) reads {value}, which {why}"
+        if item.kind == "free":
+            there.difference_update(item.reads)
+        elif item.kind == "start":
+            coming.update(item.writes)
+        else:
+            there.update(item.writes)
+            coming.difference_update(item.writes)
+
+
+def _waited_once(schedule: Schedule) -> Violations:
+    flying: dict[str, int] = {}
+    done: set[str] = set()
+    for item in schedule.instructions:
+        if item.kind == "start":
+            if item.of in flying or item.of in done:
+                yield item.id, f"starts {item.of}, which has been started before"
+            flying[item.of] = item.id
+        elif item.kind == "wait":
+            if item.of not in flying:
+                why = "was waited for before" if item.of in done else "was not started"
+                yield item.id, f"waits for {item.of}, which {why}"
+            flying.pop(item.of, None)
+            done.add(item.of)
+    for name, number in flying.items():
+        yield number, f"starts {name}, which nobody waits for"
+
+
+def _freed_once(schedule: Schedule) -> Violations:
+    kept = {item.tensor for item in schedule.graph.inputs} | {value for _, value in schedule.outputs}
+    gone: set[str] = set()
+    needed: dict[str, str] = {}
+    for item in schedule.instructions:
+        if item.kind == "start" and not schedule.collectives[item.of].packs:
+            needed.update(dict.fromkeys(item.reads, item.of))
+        elif item.kind == "wait":
+            needed = {value: call for value, call in needed.items() if call != item.of}
+        elif item.kind == "free":
+            for value in item.reads:
+                if value in gone:
+                    yield item.id, f"frees {value} a second time"
+                if value in kept:
+                    yield item.id, f"frees {value}, which came in or leaves"
+                if value in needed:
+                    yield item.id, f"frees {value}, which {needed[value]} still reads"
+                gone.add(value)
+
+
+def _same_order(schedule: Schedule) -> Violations:
+    """One list for all ranks of a stage is one order; what could break it is a group that reaches into another stage or microbatch."""
+    seen: dict[tuple[object, int], tuple[int, int]] = {}
+    for item in schedule.instructions:
+        if item.kind == "start":
+            place = (item.stage, item.microbatch)
+            first = seen.setdefault((schedule.collectives[item.of].axes, item.microbatch), place)
+            if first[0] != place[0]:
+                yield item.id, f"starts {item.of} in stage {item.stage}, its group has begun in stage {first[0]}: ranks would differ in order"
+
+
+def _phases_in_order(schedule: Schedule) -> Violations:
+    backward = False
+    for item in schedule.instructions:
+        backward = backward or item.phase == "backward"
+        if backward and item.phase == "forward":
+            yield item.id, "is of the forward phase and comes after the backward phase has begun"
+
+
+def _everything_runs(schedule: Schedule) -> Violations:
+    run = {item.of for item in schedule.instructions if item.kind == "run"}
+    last = schedule.instructions[-1].id if schedule.instructions else 0
+    for name in schedule.operations:
+        if name not in run:
+            yield last, f"is the last, and the operator {name} has not run"
+    there = {item.tensor for item in schedule.graph.inputs} | {value for item in schedule.instructions for value in item.writes}
+    for output, value in schedule.outputs:
+        if value not in there:
+            yield last, f"is the last, and the {output.kind} {output.name} ({value}) has not been made"
+
+
+def _within_limits(schedule: Schedule) -> Violations:
+    """Bytes in flight ahead of readers, and behind: one call of each is always allowed."""
+    found = windows(schedule)
+    flying: dict[str, dict[str, int]] = {"ahead": {}, "behind": {}}
+    for item in schedule.instructions:
+        if item.kind == "start":
+            window = found[item.id]
+            side = "ahead" if window.ahead else "behind" if window.behind else ""
+            if side:
+                flying[side][item.of] = schedule.collectives[item.of].held_bytes
+                total = sum(flying[side].values())
+                if len(flying[side]) > _chain(schedule, flying[side]) and total > schedule.limits.ahead_bytes:
+                    yield item.id, f"starts {item.of}: {total} bytes are in flight {side}, the limit is {schedule.limits.ahead_bytes}"
+        elif item.kind == "wait":
+            for side in flying.values():
+                side.pop(item.of, None)
+
+
+def _chain(schedule: Schedule, flying: dict[str, int]) -> int:
+    """How many calls in flight may pass the limit: those of one value's reshard, which follow one another."""
+    lengths: dict[str, int] = {}
+    for name in flying:
+        for value in {part.layout.value for part in schedule.collectives[name].parts}:
+            lengths[value] = lengths.get(value, 0) + 1
+    return max(lengths.values(), default=1)
+
+
+PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
+    ("what is read was made before and is not freed", _reads_made),
+    ("a collective is started once, and waited for once after that", _waited_once),
+    ("what is freed is there, once, and neither leaves nor is on its way", _freed_once),
+    ("every rank starts the collectives of a group in the same order", _same_order),
+    ("forward comes before backward", _phases_in_order),
+    ("every operator runs, and every output is made", _everything_runs),
+    ("bytes in flight stay within the limit", _within_limits),
+)

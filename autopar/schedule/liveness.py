@@ -1,0 +1,94 @@
+"""What lives when: the peak bytes of a rank under a schedule.
+
+Every instruction takes and gives back what ``Collective`` and the views among operators say; parameters, buffers and optimizer states are
+there throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.graph import DTYPE_BYTES
+from autopar.schedule.freeing import storage_bytes
+from autopar.schedule.instructions import Schedule
+from cost_models import optimizer_bytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank at the moment of the peak; ``biggest`` names the largest items there, ``at`` what runs at the peak."""
+
+    peak: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    temporaries: int
+    at: str
+    biggest: tuple[tuple[str, int], ...]
+
+
+def memory(schedule: Schedule, optimizer: str) -> Memory:
+    """Peak over forward, backward and the optimizer's step."""
+    graph = schedule.graph
+    parameters = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.kind in ("parameter", "buffer", "constant")}
+    states = sum(
+        optimizer_bytes(optimizer, schedule.local_bytes(i.tensor) // DTYPE_BYTES[graph.tensors[i.tensor].dtype], graph.tensors[i.tensor].dtype)
+        for i in graph.inputs
+        if i.trained
+    )
+    gradients = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"} - set(parameters)
+    live = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.tensor not in parameters}
+    total, best = sum(live.values()), -1
+    peak: tuple[int, dict[str, int]] = (-1, {})
+    for index, taken, given in _changes(schedule):
+        for root, size in taken.items():
+            live[root] = size
+            total += size
+        if total > best:
+            best, peak = total, (index, dict(live))
+        for root in given:
+            total -= live.pop(root)
+    if not schedule.instructions or total > best:
+        best, peak = total, (len(schedule.instructions), dict(live))
+    index, at_peak = peak
+    held = sum(size for root, size in at_peak.items() if root.startswith(STAGING))
+    grads = sum(size for root, size in at_peak.items() if root in gradients)
+    resting = sum(parameters.values())
+    where = schedule.instructions[index].of if 0 <= index < len(schedule.instructions) else "the optimizer's step"
+    items = sorted({**at_peak, **parameters}.items(), key=lambda pair: (-pair[1], pair[0]))
+    return Memory(
+        best + resting + states, resting, grads, states, sum(at_peak.values()) - grads - held, held, where, tuple(items[:10])
+    )  # fmt: skip
+
+
+STAGING = "staging of "
+"""Names the buffers of a collective in flight."""
+
+
+def _changes(schedule: Schedule) -> Iterator[tuple[int, dict[str, int], list[str]]]:
+    """For each instruction: its index, the storages it takes with their bytes, and those given back after it."""
+    root = schedule.storage
+    alive = {item.tensor: 1 for item in schedule.graph.inputs}
+    seen: set[str] = set()
+    for index, item in enumerate(schedule.instructions):
+        taken: dict[str, int] = {}
+        given: list[str] = []
+        for value in item.reads if item.kind == "free" else ():
+            alive[root[value]] -= 1
+            if not alive[root[value]]:
+                given.append(root[value])
+        call = schedule.collectives[item.of] if item.kind in ("start", "wait") else None
+        for value in () if item.kind == "start" and call is not None and call.unpacks else item.writes:
+            if value not in seen:
+                seen.add(value)
+                alive[root[value]] = alive.get(root[value], 0) + 1
+                if alive[root[value]] == 1:
+                    taken[root[value]] = storage_bytes(schedule, root[value])
+        if call is not None and call.staging_bytes:
+            if item.kind == "start":
+                taken[STAGING + call.id] = call.staging_bytes
+            else:
+                given.append(STAGING + call.id)
+        yield index, taken, given

@@ -1,0 +1,154 @@
+"""order: an assignment -> instructions in an order that is right, without overlap.
+
+Operators run as captured, forward before backward. A reshard's steps stand just before the first operator that reads it (those of
+outputs just after what they take out is made), every collective waited for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from autopar import pricing
+from autopar.graph import DTYPE_BYTES, Graph, Op, Phase
+from autopar.reshard import Step, find_reshard
+from autopar.rules import is_alias
+from autopar.schedule.assignment import OUTPUT, Assignment, Layout
+from autopar.schedule.instructions import COMPUTE, Collective, Cut, Instruction, Limits, Operation, Part, Schedule, Value
+from autopar.sharding import ShardingSpec
+from cost_models import Machine
+
+
+def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits) -> Schedule:
+    """The schedule of ``assignment`` in program order.
+
+    Raises:
+        AssertionError: the assignment is not consistent (a read whose spec is not what the strategy needs).
+    """
+    return _Writer(graph, assignment, machine).run(limits)
+
+
+@dataclass
+class _Writer:
+    graph: Graph
+    assignment: Assignment
+    machine: Machine
+    instructions: list[Instruction] = field(default_factory=list)
+    operations: dict[str, Operation] = field(default_factory=dict)
+    collectives: dict[str, Collective] = field(default_factory=dict)
+    cuts: dict[str, Cut] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def run(self, limits: Limits) -> Schedule:
+        graph, reads = self.graph, self.assignment.reads or {}
+        self.layouts = {layout.value: layout for layout in self.assignment.layouts}
+        self.number = count()
+        before: dict[str, list[Layout]] = {}
+        for layout in self.assignment.layouts:
+            before.setdefault(layout.before, []).append(layout)
+        for item in graph.inputs:
+            self._value(item.tensor, self.assignment.inputs[item.tensor])
+        leaving: dict[str, list[str]] = {}
+        for index, output in enumerate(graph.outputs):
+            producer = graph.producer.get(output.tensor)
+            leaving.setdefault(producer.name if producer else "", []).append(f"{OUTPUT}{index}")
+        self._make_all(before, leaving.get("", ()))
+        for op in phases_in_order(graph):
+            self._make_all(before, (op.name,))
+            self._run(op, tuple(reads.get((op.name, position), tensor) for position, tensor in enumerate(op.inputs)))
+            self._make_all(before, leaving.get(op.name, ()))
+        outputs = tuple((output, reads.get((f"{OUTPUT}{index}", 0), output.tensor)) for index, output in enumerate(graph.outputs))
+        return Schedule(
+            graph, self.machine, tuple(sorted(self.instructions, key=lambda item: item.phase == "backward")), self.operations,
+            self.collectives, self.cuts, self.values, self.layouts, outputs, limits,
+        )  # fmt: skip
+
+    def _make_all(self, before: Mapping[str, list[Layout]], readers: tuple[str, ...] | list[str]) -> None:
+        for reader in readers:
+            for layout in before.get(reader, ()):
+                self._make(layout)
+
+    def _value(self, tensor: str, spec: ShardingSpec) -> None:
+        self.values[tensor] = Value(tensor, spec, pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine))
+
+    def _add(self, kind: str, phase: Phase, **more: object) -> None:
+        self.instructions.append(Instruction(next(self.number), kind, phase, **more))  # type: ignore[arg-type]
+
+    def _run(self, op: Op, reads: tuple[str, ...]) -> None:
+        strategy = self.assignment.strategies[op.name]
+        for value, spec in zip(reads, strategy.inputs, strict=True):
+            assert self.values[value].spec == spec, f"{op.name} reads {value} as {self.values[value].spec}, its strategy needs {spec}"
+        for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
+            self._value(tensor, spec)
+        self.operations[op.name] = Operation(op, strategy)
+        seconds = pricing.compute_seconds(op, self.graph.tensors, strategy, self.machine)
+        inside = pricing.inner_seconds(strategy, self.machine)
+        links = [link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))]
+        taken = 0 if is_alias(op) and reads else sum(self.values[tensor].bytes for tensor in op.outputs)
+        self._add(
+            "run", op.phase, reads=reads, writes=op.outputs, seconds=seconds + inside, bytes=taken, of=op.name,
+            stream="+".join(dict.fromkeys((COMPUTE, *sorted(links)))),
+        )  # fmt: skip
+
+    def _make(self, layout: Layout) -> None:
+        if layout.value in self.values:
+            return
+        if layout.source in self.layouts:
+            self._make(self.layouts[layout.source])
+        tensor = self.graph.tensors[layout.tensor]
+        itemsize, spec = DTYPE_BYTES[tensor.dtype], self.values[layout.source].spec
+        assert spec is not None
+        reshard = find_reshard(tensor.shape, itemsize, spec, layout.spec, self.machine)
+        assert reshard is not None, f"no reshard of {layout.tensor} from {spec} to {layout.spec}"
+        if not reshard.steps:
+            self.cuts[layout.value] = Cut(layout, None)
+            self._add("slice", layout.phase, reads=(layout.source,), writes=(layout.value,), of=layout.value)
+        shape, source = spec.local_shape(tensor.shape, self.machine.mesh.sizes), layout.source
+        for number, step in enumerate(reshard.steps):
+            last = number == len(reshard.steps) - 1
+            target = layout.value if last else f"{layout.value}#{number + 1}"
+            after = shape_after(shape, step)
+            part = Part(layout, number, step, source, target, shape, after, itemsize, tensor.dtype, spec)
+            self.values[target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
+            if step.is_collective:
+                self._call(part)
+            else:
+                self.cuts[target] = Cut(layout, step)
+                self._add("slice", layout.phase, reads=(source,), writes=(target,), bytes=part.target_bytes, of=layout.value)
+            shape, source = after, target
+        self.values[layout.value] = Value(layout.tensor, layout.spec, pricing.local_bytes(tensor, layout.spec, self.machine))
+
+    def _call(self, part: Part) -> None:
+        call = Collective(part.target, (part,))
+        self.collectives[call.id] = call
+        self.instructions += start_and_wait(call, self.machine, self.number)
+
+
+def start_and_wait(call: Collective, machine: Machine, number: Iterator[int]) -> tuple[Instruction, Instruction]:
+    """The two instructions of a collective."""
+    sources, targets = tuple(part.source for part in call.parts), tuple(part.target for part in call.parts)
+    start = Instruction(
+        next(number), "start", call.phase, sources, targets, "+".join(machine.links(call.axes)), call.seconds(machine),
+        call.staging_bytes + (0 if call.unpacks else call.target_bytes), call.id,
+    )  # fmt: skip
+    copied = call.target_bytes if call.unpacks else 0
+    return start, Instruction(next(number), "wait", call.phase, (), targets, bytes=copied, of=call.id)
+
+
+def phases_in_order(graph: Graph) -> list[Op]:
+    """Operators as captured, forward before backward."""
+    return sorted(graph.ops, key=lambda op: op.phase == "backward")
+
+
+def shape_after(shape: tuple[int, ...], step: Step) -> tuple[int, ...]:
+    """A rank's shape after one step of a reshard."""
+    parts = 1
+    for axis in step.axes:
+        parts *= axis.size
+    changed = list(shape)
+    if step.kind in ("slice", "reduce_scatter", "all_to_all"):
+        changed[step.dims[-1]] //= parts
+    if step.kind in ("all_gather", "all_to_all"):
+        changed[step.dims[0]] *= parts
+    return tuple(changed)

@@ -1,0 +1,37 @@
+"""The passes in order: an assignment becomes the list that every rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autopar.graph import Graph
+from autopar.schedule.assignment import Assignment
+from autopar.schedule.bucketing import bucket
+from autopar.schedule.freeing import free
+from autopar.schedule.instructions import Limits, Schedule
+from autopar.schedule.legality import check_legal
+from autopar.schedule.ordering import order
+from autopar.schedule.prefetching import prefetch
+from autopar.schedule.sharing import share
+from cost_models import Machine
+
+PASSES: tuple[tuple[str, Callable[[Schedule], Schedule]], ...] = (("bucket", bucket), ("prefetch", prefetch), ("free", free))
+"""What is done to the list after ``share`` and ``order`` have made it, by name."""
+
+
+def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None, *, checked: bool = True) -> Schedule:
+    """The schedule of an assignment.
+
+    Args:
+        limits: what the passes keep to.
+        checked: after each pass, its legality is checked; a search that tries many leaves it out and checks the one it keeps.
+
+    Raises:
+        ScheduleError: a pass that made something illegal, by its name. AssertionError: an assignment that is not consistent.
+    """
+    schedule = order(graph, share(assignment), machine, limits or Limits())
+    for name, run in (("order", lambda same: same), *PASSES):
+        schedule = run(schedule)
+        if checked:
+            check_legal(schedule, name)
+    return schedule

@@ -1,0 +1,74 @@
+"""How long a schedule takes: one compute stream, one stream a link, in the order of the list.
+
+- An operator begins when the one before it has ended; one with collectives inside also holds their links.
+- A collective begins when its start is reached, its links are free and what it reads has arrived.
+- A wait lets the operators after it begin no earlier than the collective ends.
+- While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autopar.schedule.instructions import COMPUTE, Instruction
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An instruction with its place in time, in seconds; ``stalled`` is how long the operators stood still for a wait."""
+
+    instruction: Instruction
+    begin: float
+    end: float
+    stalled: float = 0.0
+
+
+def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0) -> tuple[Slot, ...]:
+    """When each run, start and wait happens; of a start, when the collective runs."""
+    now = 0.0
+    free: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    arrives: dict[str, float] = {}
+    slots = []
+    for item in instructions:
+        if item.kind == "run":
+            links = [stream for stream in item.streams if stream != COMPUTE]
+            if links:
+                begin = max([now, *(free.get(link, 0.0) for link in links)])
+                end = begin + item.seconds
+                free.update(dict.fromkeys(links, end))
+            else:
+                begin, end = now, beside(now, item.seconds, max(free.values(), default=0.0), slowdown)
+            now = end
+            slots.append(Slot(item, begin, end))
+        elif item.kind == "start":
+            begin = max([now, *(free.get(link, 0.0) for link in item.streams), *(arrives.get(value, 0.0) for value in item.reads)])
+            end = begin + item.seconds
+            free.update(dict.fromkeys(item.streams, end))
+            arrives.update(dict.fromkeys(item.writes, end))
+            ends[item.of] = end
+            slots.append(Slot(item, begin, end))
+        elif item.kind == "wait":
+            end = max(now, ends[item.of])
+            slots.append(Slot(item, now, end, end - now))
+            now = end
+    return tuple(slots)
+
+
+def beside(begin: float, seconds: float, busy: float, slowdown: float) -> float:
+    """When work of ``seconds`` that begins at ``begin`` ends, while links are busy until ``busy``.
+
+    >>> beside(0.0, 3.0, 4.0, 0.5), beside(0.0, 3.0, 4.0, 0.0)
+    (5.0, 3.0)
+    """
+    if busy <= begin or slowdown == 0.0:
+        return begin + seconds
+    rate = 1.0 - slowdown
+    done = rate * (busy - begin)
+    return begin + seconds / rate if seconds <= done else busy + seconds - done
+
+
+def makespan(slots: Iterable[Slot]) -> float:
+    """Seconds until the last instruction ends."""
+    return max((slot.end for slot in slots), default=0.0)

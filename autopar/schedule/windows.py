@@ -1,0 +1,89 @@
+"""When a collective or slice may happen, as far as the data allow: between which two operators.
+
+Operators are anchors: their order is given. What lies between them (starts, waits, slices) may move within its window: after the last
+anchor that makes what it reads (``ready``), before the first that needs what it makes (``deadline``), within its phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.graph import Phase
+from autopar.schedule.instructions import Instruction, Schedule
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where one start (with its wait) or slice may stand.
+
+    Args:
+        ready: index of the anchor it must follow; ``begin`` when its sources are there when the phase begins.
+        deadline: index of the anchor it must precede; ``end`` when nobody in the phase reads it.
+        depth: how many starts and slices before it in the phase lead to it, itself included.
+        begin, end: of the phase: the anchor before its first, and the one after its last.
+    """
+
+    ready: int
+    deadline: int
+    depth: int
+    begin: int
+    end: int
+
+    @property
+    def ahead(self) -> bool:
+        """Its sources are there when the phase begins: it may run ahead of its readers."""
+        return self.ready == self.begin
+
+    @property
+    def behind(self) -> bool:
+        """It is made from what the phase makes, and nobody in the phase reads it."""
+        return self.deadline == self.end and not self.ahead
+
+
+def anchors(schedule: Schedule) -> list[Instruction]:
+    """The operators, in order."""
+    return [item for item in schedule.instructions if item.kind == "run"]
+
+
+def moving(schedule: Schedule) -> list[Instruction]:
+    """Starts and slices, in order."""
+    return [item for item in schedule.instructions if item.kind in ("start", "slice")]
+
+
+def windows(schedule: Schedule) -> Mapping[int, Window]:
+    """The window of each start and slice, by instruction id. Their order in the list must be right: producers first."""
+    fixed, soft = anchors(schedule), moving(schedule)
+    bounds = _bounds(fixed)
+    ready: dict[str, int] = {}
+    phase_of: dict[str, Phase] = {}
+    for index, item in enumerate(fixed):
+        ready.update(dict.fromkeys(item.writes, index))
+        phase_of.update(dict.fromkeys(item.writes, item.phase))
+    first: dict[int, int] = {}
+    depth: dict[str, int] = {}
+    for item in soft:
+        begin = bounds[item.phase][0]
+        here = [value for value in item.reads if phase_of.get(value) == item.phase]
+        first[item.id] = max([ready[value] for value in here], default=begin)
+        level = 1 + max([depth.get(value, 0) for value in here], default=0)
+        ready.update(dict.fromkeys(item.writes, first[item.id]))
+        phase_of.update(dict.fromkeys(item.writes, item.phase))
+        depth.update(dict.fromkeys(item.writes, level))
+    needed: dict[tuple[Phase, str], int] = {}
+    for index, item in enumerate(fixed):
+        for value in item.reads:
+            needed.setdefault((item.phase, value), index)
+    last: dict[int, int] = {}
+    for item in reversed(soft):
+        last[item.id] = min(needed.get((item.phase, value), bounds[item.phase][1]) for value in item.writes)
+        for value in item.reads:
+            key = item.phase, value
+            needed[key] = min(needed.get(key, bounds[item.phase][1]), last[item.id])
+    return {item.id: Window(first[item.id], last[item.id], depth[item.writes[0]], *bounds[item.phase]) for item in soft}
+
+
+def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:
+    """For each phase the index before its first anchor and the one after its last."""
+    middle = sum(item.phase == "forward" for item in fixed)
+    return {"forward": (-1, middle), "backward": (middle - 1, len(fixed))}
