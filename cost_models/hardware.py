@@ -64,6 +64,7 @@ class Hardware:
     node: Link
     network: Link
     axes: tuple[tuple[str, Link], ...] = ()
+    overlap_slowdown: float = 0.0
 
     @cached_property
     def _peaks(self) -> Mapping[str, float]:

@@ -17,9 +17,9 @@ from autopar.schedule.assignment import OUTPUT, Assignment, Layout
 from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
 from autopar.schedule.liveness import Memory, memory
 from autopar.schedule.passes import make_schedule
-from autopar.schedule.simulation import Slot, makespan, simulate
+from autopar.schedule.simulation import Slot, makespan, simulate, step_seconds
 
 __all__ = [
     "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule", "makespan",
-    "memory", "simulate",
+    "memory", "simulate", "step_seconds",
 ]  # fmt: skip

@@ -33,11 +33,8 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     """Peak over forward, backward and the optimizer's step."""
     graph = schedule.graph
     parameters = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.kind in ("parameter", "buffer", "constant")}
-    states = sum(
-        optimizer_bytes(optimizer, schedule.local_bytes(i.tensor) // DTYPE_BYTES[graph.tensors[i.tensor].dtype], graph.tensors[i.tensor].dtype)
-        for i in graph.inputs
-        if i.trained
-    )
+    trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
+    states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
     gradients = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"} - set(parameters)
     live = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.tensor not in parameters}
     total, best = sum(live.values()), -1

@@ -19,7 +19,9 @@ PASSES: tuple[tuple[str, Callable[[Schedule], Schedule]], ...] = (("bucket", buc
 """What is done to the list after ``share`` and ``order`` have made it, by name."""
 
 
-def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None, *, checked: bool = True) -> Schedule:
+def make_schedule(
+    graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None, *, checked: bool = True
+) -> Schedule:  # fmt: skip
     """The schedule of an assignment.
 
     Args:
@@ -29,9 +31,14 @@ def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits
     Raises:
         ScheduleError: a pass that made something illegal, by its name. AssertionError: an assignment that is not consistent.
     """
-    schedule = order(graph, share(assignment), machine, limits or Limits())
+    schedule = order(graph, share(assignment), machine, limits or default_limits(machine))
     for name, run in (("order", lambda same: same), *PASSES):
         schedule = run(schedule)
         if checked:
             check_legal(schedule, name)
     return schedule
+
+
+def default_limits(machine: Machine) -> Limits:
+    """What is kept to when nothing else is said. Under the communication model nothing overlaps and nothing is joined."""
+    return Limits(0, 0) if machine.cost_model == "communication" else Limits()

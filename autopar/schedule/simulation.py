@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.schedule.instructions import COMPUTE, Instruction
+from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
 
 
 @dataclass(frozen=True)
@@ -72,3 +72,9 @@ def beside(begin: float, seconds: float, busy: float, slowdown: float) -> float:
 def makespan(slots: Iterable[Slot]) -> float:
     """Seconds until the last instruction ends."""
     return max((slot.end for slot in slots), default=0.0)
+
+
+def step_seconds(schedule: Schedule, optimizer: str) -> float:
+    """One whole step: the simulated schedule, then the optimizer's step on the local shards."""
+    slots = simulate(schedule.instructions, schedule.machine.hardware.overlap_slowdown)
+    return makespan(slots) + schedule.optimizer_seconds(optimizer)

@@ -1,7 +1,7 @@
-"""Graph x rules x cost model -> the best program within the memory limit, with a proved bound.
+"""Graph x rules x cost model -> the best schedule within the memory limit, with a proved bound.
 
 The integer problem leaves out what lives only inside a phase beside the values it counts, so its bound is true; the
-program's own peak decides. When that peak is over the limit, the problem's limit is lowered by the excess and it is solved again.
+schedule's own peak decides. When that peak is over the limit, the problem's limit is lowered by the excess and it is solved again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
-from autopar.program import Memory, Program, build_program
+from autopar.schedule import Memory, Schedule, make_schedule, step_seconds
+from autopar.schedule import memory as peak_memory
 from autopar.search.baselines import find_baselines
 from autopar.search.extract import extract
 from autopar.search.model import Model, build_model
@@ -42,9 +43,12 @@ Progress = Callable[[float, float, float, float], None]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A plan a person would write, in the same terms: its program and what it costs."""
+    """A plan a person would write, in the same terms: its schedule and what it costs.
 
-    program: Program
+    ``seconds`` is the objective: the step, or the sum of its collectives under the communication model.
+    """
+
+    schedule: Schedule
     seconds: float
     memory: Memory
     feasible: bool
@@ -55,7 +59,9 @@ class Found:
     """What the search found.
 
     Args:
-        seconds: compute, communication and optimizer in sequence.
+        schedule: what every rank runs.
+        seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
+            collectives.
         bound_seconds: no plan for this mesh costs less.
         gap: (seconds - bound) / seconds.
         status: ``optimal`` or ``feasible``.
@@ -65,7 +71,7 @@ class Found:
         stages: CPU seconds of enumerate, price, model, baselines, solve.
     """
 
-    program: Program
+    schedule: Schedule
     seconds: float
     bound_seconds: float
     gap: float
@@ -93,7 +99,7 @@ def find_plan(
     progress: Progress | None = None,
     baselines: bool = True,
 ) -> Found:
-    """The cheapest program of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
+    """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
     Args:
         gap: proved gap at which the solver stops before ``time_limit`` seconds; when not given ``PROOF``, or ``CLOSE`` for a large problem.
@@ -115,18 +121,20 @@ def find_plan(
     clock.lap("model")
     if gap is None:
         gap = CLOSE if len(problem.edge_costs) > LARGE else PROOF
-    rivals = {name: _price(program, space.optimizer, limit) for name, program in find_baselines(space).items()} if baselines else {}
+    rivals = {
+        name: _price(make_schedule(graph, chosen, machine), space.optimizer, limit) for name, chosen in find_baselines(space).items()
+    } if baselines else {}
     clock.lap("baselines")
     rival = min((rival for rival in rivals.values() if rival.feasible), key=lambda rival: rival.seconds, default=None)
-    solution, program, memory = _solve_within(model, problem, unit, limit, time_limit, gap, seed, progress, rival)
+    solution, schedule, memory = _solve_within(model, problem, unit, limit, time_limit, gap, seed, progress, rival)
     clock.lap("solve")
-    seconds = total_seconds(program, space.optimizer)
+    seconds = objective_seconds(schedule, space.optimizer)
     bound = min(solution.bound * unit, seconds)
     if rival is not None and rival.seconds < seconds:
-        program, memory, seconds = rival.program, rival.memory, rival.seconds
+        schedule, memory, seconds = rival.schedule, rival.memory, rival.seconds
     achieved = (seconds - bound) / seconds if seconds > 0 else 0.0
     return Found(
-        program, seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", solution.solve_seconds, solution.method,
+        schedule, seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", solution.solve_seconds, solution.method,
         space.optimizer, memory, rivals, dict(space.unknown),
         {"nodes": len(model.nodes), "choices": len(problem.costs), "edges": len(problem.edges), "edge_entries": len(problem.edge_costs)},
         clock.laps,
@@ -145,14 +153,16 @@ class _Clock:
         self.laps[stage], self._last = now - self._last, now
 
 
-def total_seconds(program: Program, optimizer: str) -> float:
-    """The objective: compute, communication and optimizer in sequence."""
-    return program.compute_seconds() + program.communication_seconds() + program.optimizer_seconds(optimizer)
+def objective_seconds(schedule: Schedule, optimizer: str) -> float:
+    """The objective: the step; under the communication model, whose collectives do not overlap, their sum."""
+    if schedule.machine.cost_model == "communication":
+        return schedule.communication_seconds()
+    return step_seconds(schedule, optimizer)
 
 
-def _price(program: Program, optimizer: str, limit: int) -> Baseline:
-    memory = program.memory(optimizer)
-    return Baseline(program, total_seconds(program, optimizer), memory, memory.peak <= limit)
+def _price(schedule: Schedule, optimizer: str, limit: int) -> Baseline:
+    memory = peak_memory(schedule, optimizer)
+    return Baseline(schedule, objective_seconds(schedule, optimizer), memory, memory.peak <= limit)
 
 
 def _solve_within(
@@ -165,8 +175,8 @@ def _solve_within(
     seed: int,
     progress: Progress | None,
     rival: Baseline | None,
-) -> tuple[Solution, Program, Memory]:
-    """Solves, and solves again under a lower limit while the program's own peak is over ``limit``; the first bound holds for all.
+) -> tuple[Solution, Schedule, Memory]:
+    """Solves, and solves again under a lower limit while the schedule's own peak is over ``limit``; the first bound holds for all.
     When that gives nothing, the best feasible baseline is the answer, if there is one.
     """
 
@@ -183,18 +193,18 @@ def _solve_within(
         if solution.choices is None:
             break
         first = first or solution
-        program = build_program(model.space.graph, extract(model, solution.choices), model.space.machine)
-        memory = program.memory(model.space.optimizer)
+        schedule = make_schedule(model.space.graph, extract(model, solution.choices), model.space.machine)
+        memory = peak_memory(schedule, model.space.optimizer)
         if memory.peak <= limit:
-            return replace(solution, bound=first.bound, solve_seconds=perf_counter() - started), program, memory
+            return replace(solution, bound=first.bound, solve_seconds=perf_counter() - started), schedule, memory
         assert current.limit is not None
         current = replace(problem, limit=max(int(current.limit - (memory.peak - limit) - limit // 2000), 0))
     answer = replace(first or solution, solve_seconds=perf_counter() - started)
     if rival is not None:
-        return replace(answer, method="baseline"), rival.program, rival.memory
-    program, memory = _smallest(model, problem, limit, seed)
+        return replace(answer, method="baseline"), rival.schedule, rival.memory
+    schedule, memory = _smallest(model, problem, limit, seed)
     if memory.peak <= limit:
-        return replace(answer, method="least memory"), program, memory
+        return replace(answer, method="least memory"), schedule, memory
     if first is None and solution.status is Status.UNKNOWN and solution.smallest_limit is None:
         raise TimeLimitError(f"no plan was found in {time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")
     raise _infeasible(memory, limit, first is None and solution.status is Status.INFEASIBLE)
@@ -212,12 +222,12 @@ def _infeasible(least: Memory, limit: int, proved: bool) -> InfeasibleError:
     )
 
 
-def _smallest(model: Model, problem: Problem, limit: int, seed: int) -> tuple[Program, Memory]:
+def _smallest(model: Model, problem: Problem, limit: int, seed: int) -> tuple[Schedule, Memory]:
     """The plan of least peak memory found: first the least bytes times life, then lower and lower limits, halfway to ``limit``."""
 
-    def measure(choices: np.ndarray) -> tuple[Program, Memory]:
-        program = build_program(model.space.graph, extract(model, choices), model.space.machine)
-        return program, program.memory(model.space.optimizer)
+    def measure(choices: np.ndarray) -> tuple[Schedule, Memory]:
+        schedule = make_schedule(model.space.graph, extract(model, choices), model.space.machine)
+        return schedule, peak_memory(schedule, model.space.optimizer)
 
     best = measure(_least_held(model, problem, seed))
     low = limit

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.graph import Op, Phase
-from autopar.program import OUTPUT, Assignment, Layout, Program, build_program
+from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.space import CONTRACTION, Space
 from autopar.sharding import ShardingSpec, Strategy
 
@@ -66,8 +66,8 @@ def recipes(space: Space) -> Mapping[str, Recipe]:
     return found
 
 
-def find_baselines(space: Space) -> dict[str, Program]:
-    """The program of each baseline; those whose batch does not split are left out."""
+def find_baselines(space: Space) -> dict[str, Assignment]:
+    """The assignment of each baseline; those whose batch does not split are left out."""
     pins = space.pins
     if pins.inputs or pins.outputs or pins.tensors:
         return {}
@@ -75,7 +75,7 @@ def find_baselines(space: Space) -> dict[str, Program]:
     for name, recipe in recipes(space).items():
         walk = _Walk(space, recipe)
         if walk.applies:
-            found[name] = build_program(space.graph, walk.run(), space.machine)
+            found[name] = walk.run()
     return found
 
 

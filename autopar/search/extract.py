@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.graph import Phase
-from autopar.program import Assignment, Layout
+from autopar.schedule import Assignment, Layout
 from autopar.search.model import Model, Reader, Site
 from autopar.sharding import ShardingSpec, Strategy
 

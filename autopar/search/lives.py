@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autopar.graph import DTYPE_BYTES, Graph, Op
-from autopar.program import OUTPUT
 from autopar.rules import is_alias
+from autopar.schedule import OUTPUT
 from autopar.search.space import spec_bytes
 from autopar.sharding import ShardingSpec
 from cost_models import optimizer_bytes

@@ -27,8 +27,8 @@ from typing import Literal
 import numpy as np
 
 from autopar.graph import Graph, Phase
-from autopar.program import OUTPUT
 from autopar.rules import is_alias
+from autopar.schedule import OUTPUT
 from autopar.search.lives import add_lives
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.sharding import ShardingSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from autopar.errors import UsageError
 from autopar.graph import Graph
-from autopar.program import OUTPUT
+from autopar.schedule import OUTPUT
 from autopar.sharding import ShardingSpec
 from cost_models import Mesh
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
-from autopar.program import OUTPUT
 from autopar.reshard import find_reshard
 from autopar.rules import find_rule, strategies
+from autopar.schedule import OUTPUT
 from autopar.search.pins import Pins
 from autopar.sharding import ShardingSpec, Strategy, splits
 from cost_models import Machine
