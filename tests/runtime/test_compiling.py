@@ -18,7 +18,7 @@ from autopar.errors import MismatchError, UsageError
 from autopar.plan import Plan
 from autopar.runtime import compile_plan
 from autopar.runtime.compiling import example_call
-from autopar.runtime.launch import run_ranks
+from autopar.verify.launch import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
