@@ -6,8 +6,7 @@ process of their own, and so has each rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -18,23 +17,13 @@ from autopar.plan import Plan
 from autopar.program import Program
 from autopar.runtime.calls import leaves
 from autopar.runtime.compiling import check_torch, compile_program, rebuild
+from autopar.target import Target
 from autopar.verify.comparison import Verification, compare
 from autopar.verify.examples import with_example_values, with_values
 from autopar.verify.launch import run_ranks
 from autopar.verify.trials import Case, Trial, run_sharded, run_simulated, run_single
 
 Backend = Literal["gloo", "simulate"]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A target's parts."""
-
-    model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    loss: Callable[..., Any] | None
-    loss_args: tuple[Any, ...]
 
 
 def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 10, seed: int = 0, timeout: float = 300.0) -> Verification:
@@ -53,16 +42,16 @@ def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 1
     if backend not in ("gloo", "simulate"):
         raise UsageError(f"unknown backend {backend!r}", "use gloo or simulate")
     check_torch(plan)
-    call = _parts(target)
-    model = with_values(call.model, seed)
+    parts = _read(target)
+    model = with_values(parts.model, seed)
 
     def alone(_: int) -> tuple[Program, Mapping[str, torch.Tensor], Case, Trial]:
-        captured, program = rebuild(model, plan, loss=call.loss, example=(call.args, call.kwargs, call.loss_args))
-        case = _case(captured.graph, model, call, steps, seed)
+        captured, program = rebuild(model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
+        case = _case(captured.graph, model, parts, steps, seed)
         return program, captured.constants, _without_model(case), run_single(case)
 
     program, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
-    case = Case(**{**vars(bare), "model": model, "loss": call.loss})
+    case = Case(**{**vars(bare), "model": model, "loss": parts.loss})
 
     def rank_main(_: int) -> Trial:
         return run_sharded(case, compile_program(model, program, constants, plan=plan, device="cpu", dropout=False))
@@ -74,27 +63,27 @@ def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 1
     return compare(plan, program, single, trials)
 
 
-def _parts(target: Any) -> Call:
+def _read(target: Any) -> Target:
     if isinstance(target, (tuple, list)):
         if len(target) not in (2, 3):
             raise UsageError(f"the target has {len(target)} parts", "give (model, args) or (model, args, kwargs)")
         model, args, *rest = target
-        return Call(model, tuple(args), dict(rest[0] if rest else {}), None, ())
+        return Target(model, tuple(args), dict(rest[0] if rest else {}), None, ())
     model, args, kwargs = target.model, target.args, getattr(target, "kwargs", None)
-    return Call(model, tuple(args), dict(kwargs or {}), getattr(target, "loss", None), tuple(getattr(target, "loss_args", None) or ()))
+    return Target(model, tuple(args), dict(kwargs or {}), getattr(target, "loss", None), tuple(getattr(target, "loss_args", None) or ()))
 
 
-def _case(graph: Graph, model: torch.nn.Module, call: Call, steps: int, seed: int) -> Case:
+def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int) -> Case:
     trees = graph.arguments
-    places = (("args", list(call.args)), ("kwargs", call.kwargs), ("loss_args", list(call.loss_args)))
+    places = (("args", list(target.args)), ("kwargs", target.kwargs), ("loss_args", list(target.loss_args)))
     names = {id(tensor): name for key, value in places for name, tensor in leaves(trees[key], value)}
-    args, kwargs, loss_args = with_example_values((call.args, call.kwargs, call.loss_args), names, graph, seed)
+    args, kwargs, loss_args = with_example_values((target.args, target.kwargs, target.loss_args), names, graph, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     tangents = {}
     for item in graph.of_kind("tangent"):
         tensor = graph.tensors[item.tensor]
         tangents[item.name] = torch.randn(tensor.shape, generator=generator).to(getattr(torch, tensor.dtype))
-    return Case(graph, model, args, kwargs, call.loss, loss_args, tangents, steps)
+    return Case(graph, model, args, kwargs, target.loss, loss_args, tangents, steps)
 
 
 def _without_model(case: Case) -> Case:

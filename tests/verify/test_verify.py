@@ -20,6 +20,7 @@ import autopar
 from autopar import zoo
 from autopar.errors import FileError, MismatchError, UsageError, VerificationError
 from autopar.plan import Plan
+from autopar.target import Target
 from autopar.verify import trials, verify, verifying
 from autopar.verify.comparison import error, relative
 from autopar.verify.examples import index_bound, with_values
@@ -28,7 +29,7 @@ KEYS = {"passed", "ranks", "outputs", "gradients", "losses", "collectives", "pea
 
 
 @lru_cache
-def target(name: str = "mlp", mode: str = "train") -> zoo.Target:
+def target(name: str = "mlp", mode: str = "train") -> Target:
     torch.manual_seed(0)
     return zoo.build(name, mode=mode)
 
