@@ -1,6 +1,6 @@
 """The built-in models: plain torch, one file each, none of which imports autopar.
 
-    mlp, gpt2, llama3, resnet, moe
+mlp, gpt2, llama3, resnet, moe: each has a function ``build``.
 
 ``build("gpt2", layers=4, batch=8)`` gives a ``Target``. Keys and defaults are tables here, so that listing them needs no
 torch. Defaults are small: a test on a CPU takes about a second, and every dim that one would split divides by 8.
