@@ -141,7 +141,7 @@ def _link(ranks: int) -> tuple[Link, str] | None:
 
     None on a machine with some GPUs but fewer than ``ranks``.
     """
-    from autopar.runtime.launch import run_ranks
+    from autopar.verify.launch import run_ranks
 
     found = run_ranks(_gathers, ranks)[0]
     if found is None:
