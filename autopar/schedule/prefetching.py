@@ -1,7 +1,8 @@
 """prefetch: collectives start as early as data and memory allow, and are waited for just before their first reader.
 
-- What is there when the phase begins (weights to gather) starts ahead of its readers, in the order in which they come, as long as what
-  is in flight stays within ``limits.ahead_bytes``.
+- What is there when the phase begins (weights to gather) starts ahead of its readers, in the order in which they come, just early enough
+  to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. Earlier would
+  hold up what operators wait for.
 - What the phase makes starts as soon as it is made.
 - What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
   the oldest is waited for, so that its buffers can be freed.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,14 +23,45 @@ from autopar.schedule.windows import Window, anchors, moving, windows
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
     found = windows(schedule)
-    return replace(schedule, instructions=tuple(_Placing(schedule, found).run()))
+    return replace(schedule, instructions=tuple(_Placing(schedule, found, latest_starts(schedule, found)).run()))
+
+
+LEAD = 2.0
+"""A gather starts so many times its own length ahead of the moment at which it must begin to arrive in time."""
+
+
+def latest_starts(schedule: Schedule, found: Mapping[int, Window]) -> Mapping[int, int]:
+    """For each call that may run ahead, the anchor before which it must start to arrive in time, by instruction id.
+
+    Time is that of the operators alone; links are filled from the end: each call ends before its deadline and before the next one on
+    its link begins.
+    """
+    clock = [0.0]
+    for item in anchors(schedule):
+        clock.append(clock[-1] + item.seconds)
+    starts = [item for item in moving(schedule) if item.kind == "start"]
+    place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
+    needed: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    latest: dict[int, int] = {}
+    for item in sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True):
+        end = min([clock[place[item.id]], *(busy.get(link, clock[-1]) for link in item.streams)])
+        if not found[item.id].behind:
+            end = min([end, *(needed.get(value, end) for value in item.writes)])
+        begin = end - item.seconds * LEAD
+        busy.update(dict.fromkeys(item.streams, end - item.seconds))
+        for value in item.reads:
+            needed[value] = min(needed.get(value, begin), begin)
+        if found[item.id].ahead:
+            latest[item.id] = max(bisect_right(clock, begin) - 1, 0)
+    return latest
 
 
 class _Placing:
     """One sweep over the operators; ``out`` grows."""
 
-    def __init__(self, schedule: Schedule, found: Mapping[int, Window]) -> None:
-        self.schedule, self.found, self.limit = schedule, found, schedule.limits.ahead_bytes
+    def __init__(self, schedule: Schedule, found: Mapping[int, Window], latest: Mapping[int, int]) -> None:
+        self.schedule, self.found, self.latest, self.limit = schedule, found, latest, schedule.limits.ahead_bytes
         self.soft = moving(schedule)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
@@ -52,10 +85,10 @@ class _Placing:
             for index, item in numbered:
                 if item.phase != phase:
                     continue
-                self._run_ahead()
+                self._run_ahead(index)
                 for value in item.reads:
                     self._arrive(value)
-                self._run_ahead()
+                self._run_ahead(index)
                 self.out.append(item)
                 for other in made.get(index, ()):
                     self._made(other)
@@ -64,9 +97,15 @@ class _Placing:
                     self._finish(item)
         return self.out
 
-    def _run_ahead(self) -> None:
-        while self.queue and (self.queue[0].id in self.started or not self.ahead or self.ahead + self._held(self.queue[0]) <= self.limit):
-            self._start(self.queue.popleft())
+    def _run_ahead(self, index: int) -> None:
+        """Starts what must be under way when the operator ``index`` runs, as far as the limit allows."""
+        while self.queue:
+            first = self.queue[0]
+            if first.id not in self.started:
+                if self.latest[first.id] > index or (self.ahead and self.ahead + self._held(first) > self.limit):
+                    return
+                self._start(first)
+            self.queue.popleft()
 
     def _made(self, item: Instruction) -> None:
         """What reads only what is there now: calls start, and slices that nobody in the phase reads are cut, so that the whole can go."""
