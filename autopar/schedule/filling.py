@@ -1,8 +1,8 @@
 """fill: operators that little depends on wait for gaps in which the others would stand still for a collective.
 
-In a backward pass the gradients of activations form one long chain, the gradients of weights hang off it. Run as captured, the chain waits for
-its collectives although work is there that could be done meanwhile. So operators after which little remains are set aside,
-and run when the next one of the chain would have to wait; or when what they keep in memory comes to ``limits.ahead_bytes``, or at the end.
+In a backward pass the gradients of activations form one long chain, the gradients of weights hang off it. Run as captured, the chain
+waits for its collectives although work is there that could be done meanwhile. So operators after which little remains are set
+aside, and run when the next one of the chain would have to wait; or when what they keep in memory comes to ``limits.aside_bytes``, or at the end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ OVERSHOOT = 2.0
 
 
 def fill(schedule: Schedule) -> Schedule:
-    """The schedule with operators in an order that leaves fewer gaps, when ``limits.fill`` asks for it."""
-    if not schedule.limits.fill:
+    """The schedule with operators in an order that leaves fewer gaps, when ``limits.aside_bytes`` allows any to be set aside."""
+    if not schedule.limits.aside_bytes:
         return schedule
     fixed = anchors(schedule)
     ordered = [item for phase in ("forward", "backward") for item in _Filling(schedule, fixed, phase).run()]
@@ -62,7 +62,7 @@ class _Filling:
             if item.id in short:
                 self.aside.append(item)
                 self.kept[item.id] = sum(self.schedule.values[value].bytes for value in dict.fromkeys(item.reads))
-                while self.aside and sum(self.kept.values()) > self.schedule.limits.ahead_bytes:
+                while self.aside and sum(self.kept.values()) > self.schedule.limits.aside_bytes:
                     self._set(self.aside.popleft())
                 continue
             self._make_what(item)

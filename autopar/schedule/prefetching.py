@@ -1,6 +1,6 @@
 """prefetch: collectives start as early as data and memory allow, and are waited for just before their first reader.
 
-- What is there when the phase begins (weights to gather) starts ahead of its readers, in the order in which they come, just early enough
+- What is there when the phase begins (weights to gather) starts ahead of its readers, just early enough
   to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. Earlier would
   hold up what operators wait for.
 - What the phase makes starts as soon as it is made.
@@ -80,7 +80,7 @@ class _Placing:
         numbered = list(enumerate(fixed))
         for phase in ("forward", "backward"):
             gathers = [item for item in self.soft if item.phase == phase and item.kind == "start" and self.found[item.id].ahead]
-            gathers.sort(key=lambda item: (self.found[item.id].deadline, self.found[item.id].depth))
+            gathers.sort(key=lambda item: (self.latest[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
             for index, item in numbered:
                 if item.phase != phase:

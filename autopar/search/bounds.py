@@ -46,6 +46,9 @@ class Term:
     path: Path | None = None
 
 
+PATHS = 3
+"""Paths taken from each answer and phase: parallel branches (the queries', keys' and values' projections) are all to count."""
+
 Sums = Mapping[Term, float]
 
 
@@ -106,6 +109,12 @@ def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float]) ->
     return np.where(finite, total, np.inf)
 
 
+def blend(one: Mixture, other: Mixture, share: float) -> Mixture:
+    """``share`` of the first and the rest of the second."""
+    terms = dict.fromkeys((*one.weights, *other.weights))
+    return Mixture({term: share * one.weights.get(term, 0.0) + (1 - share) * other.weights.get(term, 0.0) for term in terms}, one.slowdown)
+
+
 class Answer:
     """What one choice for each node costs: seconds of each node and edge, each link's work, and the longest path of each phase."""
 
@@ -138,8 +147,20 @@ class Answer:
             return self.compute[term.phase] + slowdown * self.between[term.phase, term.link]
         return self.between[term.phase, term.link] + self.inside[term.phase, term.link]
 
-    def longest_path(self, phase: Phase) -> Path:
-        """The chain of operators and reshards of ``phase`` that takes longest."""
+    def longest_paths(self, phase: Phase) -> list[Path]:
+        """The chain of operators and reshards of ``phase`` that takes longest, and others beside it: each the longest when operators
+        of those before count half."""
+        found: list[Path] = []
+        share = np.ones(len(self.nodes))
+        for _ in range(PATHS):
+            path = self._longest_path(phase, share)
+            if not path.nodes or path in found:
+                break
+            found.append(path)
+            share[list(path.nodes)] /= 2
+        return found
+
+    def _longest_path(self, phase: Phase, share: np.ndarray) -> Path:
         model = self.model
         arrival: dict[int, float] = {}
         before: dict[int, tuple[int, int]] = {}
@@ -153,7 +174,7 @@ class Answer:
                     if reached > best:
                         best, via = reached, (index, edge.source)
             node = model.nodes[number]
-            arrival[number] = best + (self.nodes[number] if node.kind == "op" else 0.0)
+            arrival[number] = best + (share[number] * self.nodes[number] if node.kind == "op" else 0.0)
             if via is not None:
                 before[number] = via
         last = max(order, key=lambda number: arrival[number], default=None)
@@ -183,9 +204,9 @@ class Cuts:
         """Takes an answer in, and its longest paths as terms."""
         self.answers.append(answer)
         for phase in PHASES:
-            term = Term(phase, path=answer.longest_path(phase))
-            if term.path.nodes and term not in self.terms:  # type: ignore[union-attr]
-                self.terms.append(term)
+            for path in answer.longest_paths(phase):
+                if Term(phase, path=path) not in self.terms:
+                    self.terms.append(Term(phase, path=path))
 
     def best(self) -> tuple[Mixture, float]:
         """The weights with the highest bound that the answers allow, and that bound: a linear program of a few rows."""
