@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from autopar.errors import FileError, SpecError
 from autopar.sharding import ShardingSpec
+from cost_models import COST_MODELS
 
 SCHEMA = "autopar.plan/1"
 
@@ -33,6 +34,12 @@ def _readable(text: str) -> str:
     except SpecError as error:
         raise ValueError(error.message) from error
     return text
+
+
+def _registered(name: str) -> str:
+    if name not in COST_MODELS:
+        raise ValueError(f"unknown cost model {name!r}; known are {', '.join(COST_MODELS)}")
+    return name
 
 
 SpecText = Annotated[str, AfterValidator(_readable)]
@@ -52,7 +59,7 @@ class CreatedBy(_Row):
     autopar: str
     torch: str
     solver: str
-    cost_model: Literal["roofline", "communication"]
+    cost_model: Annotated[str, AfterValidator(_registered)]
 
 
 class Model(_Row):

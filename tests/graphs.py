@@ -6,7 +6,7 @@ from autopar.graph import Dtype, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.plan import Plan
 from autopar.recording import record
 from autopar.search import Found, find_plan, total_seconds
-from cost_models import CostModel, Machine, Mesh, load_hardware
+from cost_models import Machine, Mesh, load_hardware
 from tests.runtime.plans import random_program
 
 
@@ -49,18 +49,18 @@ def two_layers(batch: int = 16, width: int = 8, hidden: int = 32) -> Graph:
     )
 
 
-def machine(mesh: str, cost_model: CostModel = "roofline") -> Machine:
+def machine(mesh: str, cost_model: str = "roofline") -> Machine:
     """A mesh of a small cluster."""
     return Machine(Mesh.parse(mesh), load_hardware("cpu-cluster"), cost_model)
 
 
-def two_layer_plan(mesh: str = "dp=2,tp=2", cost_model: CostModel = "communication") -> Plan:
+def two_layer_plan(mesh: str = "dp=2,tp=2", cost_model: str = "communication") -> Plan:
     """What the search finds for two layers; under the communication model operators must be split, so there are collectives."""
     found = find_plan(two_layers(), machine(mesh, cost_model), time_limit=20.0)
     return record(found, target="two_layers", memory_bytes=10**9)
 
 
-def random_plan(mesh: str, seed: int, cost_model: CostModel = "roofline") -> Plan:
+def random_plan(mesh: str, seed: int, cost_model: str = "roofline") -> Plan:
     """A legal plan for two layers with strategies, specs and layouts drawn at random."""
     program = random_program(two_layers(), machine(mesh, cost_model), seed)
     seconds = total_seconds(program, "adamw")

@@ -13,10 +13,10 @@ from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import CollectivePlan, OpPlan, Plan, ReshardPlan, TensorSpec
 from autopar.reshard import find_reshard
-from autopar.rules import ShardingRule, find_rule, flops, is_alias, strategies
+from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from autopar.timeline import instructions
-from cost_models import Machine
+from cost_models import Machine, Operator
 
 
 class Expected(NamedTuple):
@@ -157,7 +157,7 @@ class Walk:
         if isinstance(strategy, Difference):
             yield strategy
             return
-        seconds = 0.0 if is_alias(op) else self._roofline(row, op, strategy)
+        seconds = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
         if not close(row.seconds, seconds):
             yield Difference(f"{where}.seconds", f"{row.seconds:.6g} in the plan, {seconds:.6g} recomputed")
         self.compute += seconds
@@ -210,9 +210,16 @@ class Walk:
             self._rules[rule] = {_key(s.inputs, s.outputs, s.factors): s for s in strategies(rule, operands, self.plan.sizes)}
         return self._rules[rule]
 
-    def _roofline(self, row: OpPlan, op: Op, strategy: Strategy) -> float:
-        moved = sum(local_bytes(self.tensors[e.tensor], ShardingSpec.parse(e.spec), self.plan.sizes) for e in (*row.inputs, *row.outputs))
-        return self.machine.compute_seconds(flops(op, self.tensors) / strategy.parts, moved, (row.inputs or row.outputs)[0].dtype)
+    def _operator_seconds(self, row: OpPlan, op: Op, strategy: Strategy) -> float:
+        """Seconds of the operator as one rank runs it."""
+        sizes = self.plan.sizes
+        entries = (*row.inputs, *row.outputs)
+        shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
+        moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
+        split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
+        return self.machine.operator_seconds(
+            Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved)
+        )
 
     def _reshard(self, index: int, row: ReshardPlan) -> Iterator[Difference]:
         where = f"reshards.{row.value}"

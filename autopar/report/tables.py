@@ -35,7 +35,7 @@ class Table:
 def overview(plan: Plan) -> Table:
     """What a person asks first: where, how fast, how sure, how much memory."""
     objective, predicted, memory = plan.objective, plan.predicted, plan.predicted.memory
-    spare = "" if plan.created_by.cost_model == "roofline" else " (collectives alone)"
+    spare = " (collectives alone)" if plan.created_by.cost_model == "communication" else ""
     parts = [(name, getattr(memory, name)) for name in ("parameters", "gradients", "optimizer", "activations", "temporaries")]
     timing = [
         ("compute", predicted.compute_seconds),

@@ -23,6 +23,8 @@ from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.rule import ShardingRule
-from autopar.rules.work import flops, is_alias
+from autopar.rules.work import family, flops, is_alias
 
-__all__ = ["ShardingRule", "bind", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "strategies", "table"]
+__all__ = [
+    "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "strategies", "table",
+]  # fmt: skip
