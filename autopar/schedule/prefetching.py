@@ -1,8 +1,8 @@
 """prefetch: collectives start as early as data and memory allow, and are waited for just before their first reader.
 
 - What is there when the phase begins (weights to gather) starts ahead of its readers, just early enough
-  to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. Earlier would
-  hold up what operators wait for.
+  to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. It lets pass
+  what operators will wait for, where it can.
 - What the phase makes starts as soon as it is made.
 - What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
   the oldest is waited for, so that its buffers can be freed.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -23,24 +23,60 @@ from autopar.schedule.windows import Window, anchors, moving, windows
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
     found = windows(schedule)
-    return replace(schedule, instructions=tuple(_Placing(schedule, found, latest_starts(schedule, found)).run()))
+    return replace(schedule, instructions=tuple(_Placing(schedule, found, times(schedule, found)).run()))
 
 
 LEAD = 2.0
-"""A gather starts so many times its own length ahead of the moment at which it must begin to arrive in time."""
+"""A gather may start so many times its own length ahead of the moment at which it must be under way to arrive in time."""
 
 
-def latest_starts(schedule: Schedule, found: Mapping[int, Window]) -> Mapping[int, int]:
-    """For each call that may run ahead, the anchor before which it must start to arrive in time, by instruction id.
+@dataclass(frozen=True)
+class Times:
+    """When calls that may run ahead should start, by the clock of the operators alone.
 
-    Time is that of the operators alone; links are filled from the end: each call ends before its deadline and before the next one on
-    its link begins.
+    Args:
+        clock: when each anchor begins, and at last when all have ended.
+        early, late: by instruction id the anchor before which a call may start, and the one before which it must.
+        others: for each link the anchors before which what the phase makes starts on it, in order.
     """
+
+    clock: Sequence[float]
+    early: Mapping[int, int]
+    late: Mapping[int, int]
+    others: Mapping[str, Sequence[int]]
+
+    def holds_up(self, item: Instruction, index: int) -> bool:
+        """Whether a call that starts before anchor ``index`` would keep its link from another for which operators wait, though
+        it could follow that one and still be in time."""
+        for link in item.streams:
+            starts = self.others.get(link, ())
+            place = bisect_right(starts, index)
+            if place < len(starts) and starts[place] <= self.late[item.id]:
+                if self.clock[index] + item.seconds > self.clock[starts[place]]:
+                    return True
+        return False
+
+
+def times(schedule: Schedule, found: Mapping[int, Window]) -> Times:
+    """Links are filled from the end: each call ends before its deadline and before the next one on its link begins."""
     clock = [0.0]
     for item in anchors(schedule):
         clock.append(clock[-1] + item.seconds)
     starts = [item for item in moving(schedule) if item.kind == "start"]
     place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
+    early, late = (_latest(starts, found, place, clock, lead) for lead in (LEAD, 1.0))
+    others: dict[str, list[int]] = {}
+    for item in starts:
+        if not found[item.id].ahead and not found[item.id].behind:
+            for link in item.streams:
+                others.setdefault(link, []).append(found[item.id].ready + 1)
+    return Times(clock, early, late, {link: sorted(set(numbers)) for link, numbers in others.items()})
+
+
+def _latest(
+    starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Sequence[float], lead: float
+) -> Mapping[int, int]:  # fmt: skip
+    """For each call that may run ahead, the anchor before which it starts to be in time, ``lead`` times its length ahead."""
     needed: dict[str, float] = {}
     busy: dict[str, float] = {}
     latest: dict[int, int] = {}
@@ -48,7 +84,7 @@ def latest_starts(schedule: Schedule, found: Mapping[int, Window]) -> Mapping[in
         end = min([clock[place[item.id]], *(busy.get(link, clock[-1]) for link in item.streams)])
         if not found[item.id].behind:
             end = min([end, *(needed.get(value, end) for value in item.writes)])
-        begin = end - item.seconds * LEAD
+        begin = end - item.seconds * lead
         busy.update(dict.fromkeys(item.streams, end - item.seconds))
         for value in item.reads:
             needed[value] = min(needed.get(value, begin), begin)
@@ -60,8 +96,8 @@ def latest_starts(schedule: Schedule, found: Mapping[int, Window]) -> Mapping[in
 class _Placing:
     """One sweep over the operators; ``out`` grows."""
 
-    def __init__(self, schedule: Schedule, found: Mapping[int, Window], latest: Mapping[int, int]) -> None:
-        self.schedule, self.found, self.latest, self.limit = schedule, found, latest, schedule.limits.ahead_bytes
+    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: Times) -> None:
+        self.schedule, self.found, self.times, self.limit = schedule, found, times, schedule.limits.ahead_bytes
         self.soft = moving(schedule)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
@@ -80,7 +116,7 @@ class _Placing:
         numbered = list(enumerate(fixed))
         for phase in ("forward", "backward"):
             gathers = [item for item in self.soft if item.phase == phase and item.kind == "start" and self.found[item.id].ahead]
-            gathers.sort(key=lambda item: (self.latest[item.id], self.found[item.id].deadline, self.found[item.id].depth))
+            gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
             for index, item in numbered:
                 if item.phase != phase:
@@ -102,7 +138,8 @@ class _Placing:
         while self.queue:
             first = self.queue[0]
             if first.id not in self.started:
-                if self.latest[first.id] > index or (self.ahead and self.ahead + self._held(first) > self.limit):
+                full = self.ahead and self.ahead + self._held(first) > self.limit
+                if full or self.times.early[first.id] > index or self.times.holds_up(first, index):
                     return
                 self._start(first)
             self.queue.popleft()
