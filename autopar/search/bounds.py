@@ -208,6 +208,14 @@ class Cuts:
                 if Term(phase, path=path) not in self.terms:
                     self.terms.append(Term(phase, path=path))
 
+    def first(self) -> Mixture:
+        """What is asked first: operators alone, which every plan must run."""
+        found = {}
+        for phase in PHASES:
+            terms = [term for term in self.terms if term.phase == phase and term.compute]
+            found.update((term, 1 / len(terms)) for term in terms)
+        return Mixture(found, self.slowdown)
+
     def best(self) -> tuple[Mixture, float]:
         """The weights with the highest bound that the answers allow, and that bound: a linear program of a few rows."""
         problem = pulp.LpProblem("weights", pulp.LpMaximize)
