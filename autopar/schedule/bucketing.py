@@ -78,11 +78,11 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
     pairs: dict[int, tuple[Instruction, ...]] = {}
     soft: list[Instruction] = []
     for item in moving(schedule):
-        pair = made.get(item.id) or ((item, waits[item.of]) if item.kind == "start" else (item,))
-        if pair[0].id not in pairs:
-            pairs[pair[0].id] = pair
-            soft.append(pair[0])
-            producer.update(dict.fromkeys(pair[0].writes, pair[0]))
+        both = made.get(item.id) or ((item, waits[item.of]) if item.kind == "start" else (item,))
+        if both[0].id not in pairs:
+            pairs[both[0].id] = both
+            soft.append(both[0])
+            producer.update(dict.fromkeys(both[0].writes, both[0]))
     found: list[Instruction] = []
     done: set[int] = set()
 

@@ -32,7 +32,9 @@ def make_schedule(
         ScheduleError: a pass that made something illegal, by its name. AssertionError: an assignment that is not consistent.
     """
     schedule = order(graph, share(assignment), machine, limits or default_limits(machine))
-    for name, run in (("order", lambda same: same), *PASSES):
+    if checked:
+        check_legal(schedule, "order")
+    for name, run in PASSES:
         schedule = run(schedule)
         if checked:
             check_legal(schedule, name)

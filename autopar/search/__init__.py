@@ -69,6 +69,7 @@ class Found:
         unknown: operators without a rule, with a line where each stands; they run replicated.
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
+        contradicted: baselines that are not offered because a pin rules them out, with the reason in words.
     """
 
     schedule: Schedule
@@ -84,6 +85,7 @@ class Found:
     unknown: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
+    contradicted: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_plan(
