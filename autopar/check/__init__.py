@@ -1,20 +1,22 @@
-"""Recomputes a plan's legality, cost and peak memory from the plan alone, and says where it differs.
+"""Recomputes a plan's legality, step, cost and peak memory from the file alone, and says where it differs.
 
-Shares no code with the search, the solvers, the program or the recording of plans: what is wrong there must not be wrong here as well.
+Shares no code with the search, the solvers, the schedule or the recording of plans: what is wrong there must not be wrong here as well.
 It stands on the rules, the reshard planner and the cost model, which are tested against the real operators and real collectives.
+
+walk        what the rows decide: specs, strategies, the steps of reshards
+legs        what a step and a call do to memory and time
 """
 
 from __future__ import annotations
 
 from autopar.check.differences import Difference
-from autopar.check.totals import totals
 from autopar.check.walk import Walk
 from autopar.errors import FileError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from cost_models import OPTIMIZERS, CostModelError, Hardware, Machine, Mesh
 
-__all__ = ["Difference", "check", "illegal"]
+__all__ = ["Difference", "check", "illegal", "illegal_rows"]
 
 
 def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
@@ -37,18 +39,25 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
         return tuple(found)
     walk = Walk(plan, _machine(plan))
     found += walk.run()
-    if not walk.broken:
-        found += totals(walk)
     return tuple(found)
 
 
 def illegal(plan: Plan) -> tuple[Difference, ...]:
-    """What keeps ``plan`` from being run as it says: specs, strategies, reads, reshards, collectives; not its prices.
+    """What keeps ``plan`` from being run as it says: specs, strategies, reads, reshards, collectives, schedule; not its prices.
 
     Raises:
         FileError: a plan whose hardware cannot be read.
     """
-    return tuple(item for item in Walk(plan, _machine(plan)).run() if not item.where.endswith(".seconds"))
+    return illegal_rows(plan)
+
+
+def illegal_rows(plan: Plan) -> tuple[Difference, ...]:
+    """What keeps a schedule of ``plan`` from being made: of specs, strategies, reads and reshards.
+
+    Raises:
+        FileError: a plan whose hardware cannot be read.
+    """
+    return tuple(item for item in Walk(plan, _machine(plan)).run() if not item.runs)
 
 
 def _machine(plan: Plan) -> Machine:
