@@ -393,9 +393,9 @@ class Plan(_Row):
         return summary(self)
 
     def _repr_html_(self) -> str:
-        from autopar.report import page
+        from autopar.report import html
 
-        return page(self)
+        return html(self)
 
 
 def check_writable(path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autopar.check import check
 from autopar.plan import Plan
+from autopar.recording import load
 from tests.graphs import random_plan, two_layer_plan, two_layers
 from tests.test_plan import broken
 
@@ -28,7 +29,7 @@ def test_random_plans_hold(mesh: str, seed: int) -> None:
 
 
 def test_the_graph_is_compared(plan_file: Path) -> None:
-    plan = Plan.load(plan_file)
+    plan = load(plan_file)
     assert check(plan, two_layers()) == ()
     assert check(plan, two_layers(batch=32))[0].where == "model.graph_sha256"
 

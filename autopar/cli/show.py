@@ -17,11 +17,11 @@ def show(
 ) -> None:
     read = read_plan(plan)
     if html is not None:
-        from autopar.report import page
+        from autopar.report import html as render
 
-        write_text(html, page(read))
+        write_text(html, render(read))
     if trace is not None:
-        from autopar.report import trace as render
+        from autopar.report import chrome_trace
 
-        write_text(trace, render(read))
+        write_text(trace, chrome_trace(read))
     print(read)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.report.page import page
+from autopar.report.page import html
 from autopar.report.terminal import summary
-from autopar.report.trace import trace
+from autopar.report.trace import chrome_trace
 
-__all__ = ["page", "summary", "trace"]
+__all__ = ["chrome_trace", "html", "summary"]

@@ -21,7 +21,7 @@ svg text { font-size: 13px; fill: #555 }
 _WIDTH, _ROW, _LABELS = 1200.0, 26.0, 90.0
 
 
-def page(plan: Plan) -> str:
+def html(plan: Plan) -> str:
     """The whole page as text."""
     title = f"autopar plan: {plan.model.target}"
     parts = [

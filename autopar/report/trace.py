@@ -8,7 +8,7 @@ from autopar.plan import Plan
 from autopar.report.timeline import bars, streams
 
 
-def trace(plan: Plan) -> str:
+def chrome_trace(plan: Plan) -> str:
     """JSON with one complete event for each operator, collective and stall; a microsecond of the trace is one of the prediction."""
     found = bars(plan)
     threads = {stream: number for number, stream in enumerate(streams(found), 1)}
