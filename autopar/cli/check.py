@@ -27,7 +27,10 @@ def check(
         graph = capture_target(target, read.model.mode)
     found = recompute(read, graph)
     if not found:
-        print(f"{plan} holds: specs, strategies, {len(read.collectives)} collectives, cost and memory are as recomputed")
+        print(
+            f"{plan} holds: specs, strategies, {len(read.collectives)} collectives, {len(read.schedule)} instructions, "
+            "step, cost and memory are as recomputed"
+        )
         return
     for difference in found[:SHOWN]:
         print(difference)

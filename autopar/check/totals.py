@@ -1,0 +1,113 @@
+"""Prices, step, peak memory and the arithmetic of the bound, as they follow from the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from autopar.check.clock import COMPUTE, makespan
+from autopar.check.differences import TOLERANCE, Difference, count, seconds
+from autopar.check.lifetimes import Lifetimes
+from autopar.check.order import Order
+from autopar.check.walk import Walk
+from autopar.plan import TensorSpec
+from autopar.sharding import ShardingSpec
+from cost_models import optimizer_bytes
+
+
+def totals(order: Order) -> Iterator[Difference]:
+    """What is wrong with any figure of a plan whose schedule is legal."""
+    lifetimes = Lifetimes(order)
+    yield from _instructions(order, lifetimes)
+    yield from _predicted(order, lifetimes)
+    yield from _objective(order.walk)
+    yield from _baselines(order.walk)
+
+
+def _instructions(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
+    walk, machine = order.walk, order.walk.machine
+    for place, row in enumerate(order.rows):
+        price, stream = 0.0, ""
+        if row.kind == "run":
+            axes = [tuple(map(machine.mesh.whole, inner.axes)) for inner in walk.strategies[row.of].inner]
+            price = walk.seconds[row.of] + _inside(walk, row.of)
+            stream = "+".join([COMPUTE, *sorted({link for group in axes for link in machine.links(group)})])
+        elif row.kind == "start":
+            call = order.calls[row.of]
+            price, stream = call.seconds(machine), "+".join(machine.links(call.first.axes))
+        where = f"schedule[{place}]"
+        yield from seconds(f"{where}.seconds", row.seconds, price)
+        yield from count(f"{where}.bytes", row.bytes, lifetimes.taken.get(place, 0))
+        if row.stream != stream:
+            yield Difference(f"{where}.stream", f"{row.stream!r} in the plan, {stream!r} recomputed", runs=True)
+
+
+def _inside(walk: Walk, name: str) -> float:
+    """Seconds of the collectives inside an operator."""
+    machine = walk.machine
+    return math.fsum(
+        machine.collective_seconds(inner.kind, inner.bytes, tuple(map(machine.mesh.whole, inner.axes)))
+        for inner in walk.strategies[name].inner
+    )
+
+
+def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
+    walk, plan, machine = order.walk, order.walk.plan, order.walk.machine
+    predicted, chosen = plan.predicted, plan.model.optimizer
+    trained = [(local_elements(spec, plan.sizes), spec.dtype) for spec in plan.parameters.values() if spec.trained]
+    compute = math.fsum(walk.seconds.values())
+    communication = math.fsum(call.seconds(machine) for call in order.calls.values())
+    communication += math.fsum(_inside(walk, op.name) for op in walk.ops)
+    optimizer = math.fsum(machine.optimizer_seconds(chosen, elements, dtype) for elements, dtype in trained)
+    step = makespan(order.rows, machine.hardware.overlap_slowdown) + optimizer
+    where = "predicted"
+    yield from seconds(f"{where}.compute_seconds", predicted.compute_seconds, compute)
+    yield from seconds(f"{where}.communication_seconds", predicted.communication_seconds, communication)
+    yield from seconds(f"{where}.optimizer_seconds", predicted.optimizer_seconds, optimizer)
+    yield from seconds(f"{where}.step_seconds", predicted.step_seconds, step)
+    yield from seconds(f"{where}.sequential_seconds", predicted.sequential_seconds, compute + communication + optimizer)
+    summed = plan.created_by.cost_model == "communication"
+    yield from seconds("objective.seconds", plan.objective.seconds, communication if summed else step)
+    received = sum(row.received_bytes_per_rank for row in plan.collectives)
+    yield from count(f"{where}.received_bytes_per_rank", predicted.received_bytes_per_rank, received)
+    memory = {**lifetimes.peak(), "optimizer": sum(optimizer_bytes(chosen, elements, dtype) for elements, dtype in trained)}
+    for part, size in memory.items():
+        yield from count(f"{where}.memory.{part}", getattr(predicted.memory, part), size)
+    where, peak = f"{where}.peak_memory_bytes_per_rank", sum(memory.values())
+    yield from count(where, predicted.peak_memory_bytes_per_rank, peak)
+    if peak > plan.memory_limit_bytes_per_rank:
+        yield Difference(where, f"{peak} is over the limit of {plan.memory_limit_bytes_per_rank}", runs=True)
+
+
+def _objective(walk: Walk) -> Iterator[Difference]:
+    """The arithmetic of bound, gap and status. Whether the bound was proved cannot be seen from the file."""
+    objective = walk.plan.objective
+    gap = (objective.seconds - objective.bound_seconds) / objective.seconds if objective.seconds > 0 else 0.0
+    if gap < -TOLERANCE:
+        what = f"{objective.bound_seconds:.10g} is more than the plan's own {objective.seconds:.10g}"
+        yield Difference("objective.bound_seconds", what, runs=True)
+    if abs(objective.gap - gap) > TOLERANCE:
+        yield Difference("objective.gap", f"{objective.gap:.10g} in the plan, {gap:.10g} from seconds and bound_seconds", runs=True)
+    if objective.status == "optimal" and gap > PROOF:
+        yield Difference("objective.status", f"'optimal' with a gap of {gap:.3g}", runs=True)
+
+
+PROOF = 1e-6
+"""The gap up to which a plan may be called optimal."""
+
+
+def _baselines(walk: Walk) -> Iterator[Difference]:
+    """What fits does fit, and is no cheaper than the bound."""
+    plan = walk.plan
+    for name, row in plan.baselines.items():
+        peak, price, where = row.peak_memory_bytes_per_rank, row.objective_seconds, f"baselines.{name}"
+        if peak is not None and row.feasible != (peak <= plan.memory_limit_bytes_per_rank):
+            what = f"feasible is {row.feasible} at {peak} bytes, the limit is {plan.memory_limit_bytes_per_rank}"
+            yield Difference(where, what, runs=True)
+        if row.feasible and price is not None and price < plan.objective.bound_seconds * (1 - TOLERANCE):
+            what = f"it fits and takes {price:.10g} s, less than objective.bound_seconds, {plan.objective.bound_seconds:.10g}"
+            yield Difference(where, what, runs=True)
+
+
+def local_elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:
+    return math.prod(ShardingSpec.parse(row.spec).local_shape(row.shape, sizes))
