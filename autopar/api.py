@@ -145,8 +145,10 @@ def compile(model: nn.Module, plan: Plan, **options: Any) -> nn.Module:
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """Reads a plan file. Raises FileError, naming what is wrong where."""
-    return Plan.load(path)
+    """Reads a plan file; one of the schema before is scheduled on load, and says so. Raises FileError, naming what is wrong where."""
+    from autopar.recording import load
+
+    return load(path)
 
 
 def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
@@ -243,12 +245,8 @@ def _warn_unknown(found: Found) -> None:
     """Names the operators without a rule, with what running them whole on every rank costs."""
     if not found.unknown:
         return
-    from autopar.pricing import compute_seconds
-    from autopar.program import Run
-
-    program = found.program
-    runs = [item for item in program.instructions if isinstance(item, Run) and item.op.target in found.unknown]
-    whole = sum(compute_seconds(run.op, program.graph.tensors, run.strategy, program.machine) for run in runs)
+    schedule = found.schedule
+    whole = sum(schedule.operator_seconds(op.name) for op in schedule.graph.ops if op.target in found.unknown)
     names = ", ".join(f"{name} (at {place})" for name, place in sorted(found.unknown.items()))
     warnings.warn(
         f"no sharding rule for {names}: run whole on every rank, {whole:.3g} s of {found.seconds:.3g} s, beside the gathers "

@@ -40,7 +40,10 @@ class _Story:
         self.moves: dict[str, list[CollectivePlan]] = {}
         self.inside: dict[str, list[CollectivePlan]] = {}
         for row in plan.collectives:
-            self.moves.setdefault(row.value, []).append(row) if row.value else self.inside.setdefault(row.before, []).append(row)
+            for part in row.members:
+                self.moves.setdefault(part.value, []).append(row)
+            if row.id is None:
+                self.inside.setdefault(row.before or "", []).append(row)
 
     def tell(self, name: str) -> Iterator[str]:
         kind, _, rest = name.rpartition(":")

@@ -1,8 +1,8 @@
-"""Plan: what the user keeps. The JSON file of schema ``autopar.plan/1`` and its models.
+"""Plan: what the user keeps. The JSON file of schema ``autopar.plan/2`` and its models.
 
-A plan is self-contained: every tensor's shape, dtype and spec, every operator with its arguments, every reshard and every collective are
-in it, so that ``check`` can recompute it and a runtime can run it. One parameter, operator, reshard and collective a line, stable order,
-units in the keys: ``git diff`` is the review.
+A plan is self-contained: every tensor's shape, dtype and spec, every operator with its arguments, every reshard, every collective and the
+schedule are in it, so that ``check`` can recompute it and a runtime can run it. One parameter, operator, reshard, collective and
+instruction a line, stable order, units in the keys: ``git diff`` is the review. What says nothing is left out of an instruction's line.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from autopar.errors import FileError, SpecError
 from autopar.sharding import ShardingSpec
 from cost_models import COST_MODELS
 
-SCHEMA = "autopar.plan/1"
+SCHEMA = "autopar.plan/2"
 
 PhaseName = Literal["forward", "backward", "recompute"]
 Status = Literal["optimal", "feasible"]
 EnteringKind = Literal["input", "parameter", "buffer", "constant", "tangent"]
 LeavingKind = Literal["output", "gradient", "buffer"]
+InstructionKind = Literal["run", "start", "wait", "slice", "free"]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 
 def _readable(text: str) -> str:
@@ -73,7 +75,10 @@ class Model(_Row):
 
 
 class Objective(_Row):
-    """Seconds of compute, communication and optimizer in sequence, with the bound proved over all choices for this mesh."""
+    """Seconds of the step, with the bound proved over all plans for this mesh.
+
+    The step is ``predicted.step_seconds``; under the communication cost model, where nothing overlaps, it is the sum of the collectives.
+    """
 
     seconds: Seconds
     bound_seconds: Seconds
@@ -93,24 +98,29 @@ class MemoryParts(_Row):
 
 
 class Predicted(_Row):
-    """Seconds of one step and bytes of one rank; ``step_seconds`` is the overlapped time of the simulated timeline."""
+    """Seconds of one step and bytes of one rank.
+
+    ``step_seconds`` is the simulated time of the schedule with the optimizer's step, ``sequential_seconds`` the sum in sequence.
+    """
 
     compute_seconds: Seconds
     communication_seconds: Seconds
     optimizer_seconds: Seconds
     step_seconds: Seconds
+    sequential_seconds: Seconds
     received_bytes_per_rank: Count
     peak_memory_bytes_per_rank: Count
     memory: MemoryParts
 
 
 class BaselinePlan(_Row):
-    """A plan people write by hand, in our own specs, priced by the same model. Without seconds where it cannot be expressed."""
+    """A plan people write by hand, in our own specs, priced by the same model. Where there is none, ``reason`` says why."""
 
     objective_seconds: Seconds | None = None
     step_seconds: Seconds | None = None
     peak_memory_bytes_per_rank: Count | None = None
     feasible: bool
+    reason: str | None = None
 
 
 class TensorSpec(_Row):
@@ -172,7 +182,10 @@ class OpPlan(_Row):
 
 
 class ReshardPlan(_Row):
-    """A tensor in a further spec: made once, just before ``before``, from ``source``."""
+    """A tensor in a further spec, made once from ``source``; ``before`` is who reads it first.
+
+    Its steps follow from the specs. The value after step n, counted from 1, is ``VALUE#n``, after the last step ``VALUE``.
+    """
 
     value: str
     tensor: str
@@ -183,28 +196,99 @@ class ReshardPlan(_Row):
     before: str
 
 
-class CollectivePlan(_Row):
-    """One collective in execution order. ``value`` names its reshard; absent where it runs inside the operator ``before``."""
+class PartPlan(_Row):
+    """One value's share of a bucket: which step (counted from 0) of the reshard ``value``, and the full tensor's bytes on the group."""
 
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
-    axes: tuple[str, ...]
-    phase: PhaseName
-    stage: Count = 0
-    times: Annotated[int, Field(ge=1)] = 1
     tensor: str
-    value: str | None = None
+    value: str
+    step: Count = 0
     from_spec: SpecText = Field(alias="from")
     to_spec: SpecText = Field(alias="to")
     before: str
     bytes: Count
+
+
+class CollectivePlan(_Row):
+    """One call, in execution order; ``bytes`` and ``seconds`` are those of the whole call.
+
+    A call on one value names it itself; a bucket lists its ``parts``. ``id`` is what instructions call it; a collective inside the
+    operator ``before`` has none.
+    """
+
+    id: str | None = None
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    phase: PhaseName
+    stage: Count = 0
+    times: Annotated[int, Field(ge=1)] = 1
+    tensor: str | None = None
+    value: str | None = None
+    step: Count | None = None
+    from_spec: SpecText | None = Field(None, alias="from")
+    to_spec: SpecText | None = Field(None, alias="to")
+    before: str | None = None
+    parts: tuple[PartPlan, ...] | None = None
+    bytes: Count
     received_bytes_per_rank: Count
     seconds: Seconds
+
+    @model_validator(mode="after")
+    def _one_or_many(self) -> CollectivePlan:
+        own = [self.tensor, self.from_spec, self.to_spec, self.before]
+        if self.parts is None and None in own:
+            raise ValueError("a collective on one value needs tensor, from, to and before; a bucket needs parts")
+        if self.parts is not None and (len(self.parts) < 2 or any(item is not None for item in (*own, self.value, self.step))):
+            raise ValueError("a bucket has two parts or more, and tensor, value, step, from, to and before stand in these")
+        if (self.id is None) != (self.parts is None and self.value is None):
+            raise ValueError("a collective between operators has an id and a value or parts, one inside an operator neither")
+        return self
+
+    @property
+    def members(self) -> tuple[PartPlan, ...]:
+        """The parts of a bucket, or the one value as a part; none inside an operator."""
+        if self.parts is not None:
+            return self.parts
+        if self.value is None or self.tensor is None or self.from_spec is None or self.to_spec is None or self.before is None:
+            return ()
+        return (
+            PartPlan(
+                tensor=self.tensor, value=self.value, step=self.step or 0, from_spec=self.from_spec, to_spec=self.to_spec,
+                before=self.before, bytes=self.bytes,
+            ),
+        )  # fmt: skip
+
+
+class LimitsPlan(_Row):
+    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps."""
+
+    bucket_bytes: Count
+    ahead_bytes: Count
+    fill: bool
+
+
+class InstructionPlan(_Row):
+    """One instruction of the schedule; the fields are those of ``autopar.schedule.Instruction``.
+
+    ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice.
+    """
+
+    id: Count
+    kind: InstructionKind
+    phase: PhaseName
+    stage: Count = 0
+    microbatch: Count = 0
+    stream: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    seconds: Seconds = 0.0
+    bytes: Count = 0
+    of: str = ""
 
 
 class Plan(_Row):
     """A whole plan. Values, never changed: ``model_copy(update=...)`` makes another."""
 
-    schema_: Literal["autopar.plan/1"] = Field("autopar.plan/1", alias="schema")
+    schema_: Literal["autopar.plan/2"] = Field("autopar.plan/2", alias="schema")
     created_by: CreatedBy
     model: Model
     hardware: dict[str, Any]
@@ -226,6 +310,8 @@ class Plan(_Row):
     ops: tuple[OpPlan, ...]
     reshards: tuple[ReshardPlan, ...]
     collectives: tuple[CollectivePlan, ...]
+    limits: LimitsPlan
+    schedule: tuple[InstructionPlan, ...]
 
     _loss: Callable[..., Any] | None = PrivateAttr(None)
 
@@ -292,39 +378,31 @@ class Plan(_Row):
 
     def to_json(self) -> str:
         """The file's text: one row a line."""
-        return "".join(_lines(self.model_dump(by_alias=True, exclude_none=True)))
+        data = self.model_dump(by_alias=True, exclude_none=True)
+        data["schedule"] = [{key: value for key, value in row.items() if value or key not in _SAYS_NOTHING} for row in data["schedule"]]
+        return "".join(_lines(data))
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Plan:
-        """Reads a plan file.
+    def from_json(text: str, name: str = "the plan") -> Plan:
+        """Reads a plan of this schema from text; ``name`` is what errors call it. ``autopar.load`` reads files, older ones too.
 
         Raises:
             FileError: naming the place that is truncated, of another schema or of the wrong type.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise FileError(f"cannot read the plan {path}: {reason}", "give the path of a file written by autopar plan -o") from error
-        return Plan.from_json(text, str(path))
-
-    @staticmethod
-    def from_json(text: str, name: str = "the plan") -> Plan:
-        """Reads a plan from text; ``name`` is what errors call it. Raises FileError."""
         try:
             return Plan.model_validate_json(text)
         except ValidationError as error:
             raise _unreadable(text, name, error) from error
 
     def __str__(self) -> str:
-        from autopar.report.terminal import summary
+        from autopar.report import summary
 
         return summary(self)
 
     def _repr_html_(self) -> str:
-        from autopar.report.page import page
+        from autopar.report import html
 
-        return page(self)
+        return html(self)
 
 
 def check_writable(path: Path) -> None:
@@ -368,8 +446,10 @@ def _umask() -> int:
 
 _BY_ROW = (
     "baselines", "inputs", "outputs", "parameters", "buffers", "constants", "tangents",
-    "gradients", "buffer_updates", "ops", "reshards", "collectives",
+    "gradients", "buffer_updates", "ops", "reshards", "collectives", "schedule",
 )  # fmt: skip
+_SAYS_NOTHING = ("stage", "microbatch", "stream", "reads", "writes", "seconds", "bytes", "of")
+"""Keys of an instruction that are left out of the file where they are zero or empty."""
 
 
 def _lines(data: Mapping[str, Any]) -> Iterator[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from autopar.graph import Dtype, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.plan import Plan
 from autopar.recording import record
-from autopar.search import Found, find_plan, total_seconds
+from autopar.schedule import Limits, Schedule, make_schedule, memory, step_seconds
+from autopar.search import Found, find_plan
 from cost_models import Machine, Mesh, load_hardware
-from tests.runtime.plans import random_program
+from tests.assignments import random_assignment
 
 
 def _contract(name: str, equation: str, a: str, b: str, phase: str = "forward", module: str = "") -> Op:
@@ -60,9 +61,18 @@ def two_layer_plan(mesh: str = "dp=2,tp=2", cost_model: str = "communication") -
     return record(found, target="two_layers", memory_bytes=10**9)
 
 
-def random_plan(mesh: str, seed: int, cost_model: str = "roofline") -> Plan:
-    """A legal plan for two layers with strategies, specs and layouts drawn at random."""
-    program = random_program(two_layers(), machine(mesh, cost_model), seed)
-    seconds = total_seconds(program, "adamw")
-    found = Found(program, seconds, seconds, 0.0, "optimal", 0.0, "random", "adamw", program.memory("adamw"), {})
+def random_schedule(graph: Graph, where: Machine, seed: int, limits: Limits | None = None) -> Schedule:
+    """The schedule of strategies, specs and layouts drawn at random."""
+    return make_schedule(graph, random_assignment(graph, where, seed), where, limits)
+
+
+def plan_of(schedule: Schedule, optimizer: str = "adamw") -> Plan:
+    """A schedule as if a search had found it."""
+    seconds = step_seconds(schedule, optimizer) if schedule.machine.cost_model != "communication" else schedule.communication_seconds()
+    found = Found(schedule, seconds, seconds, 0.0, "optimal", 0.0, "random", optimizer, memory(schedule, optimizer), {})
     return record(found, target="two_layers", memory_bytes=10**9)
+
+
+def random_plan(mesh: str, seed: int, cost_model: CostModel = "roofline", limits: Limits | None = None) -> Plan:
+    """A legal plan for two layers, drawn at random."""
+    return plan_of(random_schedule(two_layers(), machine(mesh, cost_model), seed, limits))

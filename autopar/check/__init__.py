@@ -1,12 +1,24 @@
-"""Recomputes a plan's legality, cost and peak memory from the plan alone, and says where it differs.
+"""Recomputes a plan's legality, step, cost and peak memory from the file alone, and says where it differs.
 
-Shares no code with the search, the solvers, the program or the recording of plans: what is wrong there must not be wrong here as well.
+Shares no code with the search, the solvers, the schedule or the recording of plans: what is wrong there must not be wrong here as well.
 It stands on the rules, the reshard planner and the cost model, which are tested against the real operators and real collectives.
+
+walk        what the rows decide: specs, strategies, the steps of reshards
+legs        what a step and a call do to memory and time
+calls       the collectives listed against those that follow
+order       whether the schedule can be run
+clock       how long it takes
+lifetimes   how much memory it holds
+totals      every figure
 """
 
 from __future__ import annotations
 
+from autopar.check.calls import calls as listed_calls
+from autopar.check.calls import in_order
 from autopar.check.differences import Difference
+from autopar.check.legs import Call
+from autopar.check.order import Order
 from autopar.check.totals import totals
 from autopar.check.walk import Walk
 from autopar.errors import FileError
@@ -14,7 +26,7 @@ from autopar.graph import Graph
 from autopar.plan import Plan
 from cost_models import OPTIMIZERS, CostModelError, Hardware, Machine, Mesh
 
-__all__ = ["Difference", "check", "illegal"]
+__all__ = ["Difference", "check", "illegal", "illegal_rows"]
 
 
 def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
@@ -35,20 +47,41 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
     if plan.model.optimizer not in OPTIMIZERS:
         found.append(Difference("model.optimizer", f"unknown optimizer {plan.model.optimizer!r}"))
         return tuple(found)
-    walk = Walk(plan, _machine(plan))
-    found += walk.run()
-    if not walk.broken:
-        found += totals(walk)
+    order, wrong = _rows(plan)
+    found += wrong
+    if not any(not item.runs for item in wrong):
+        found += totals(order)
     return tuple(found)
 
 
 def illegal(plan: Plan) -> tuple[Difference, ...]:
-    """What keeps ``plan`` from being run as it says: specs, strategies, reads, reshards, collectives; not its prices.
+    """What keeps ``plan`` from being run as it says: specs, strategies, reads, reshards, collectives, schedule; not its prices.
 
     Raises:
         FileError: a plan whose hardware cannot be read.
     """
-    return tuple(item for item in Walk(plan, _machine(plan)).run() if not item.where.endswith(".seconds"))
+    return tuple(item for item in _rows(plan)[1] if not item.runs)
+
+
+def illegal_rows(plan: Plan) -> tuple[Difference, ...]:
+    """What keeps a schedule of ``plan`` from being made: of specs, strategies, reads and reshards.
+
+    Raises:
+        FileError: a plan whose hardware cannot be read.
+    """
+    return tuple(item for item in Walk(plan, _machine(plan)).run() if not item.runs)
+
+
+def _rows(plan: Plan) -> tuple[Order, list[Difference]]:
+    """What is wrong with any row; the later ones are looked at only as far as the earlier ones can be followed."""
+    walk, calls = Walk(plan, _machine(plan)), dict[str, Call]()
+    found = list(walk.run())
+    order = Order(walk, calls)
+    if not walk.broken:
+        found += listed_calls(walk, calls)
+        found += in_order(walk, calls)
+        found += order.run()
+    return order, found
 
 
 def _machine(plan: Plan) -> Machine:

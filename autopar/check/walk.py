@@ -1,63 +1,40 @@
-"""One pass over a plan in execution order: what is made, read and moved, in which specs, by which strategies."""
+"""One pass over what a plan decides: what enters, what every operator and reshard makes, in which specs, by which strategies.
+
+Operators are followed in the order of the file, reshards where they are first read: what holds here holds in whatever order things run.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import NamedTuple
 
-from autopar.check.differences import Difference, close
+from autopar.check.differences import Difference, seconds
+from autopar.check.legs import Leg, legs
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
-from autopar.plan import CollectivePlan, OpPlan, Plan, ReshardPlan, TensorSpec
+from autopar.plan import OpPlan, Plan, ReshardPlan, TensorSpec
 from autopar.reshard import find_reshard
 from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies
-from autopar.sharding import InnerCollective, ShardingSpec, Strategy
-from autopar.timeline import instructions
+from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
 
-
-class Expected(NamedTuple):
-    """A collective as it follows from the specs; the fields of ``CollectivePlan``."""
-
-    kind: str
-    axes: tuple[str, ...]
-    phase: str
-    tensor: str
-    value: str | None
-    source: str
-    target: str
-    before: str
-    bytes: int
-    received_bytes_per_rank: int
-    seconds: float
-
-    @staticmethod
-    def of(row: CollectivePlan) -> Expected:
-        """A row of the plan."""
-        return Expected(
-            row.kind, row.axes, row.phase, row.tensor, row.value, row.from_spec, row.to_spec, row.before, row.bytes,
-            row.received_bytes_per_rank, row.seconds,
-        )  # fmt: skip
-
-    def __str__(self) -> str:
-        specs = f"{self.source!r} to {self.target!r}"
-        return f"{self.kind} of {self.tensor} over {','.join(self.axes)}, {self.bytes} bytes ({specs}) before {self.before}"
+OUTPUT = "output:"
+"""Prefix of the reader of something that leaves: ``output:0`` is the first."""
 
 
 @dataclass
 class Walk:
-    """One pass over the plan in execution order, with what it learns on the way.
+    """One pass over a plan's rows, with what it learns on the way.
 
     Args:
         tensors: every tensor as its producer writes it.
-        specs: spec of every value made so far.
+        specs: spec of every value but those between the steps of a reshard.
         tensor_of: the tensor behind each value.
-        storage: the value whose storage each value shares.
-        collectives: the collectives that follow from the specs.
-        made, used: by storage, the index of the instruction that makes it and of the last that needs it.
+        ops: the operators, in the order of the file.
+        strategies: of each operator, by name.
+        seconds: of each operator without the collectives inside it, by name.
+        legs: the steps of each reshard, by its value.
         broken: the wiring cannot be followed, so that cost and memory cannot be recomputed.
     """
 
@@ -66,35 +43,33 @@ class Walk:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     specs: dict[str, ShardingSpec] = field(default_factory=dict)
     tensor_of: dict[str, str] = field(default_factory=dict)
-    storage: dict[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
-    collectives: list[Expected] = field(default_factory=list)
-    made: dict[str, int] = field(default_factory=dict)
-    used: dict[str, int] = field(default_factory=dict)
-    extra: dict[int, int] = field(default_factory=dict)
-    compute: float = 0.0
-    steps: int = 0
+    strategies: dict[str, Strategy] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    legs: dict[str, tuple[Leg, ...]] = field(default_factory=dict)
     broken: bool = False
     _rules: dict[object, dict[object, Strategy]] = field(default_factory=dict)
+    _waiting: dict[str, ReshardPlan] = field(default_factory=dict)
 
     def run(self) -> Iterator[Difference]:
         yield from self._entering()
-        done: set[str] = set()
-        order = list(instructions(self.plan))
-        for index, row in enumerate(order):
-            if isinstance(row, OpPlan):
-                yield from self._op(index, row)
-            else:
-                done.add(row.value)
-                yield from self._reshard(index, row)
-        self.steps = len(order)
-        for row in self.plan.reshards:
-            if row.value not in done:
+        for reshard in self.plan.reshards:
+            if reshard.value in self._waiting:
                 self.broken = True
-                yield Difference(f"reshards.{row.value}", f"it is made before {row.before!r} in {row.phase}, which the plan does not have")
+                yield Difference(f"reshards.{reshard.value}", "a value of this name already exists")
+            self._waiting[reshard.value] = reshard
+        for op in self.plan.ops:
+            yield from self._op(op)
         yield from self._leaving()
-        yield from self._same_graph()
-        yield from self._same_collectives()
+        for value in tuple(self._waiting):
+            yield from self._make(value)
+        if not self.broken:
+            yield from self._first_readers()
+            yield from self._same_graph()
+
+    def local_bytes(self, value: str) -> int:
+        """Bytes of a value with a spec on a rank."""
+        return local_bytes(self.tensors[self.tensor_of[value]], self.specs[value], self.plan.sizes)
 
     def _entering(self) -> Iterator[Difference]:
         for index, (kind, name, spec) in enumerate(self.plan.entering):
@@ -107,8 +82,6 @@ class Walk:
             yield from self._define(where, spec)
             if self.specs[spec.tensor].partial:
                 yield Difference(where, f"{spec.spec} is partial; what enters is whole or split")
-            self.storage[spec.tensor] = spec.tensor
-            self.made[spec.tensor] = -1
 
     def _define(self, where: str, row: TensorSpec) -> Iterator[Difference]:
         """Takes a tensor in as its producer writes it."""
@@ -129,8 +102,11 @@ class Walk:
             self.broken = True
             yield Difference(where, problem)
 
-    def _op(self, index: int, row: OpPlan) -> Iterator[Difference]:
+    def _op(self, row: OpPlan) -> Iterator[Difference]:
         where = f"ops.{row.name}"
+        if row.name in self.strategies:
+            self.broken = True
+            yield Difference(where, "an operator of this name already exists")
         for position, entry in enumerate(row.inputs):
             yield from self._read(f"{where}.inputs[{position}]", entry, entry.value or entry.tensor)
         for output in row.outputs:
@@ -141,12 +117,6 @@ class Walk:
         if self.broken:
             return
         op = _as_op(row)
-        reads = [entry.value or entry.tensor for entry in row.inputs]
-        shared = is_alias(op) and bool(reads)
-        for name in op.outputs:
-            self._make(index, name, self.storage[reads[0]] if shared else name)
-        for value in (*reads, *op.outputs):
-            self.used[self.storage[value]] = index
         self.ops.append(op)
         try:
             strategy = self._strategy(where, row, op)
@@ -155,20 +125,16 @@ class Walk:
             yield Difference(f"{where}.attributes", f"no rule fits them: {error}".partition("\n")[0])
             return
         if isinstance(strategy, Difference):
+            self.broken = True
             yield strategy
             return
-        seconds = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
-        if not close(row.seconds, seconds):
-            yield Difference(f"{where}.seconds", f"{row.seconds:.6g} in the plan, {seconds:.6g} recomputed")
-        self.compute += seconds
-        self.collectives += [self._inside(row, inner) for inner in strategy.inner]
-
-    def _make(self, index: int, value: str, storage: str) -> None:
-        self.storage[value] = storage
-        self.made.setdefault(storage, index)
+        self.strategies[op.name] = strategy
+        self.seconds[op.name] = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
+        yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
 
     def _read(self, where: str, entry: TensorSpec, value: str) -> Iterator[Difference]:
         """What is read exists, is this tensor, and has this spec."""
+        yield from self._make(value)
         known = self.tensors.get(entry.tensor)
         if known is None or value not in self.specs:
             self.broken = True
@@ -221,7 +187,16 @@ class Walk:
             Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved)
         )
 
-    def _reshard(self, index: int, row: ReshardPlan) -> Iterator[Difference]:
+    def _make(self, value: str) -> Iterator[Difference]:
+        """Follows the reshard that makes ``value``, if one does, and those it is made from."""
+        chain: list[ReshardPlan] = []
+        while value in self._waiting:
+            chain.append(self._waiting.pop(value))
+            value = chain[-1].source
+        for row in reversed(chain):
+            yield from self._reshard(row)
+
+    def _reshard(self, row: ReshardPlan) -> Iterator[Difference]:
         where = f"reshards.{row.value}"
         source, target = ShardingSpec.parse(row.from_spec), ShardingSpec.parse(row.to_spec)
         if row.value in self.specs or row.value in self.tensors:
@@ -239,50 +214,36 @@ class Walk:
             yield Difference(where, f"{row.source} has the spec {str(self.specs[row.source])!r}, the reshard starts from {row.from_spec!r}")
         yield from self._legal(where, tensor.shape, target)
         self.specs[row.value], self.tensor_of[row.value] = target, row.tensor
-        found = None if self.broken else find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
-        if found is None:
-            if not self.broken:
-                yield Difference(where, f"no collectives turn {row.from_spec!r} into {row.to_spec!r}")
-            self.broken = True
-            return
-        self._make(index, row.value, row.value if found.steps else self.storage[row.source])
-        for value in (row.source, row.value):
-            self.used[self.storage[value]] = index
-        self.extra[index] = found.temporary_bytes
-        for step in found.steps:
-            if step.is_collective:
-                axes = tuple(map(self.machine.mesh.sub_axis_name, step.axes))
-                counts = (round(step.full_bytes), round(step.received_bytes_per_rank))
-                specs = (row.from_spec, row.to_spec)
-                self.collectives.append(
-                    Expected(step.kind, axes, row.phase, row.tensor, row.value, *specs, row.before, *counts, step.seconds)
-                )
-
-    def _inside(self, row: OpPlan, inner: InnerCollective) -> Expected:
-        """A collective inside an operator, as the plan must list it."""
-        parts = tuple(map(self.machine.mesh.whole, inner.axes))
-        axes = tuple(map(self.machine.mesh.sub_axis_name, parts))
-        received = self.machine.received_bytes(inner.kind, inner.bytes, math.prod(part.size for part in parts))
-        seconds = self.machine.collective_seconds(inner.kind, inner.bytes, parts)
-        first, specs = row.inputs[0], (row.inputs[0].spec, row.outputs[0].spec)
-        counts = (round(inner.bytes), int(received))
-        return Expected(inner.kind, axes, row.phase, first.tensor, None, *specs, row.name, *counts, seconds)
-
-    def _same_collectives(self) -> Iterator[Difference]:
         if self.broken:
             return
-        listing = map(Expected.of, self.plan.collectives)
-        for number, (listed, expected) in enumerate(zip_longest(listing, self.collectives)):
-            where = f"collectives[{number}]"
-            if listed is None:
-                yield Difference(where, f"missing: {expected}")
-            elif expected is None:
-                yield Difference(where, f"one too many: {listed}")
-            elif listed[:-1] != expected[:-1]:
-                yield Difference(where, f"{listed} in the plan, {expected} recomputed")
-                return
-            elif not close(listed.seconds, expected.seconds):
-                yield Difference(f"{where}.seconds", f"{listed.seconds:.6g} in the plan, {expected.seconds:.6g} recomputed")
+        itemsize = DTYPE_BYTES[tensor.dtype]
+        found = find_reshard(tensor.shape, itemsize, source, target, self.machine)
+        if found is None:
+            self.broken = True
+            yield Difference(where, f"no collectives turn {row.from_spec!r} into {row.to_spec!r}")
+            return
+        local = source.local_shape(tensor.shape, self.plan.sizes)
+        self.legs[row.value] = tuple(legs(row, local, found.steps, itemsize, tensor.dtype))
+
+    def _first_readers(self) -> Iterator[Difference]:
+        """``before`` of each reshard is an operator or output, and nobody who reads the value comes before it."""
+        place = {row.name: float(index) for index, row in enumerate(sorted(self.plan.ops, key=lambda row: row.phase != "forward"))}
+        maker = {entry.tensor: place[row.name] for row in self.plan.ops for entry in row.outputs}
+        place |= {f"{OUTPUT}{index}": maker.get(row.tensor, -1.0) + 0.5 for index, (_, _, row) in enumerate(self.plan.leaving)}
+        readers = [(row.name, entry.value) for row in self.plan.ops for entry in row.inputs]
+        readers += [(f"{OUTPUT}{index}", row.value) for index, (_, _, row) in enumerate(self.plan.leaving)]
+        first: dict[str, str] = {}
+        for reader, value in sorted(readers, key=lambda item: place[item[0]]):
+            while value in self.legs:
+                if value in first:
+                    break
+                first[value] = reader
+                value = self.legs[value][0].row.source
+        for row in self.plan.reshards:
+            if row.before not in place:
+                yield Difference(f"reshards.{row.value}", f"it is made before {row.before!r}, which the plan does not have")
+            elif row.value in first and place[first[row.value]] < place[row.before]:
+                yield Difference(f"reshards.{row.value}", f"it is made before {row.before}, {first[row.value]} reads it earlier")
 
     def _leaving(self) -> Iterator[Difference]:
         homes: dict[str, TensorSpec] = {**self.plan.parameters, **self.plan.buffers}

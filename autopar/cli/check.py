@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autopar.plan import Plan
+from autopar.cli.files import read_plan
 
 SHOWN = 20
 
@@ -19,7 +19,7 @@ def check(
 ) -> None:
     from autopar.check import check as recompute
 
-    read = Plan.load(plan)
+    read = read_plan(plan)
     graph = None
     if target is not None:
         from autopar.cli.target import capture_target
@@ -27,7 +27,10 @@ def check(
         graph = capture_target(target, read.model.mode)
     found = recompute(read, graph)
     if not found:
-        print(f"{plan} holds: specs, strategies, {len(read.collectives)} collectives, cost and memory are as recomputed")
+        print(
+            f"{plan} holds: specs, strategies, {len(read.collectives)} collectives, {len(read.schedule)} instructions, "
+            "step, cost and memory are as recomputed"
+        )
         return
     for difference in found[:SHOWN]:
         print(difference)

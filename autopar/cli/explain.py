@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from autopar import compare
-from autopar.plan import Plan
+from autopar.cli.files import read_plan
 
 
 def explain(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
     name: Annotated[str, typer.Argument(help="a parameter, buffer, input, output, operator or tensor")],
 ) -> None:
-    print("\n".join(compare.explain(Plan.load(plan), name)))
+    print("\n".join(compare.explain(read_plan(plan), name)))

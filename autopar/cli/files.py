@@ -1,11 +1,29 @@
-"""Files that commands write: whole or not at all."""
+"""Files that commands read and write: plans of every schema; whole or not at all."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autopar.errors import FileError
+
+if TYPE_CHECKING:
+    from autopar.plan import Plan
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file; what was made anew of an older one is said on stderr. Raises FileError."""
+    from autopar.recording import OldPlanWarning, load
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", OldPlanWarning)
+        plan = load(path)
+    for warning in said:
+        if issubclass(warning.category, OldPlanWarning):
+            print(f"note: {warning.message}", file=sys.stderr)
+    return plan
 
 
 def write_text(path: Path, text: str) -> None:

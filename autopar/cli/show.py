@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autopar.cli.files import write_text
-from autopar.plan import Plan
+from autopar.cli.files import read_plan, write_text
 
 
 def show(
@@ -16,13 +15,13 @@ def show(
     html: Annotated[Path | None, typer.Option(help="write a self-contained page")] = None,
     trace: Annotated[Path | None, typer.Option(help="write the simulated timeline as a chrome trace")] = None,
 ) -> None:
-    read = Plan.load(plan)
+    read = read_plan(plan)
     if html is not None:
-        from autopar.report.page import page
+        from autopar.report import html as render
 
-        write_text(html, page(read))
+        write_text(html, render(read))
     if trace is not None:
-        from autopar.report.trace import trace as render
+        from autopar.report import chrome_trace
 
-        write_text(trace, render(read))
+        write_text(trace, chrome_trace(read))
     print(read)

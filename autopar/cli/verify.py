@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from autopar.cli.files import read_plan
 from autopar.errors import VerificationError
-from autopar.plan import Plan
 
 
 def verify(
@@ -21,7 +21,7 @@ def verify(
     steps: Annotated[int, typer.Option(help="AdamW steps of a training plan", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="of weights and inputs that have no values of their own")] = 0,
 ) -> None:
-    read = Plan.load(plan)
+    read = read_plan(plan)
     import torch
 
     from autopar.cli.target import load_target

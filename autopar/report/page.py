@@ -1,4 +1,4 @@
-"""A plan as one self-contained HTML page: the tables of the terminal and the timeline as a drawing. No script, nothing fetched."""
+"""A plan as one self-contained HTML page: the tables of the terminal and the simulated step as a drawing. No script, nothing fetched."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from html import escape
 from autopar.plan import Plan
 from autopar.report import tables, units
 from autopar.report.tables import Table
-from autopar.timeline import Slot, plan_tasks, simulate
+from autopar.report.timeline import Bar, bars, streams
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1c1c1c; background: #fff }
 table { border-collapse: collapse; margin: 0 0 2rem } th, td { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
 th { border-bottom: 1px solid #888; font-weight: 600 } td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums }
 svg { width: 100%; height: auto; background: #f4f4f4; margin-bottom: .3rem } .note { color: #555; margin-bottom: 2rem }
-.forward { fill: #3b6fb6 } .backward { fill: #7a4fa3 } .moving { fill: #c9702b }
+.forward { fill: #3b6fb6 } .backward { fill: #7a4fa3 } .moving { fill: #c9702b } .stalled { fill: #c33 }
+svg text { font-size: 13px; fill: #555 }
 @media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #161616 } svg { background: #242424 } .note { color: #aaa } }
 """
-_WIDTH, _ROW = 1200.0, 26.0
+_WIDTH, _ROW, _LABELS = 1200.0, 26.0, 90.0
 
 
-def page(plan: Plan) -> str:
+def html(plan: Plan) -> str:
     """The whole page as text."""
     title = f"autopar plan: {plan.model.target}"
     parts = [
@@ -42,26 +43,27 @@ def _table(table: Table, header: bool = True) -> str:
 
 
 def _drawing(plan: Plan) -> str:
-    slots = [slot for slot in simulate(plan_tasks(plan)) if slot.end > slot.begin]
-    end = max((slot.end for slot in slots), default=0.0)
+    found = bars(plan)
+    end = max((bar.end for bar in found), default=0.0)
     if end == 0.0:
         return "<p class=note>Nothing takes time under this cost model.</p>"
-    bars = [bar for slot in slots for bar in _bars(slot, end)]
+    rows = {stream: row for row, stream in enumerate(streams(found))}
+    height = len(rows) * _ROW + 4
+    labels = [f'<text x="4" y="{2 + (row + 0.65) * _ROW:.0f}">{escape(stream)}</text>' for stream, row in rows.items()]
+    drawn = [text for bar in found for text in _bar(bar, rows[bar.stream], end)]
     return (
-        f'<svg viewBox="0 0 {_WIDTH:.0f} {2 * _ROW + 4:.0f}" role=img aria-label="timeline">{"".join(bars)}</svg>'
-        f"<p class=note>Above the operators (blue forward, violet backward), below the collectives; {units.seconds(end)} in all, "
-        "the optimizer's step left out. Point at a bar for its name.</p>"
+        f'<svg viewBox="0 0 {_LABELS + _WIDTH:.0f} {height:.0f}" role=img aria-label="timeline">{"".join(labels + drawn)}</svg>'
+        "<p class=note>One row a stream: the operators (blue forward, violet backward, red where they stand still for a collective), then "
+        f"the collectives on each link; {units.seconds(end)} in all, the optimizer's step left out. Point at a bar for its name.</p>"
     )
 
 
-def _bars(slot: Slot, end: float) -> list[str]:
-    rows = {"compute": (0,), "communication": (1,), "both": (0, 1)}[slot.task.stream]
-    left, width = slot.begin / end * _WIDTH, (slot.end - slot.begin) / end * _WIDTH
+def _bar(bar: Bar, row: int, end: float) -> list[str]:
+    left, width = _LABELS + bar.begin / end * _WIDTH, (bar.end - bar.begin) / end * _WIDTH
     if width < 0.02:
         return []
-    title = escape(f"{slot.task.name}: {units.seconds(slot.end - slot.begin)}")
+    title = escape(f"{bar.name}: {units.seconds(bar.end - bar.begin)}")
     return [
         f'<rect x="{left:.2f}" y="{2 + row * _ROW:.0f}" width="{width:.2f}" height="{_ROW - 4:.0f}" '
-        f"class={slot.task.phase if row == 0 else 'moving'}><title>{title}</title></rect>"
-        for row in rows
+        f"class={bar.kind}><title>{title}</title></rect>"
     ]

@@ -35,13 +35,8 @@ class Table:
 def overview(plan: Plan) -> Table:
     """What a person asks first: where, how fast, how sure, how much memory."""
     objective, predicted, memory = plan.objective, plan.predicted, plan.predicted.memory
-    spare = " (collectives alone)" if plan.created_by.cost_model == "communication" else ""
+    what = " a step" if plan.created_by.cost_model != "communication" else " (collectives alone)"
     parts = [(name, getattr(memory, name)) for name in ("parameters", "gradients", "optimizer", "activations", "temporaries")]
-    timing = [
-        ("compute", predicted.compute_seconds),
-        ("communication", predicted.communication_seconds),
-        ("optimizer", predicted.optimizer_seconds),
-    ]
     rows = [
         ("model", f"{plan.model.target}, {plan.model.mode}" + (f", {plan.model.optimizer}" if plan.model.optimizer != "none" else "")),
         (
@@ -50,12 +45,12 @@ def overview(plan: Plan) -> Table:
         ),
         (
             "objective",
-            f"{units.seconds(objective.seconds)}{spare}, bound {units.seconds(objective.bound_seconds)}, "
+            f"{units.seconds(objective.seconds)}{what}, bound {units.seconds(objective.bound_seconds)}, "
             f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s "
             f"by {plan.created_by.solver}",
         ),
-        ("", ", ".join(f"{name} {units.seconds(value)}" for name, value in timing)),
-        ("step", f"{units.seconds(predicted.step_seconds)} with compute and communication overlapped (simulated)"),
+        ("step", _step(plan)),
+        ("schedule", _schedule(plan)),
         (
             "memory",
             f"{units.size(predicted.peak_memory_bytes_per_rank)} a rank at the peak, limit {units.size(plan.memory_limit_bytes_per_rank)}",
@@ -69,38 +64,39 @@ def overview(plan: Plan) -> Table:
     return Table(("autopar", "plan"), tuple(rows))
 
 
+def _step(plan: Plan) -> str:
+    """What the step consists of; hidden is what the same in sequence would take longer."""
+    predicted = plan.predicted
+    hidden = min(max(predicted.sequential_seconds - predicted.step_seconds, 0.0), predicted.communication_seconds)
+    share = f" ({units.percent(hidden / predicted.communication_seconds)})" if predicted.communication_seconds > 0 else ""
+    return (
+        f"{units.seconds(predicted.step_seconds)} simulated: compute {units.seconds(predicted.compute_seconds)}, "
+        f"communication {units.seconds(predicted.communication_seconds)}, {units.seconds(hidden)}{share} of it hidden, "
+        f"optimizer {units.seconds(predicted.optimizer_seconds)}; in sequence {units.seconds(predicted.sequential_seconds)}"
+    )
+
+
+def _schedule(plan: Plan) -> str:
+    calls = [row for row in plan.collectives if row.id is not None]
+    values = sum(len(row.members) for row in calls)
+    limits = f"buckets up to {units.size(plan.limits.bucket_bytes)}, {units.size(plan.limits.ahead_bytes)} in flight ahead"
+    return f"{len(plan.schedule)} instructions, {len(calls)} calls for {values} values; {limits}"
+
+
 def baselines(plan: Plan) -> Table:
-    """The plan beside what people write by hand."""
+    """The plan beside what people write by hand, by the objective: the step, or the sum of the collectives."""
     mine = plan.objective.seconds
-    rows = [
-        (
-            "this plan",
-            units.seconds(mine),
-            "",
-            units.seconds(plan.predicted.step_seconds),
-            units.size(plan.predicted.peak_memory_bytes_per_rank),
-            "yes",
-        )
-    ]
+    rows = [("this plan", units.seconds(mine), "", units.size(plan.predicted.peak_memory_bytes_per_rank), "yes")]
     for name, row in plan.baselines.items():
-        if row.objective_seconds is None or row.step_seconds is None or row.peak_memory_bytes_per_rank is None:
-            rows.append((name, "-", "", "-", "-", "no"))
+        fits = "yes" if row.feasible else "no"
+        fits = f"{fits}: {row.reason}" if row.reason else fits
+        if row.objective_seconds is None or row.peak_memory_bytes_per_rank is None:
+            rows.append((name, "-", "", "-", fits))
             continue
         ratio = f"{row.objective_seconds / mine:.2f}x" if mine > 0 else ""
-        fits = "yes" if row.feasible else "no"
-        rows.append(
-            (
-                name,
-                units.seconds(row.objective_seconds),
-                ratio,
-                units.seconds(row.step_seconds),
-                units.size(row.peak_memory_bytes_per_rank),
-                fits,
-            )
-        )
-    return Table(
-        ("baseline", "objective", "ratio", "step", "memory", "fits"), tuple(rows), frozenset({"objective", "ratio", "step", "memory"})
-    )
+        rows.append((name, units.seconds(row.objective_seconds), ratio, units.size(row.peak_memory_bytes_per_rank), fits))
+    what = "step" if plan.created_by.cost_model == "roofline" else "collectives"
+    return Table(("baseline", what, "ratio", "memory", "fits"), tuple(rows), frozenset({what, "ratio", "memory"}))
 
 
 def tensors(plan: Plan) -> Table:
@@ -118,20 +114,20 @@ def tensors(plan: Plan) -> Table:
 
 
 def collectives(plan: Plan) -> Table:
-    """Collectives summed by kind, axes and phase, dearest first."""
+    """Collectives summed by kind, axes and phase, dearest first: how many calls, and for how many values."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     for row in plan.collectives:
-        found = sums.setdefault((row.kind, ",".join(row.axes), row.phase), [0, 0, 0, 0.0])
-        for index, value in enumerate((1, row.bytes, row.received_bytes_per_rank, row.seconds)):
+        found = sums.setdefault((row.kind, ",".join(row.axes), row.phase), [0, 0, 0, 0, 0.0])
+        for index, value in enumerate((1, len(row.members) or 1, row.bytes, row.received_bytes_per_rank, row.seconds)):
             found[index] += value * row.times
     rows = [
-        (kind, axes, phase, f"{found[0]:.0f}", units.size(found[1]), units.size(found[2]), units.seconds(found[3]))
-        for (kind, axes, phase), found in sorted(sums.items(), key=lambda item: (-item[1][3], item[0]))
+        (kind, axes, phase, f"{found[0]:.0f}", f"{found[1]:.0f}", units.size(found[2]), units.size(found[3]), units.seconds(found[4]))
+        for (kind, axes, phase), found in sorted(sums.items(), key=lambda item: (-item[1][4], item[0]))
     ]
     return Table(
-        ("collective", "axes", "phase", "count", "bytes", "received", "seconds"),
+        ("collective", "axes", "phase", "calls", "values", "bytes", "received", "seconds"),
         tuple(rows),
-        frozenset({"count", "bytes", "received", "seconds"}),
+        frozenset({"calls", "values", "bytes", "received", "seconds"}),
     )
 
 

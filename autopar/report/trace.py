@@ -1,32 +1,30 @@
-"""The simulated timeline as a chrome trace (chrome://tracing, Perfetto)."""
+"""The simulated step as a chrome trace (chrome://tracing, Perfetto): one thread a stream."""
 
 from __future__ import annotations
 
 import json
 
 from autopar.plan import Plan
-from autopar.timeline import plan_tasks, simulate
-
-_THREADS = {"compute": 1, "communication": 2}
+from autopar.report.timeline import bars, streams
 
 
-def trace(plan: Plan) -> str:
-    """JSON with one complete event for each operator and collective; a microsecond of the trace is one of the prediction."""
+def chrome_trace(plan: Plan) -> str:
+    """JSON with one complete event for each operator, collective and stall; a microsecond of the trace is one of the prediction."""
+    found = bars(plan)
+    threads = {stream: number for number, stream in enumerate(streams(found), 1)}
     events: list[dict[str, object]] = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": stream}} for stream, number in _THREADS.items()
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": stream}} for stream, number in threads.items()
     ]
-    for slot in simulate(plan_tasks(plan)):
-        if slot.end > slot.begin:
-            for stream in _THREADS if slot.task.stream == "both" else (slot.task.stream,):
-                events.append(
-                    {
-                        "name": slot.task.name,
-                        "cat": slot.task.phase,
-                        "ph": "X",
-                        "pid": 0,
-                        "tid": _THREADS[stream],
-                        "ts": slot.begin * 1e6,
-                        "dur": (slot.end - slot.begin) * 1e6,
-                    }
-                )
+    events += [
+        {
+            "name": bar.name,
+            "cat": bar.kind,
+            "ph": "X",
+            "pid": 0,
+            "tid": threads[bar.stream],
+            "ts": bar.begin * 1e6,
+            "dur": (bar.end - bar.begin) * 1e6,
+        }
+        for bar in found
+    ]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})

@@ -90,7 +90,8 @@ def _same_order(schedule: Schedule) -> Violations:
             place = (item.stage, item.microbatch)
             first = seen.setdefault((schedule.collectives[item.of].axes, item.microbatch), place)
             if first[0] != place[0]:
-                yield item.id, f"starts {item.of} in stage {item.stage}, its group has begun in stage {first[0]}: ranks would differ in order"
+                stages = f"in stage {item.stage}, its group has begun in stage {first[0]}"
+                yield item.id, f"starts {item.of} {stages}: ranks would differ in order"
 
 
 def _phases_in_order(schedule: Schedule) -> Violations:
@@ -127,8 +128,8 @@ def _within_limits(schedule: Schedule) -> Violations:
                 if len(flying[side]) > _chain(schedule, flying[side]) and total > schedule.limits.ahead_bytes:
                     yield item.id, f"starts {item.of}: {total} bytes are in flight {side}, the limit is {schedule.limits.ahead_bytes}"
         elif item.kind == "wait":
-            for side in flying.values():
-                side.pop(item.of, None)
+            for calls in flying.values():
+                calls.pop(item.of, None)
 
 
 def _chain(schedule: Schedule, flying: dict[str, int]) -> int:

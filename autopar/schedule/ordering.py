@@ -96,33 +96,42 @@ class _Writer:
             return
         if layout.source in self.layouts:
             self._make(self.layouts[layout.source])
-        tensor = self.graph.tensors[layout.tensor]
-        itemsize, spec = DTYPE_BYTES[tensor.dtype], self.values[layout.source].spec
+        spec = self.values[layout.source].spec
         assert spec is not None
-        reshard = find_reshard(tensor.shape, itemsize, spec, layout.spec, self.machine)
-        assert reshard is not None, f"no reshard of {layout.tensor} from {spec} to {layout.spec}"
-        if not reshard.steps:
+        steps = steps_of(layout, spec, self.graph, self.machine)
+        if not steps:
             self.cuts[layout.value] = Cut(layout, None)
             self._add("slice", layout.phase, reads=(layout.source,), writes=(layout.value,), of=layout.value)
-        shape, source = spec.local_shape(tensor.shape, self.machine.mesh.sizes), layout.source
-        for number, step in enumerate(reshard.steps):
-            last = number == len(reshard.steps) - 1
-            target = layout.value if last else f"{layout.value}#{number + 1}"
-            after = shape_after(shape, step)
-            part = Part(layout, number, step, source, target, shape, after, itemsize, tensor.dtype, spec)
-            self.values[target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
-            if step.is_collective:
+        for part in steps:
+            last = part.target == layout.value
+            self.values[part.target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
+            if part.step.is_collective:
                 self._call(part)
             else:
-                self.cuts[target] = Cut(layout, step)
-                self._add("slice", layout.phase, reads=(source,), writes=(target,), bytes=part.target_bytes, of=layout.value)
-            shape, source = after, target
-        self.values[layout.value] = Value(layout.tensor, layout.spec, pricing.local_bytes(tensor, layout.spec, self.machine))
+                self.cuts[part.target] = Cut(layout, part.step)
+                self._add("slice", layout.phase, reads=(part.source,), writes=(part.target,), bytes=part.target_bytes, of=layout.value)
+        local = pricing.local_bytes(self.graph.tensors[layout.tensor], layout.spec, self.machine)
+        self.values[layout.value] = Value(layout.tensor, layout.spec, local)
 
     def _call(self, part: Part) -> None:
         call = Collective(part.target, (part,))
         self.collectives[call.id] = call
         self.instructions += start_and_wait(call, self.machine, self.number)
+
+
+def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine) -> tuple[Part, ...]:
+    """The steps that make ``layout`` of its source in ``spec``, local ones too; step n makes ``VALUE#n``, the last one ``VALUE``."""
+    tensor = graph.tensors[layout.tensor]
+    itemsize = DTYPE_BYTES[tensor.dtype]
+    reshard = find_reshard(tensor.shape, itemsize, spec, layout.spec, machine)
+    assert reshard is not None, f"no reshard of {layout.tensor} from {spec} to {layout.spec}"
+    found, shape, source = [], spec.local_shape(tensor.shape, machine.mesh.sizes), layout.source
+    for number, step in enumerate(reshard.steps):
+        target = layout.value if number == len(reshard.steps) - 1 else f"{layout.value}#{number + 1}"
+        after = shape_after(shape, step)
+        found.append(Part(layout, number, step, source, target, shape, after, itemsize, tensor.dtype, spec))
+        shape, source = after, target
+    return tuple(found)
 
 
 def start_and_wait(call: Collective, machine: Machine, number: Iterator[int]) -> tuple[Instruction, Instruction]:

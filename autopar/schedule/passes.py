@@ -41,7 +41,9 @@ def run_passes(schedule: Schedule, *, checked: bool = False) -> Schedule:
     Raises:
         ScheduleError: a pass that made something illegal, by its name.
     """
-    for name, run in (("order", lambda same: same), *PASSES):
+    if checked:
+        check_legal(schedule, "order")
+    for name, run in PASSES:
         schedule = run(schedule)
         if checked:
             check_legal(schedule, name)

@@ -1,0 +1,58 @@
+"""How long the schedule takes, by what every instruction has to wait for.
+
+For each instruction the earlier ones are looked up that hold it back: the last operator or wait, the last holder of each of its links, the
+calls that bring what it reads. It begins when the last of these has ended. Operators beside busy links are slower: the time that an
+operator shares with any call is counted at the reduced speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.plan import InstructionPlan
+
+COMPUTE = "compute"
+
+
+def makespan(rows: Sequence[InstructionPlan], slowdown: float) -> float:
+    """Seconds from the first instruction to the end of the last."""
+    ends: dict[int, float] = {}
+    busy: list[tuple[float, float]] = []
+    gate = -1
+    holder: dict[str, int] = {}
+    bringer: dict[str, int] = {}
+    started: dict[str, int] = {}
+    for place, row in enumerate(rows):
+        if row.kind not in ("run", "start", "wait"):
+            continue
+        links = [name for name in row.stream.split("+") if name and name != COMPUTE]
+        before = [gate, *(holder.get(link, -1) for link in links)]
+        if row.kind == "start":
+            before += [bringer.get(value, -1) for value in row.reads]
+        elif row.kind == "wait":
+            before.append(started[row.of])
+        begin = max(ends.get(other, 0.0) for other in before)
+        alone = row.kind == "run" and not links
+        ends[place] = _slowed(begin, row.seconds, busy, slowdown) if alone else begin + (0.0 if row.kind == "wait" else row.seconds)
+        if row.kind == "start":
+            started[row.of] = place
+            bringer.update(dict.fromkeys(row.writes, place))
+        else:
+            gate = place
+        if row.kind == "start" or links:
+            holder.update(dict.fromkeys(links, place))
+            busy = [span for span in busy if span[1] > ends.get(gate, 0.0)] + [(begin, ends[place])] * bool(links)
+    return max(ends.values(), default=0.0)
+
+
+def _slowed(begin: float, seconds: float, busy: list[tuple[float, float]], slowdown: float) -> float:
+    """When work that begins at ``begin`` ends: within the spans in which a link is busy it goes on at ``1 - slowdown``."""
+    edges = sorted({begin, *(edge for span in busy for edge in span if edge > begin)})
+    left = seconds
+    for at, until in zip(edges, [*edges[1:], float("inf")], strict=True):
+        beside = any(first <= at < last for first, last in busy)
+        rate = 1.0 - slowdown if beside else 1.0
+        if left <= rate * (until - at):
+            return at + left / rate
+        left -= rate * (until - at)
+    raise AssertionError("after the last edge nothing is busy")

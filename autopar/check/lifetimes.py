@@ -1,0 +1,105 @@
+"""How much memory a rank holds, from the span of the list in which each storage lives.
+
+A storage begins where its first value comes to be and ends at the free of its last one; views share it, and so do the values that a call
+leaves in its buffer. What came in or leaves has no end. Buffers of a call that are not its targets' live from its start to its wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autopar.check.order import Order
+from autopar.rules import is_alias
+
+
+@dataclass
+class Lifetimes:
+    """Storages with their spans.
+
+    Args:
+        owner: the storage of each value.
+        size: its bytes.
+        spans: the first and last place at which it lives.
+        taken: at each place, the bytes that the instruction takes; of a free, gives back.
+    """
+
+    order: Order
+    owner: dict[str, str] = field(default_factory=dict)
+    size: dict[str, int] = field(default_factory=dict)
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    staged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._own()
+        order, end = self.order, len(self.order.rows)
+        values: dict[str, list[str]] = {}
+        for value, storage in self.owner.items():
+            values.setdefault(storage, []).append(value)
+        for storage, members in values.items():
+            begin = min(order.coming[value] if value in order.coming and self._buffered(value) else order.there[value] for value in members)
+            last = max(order.going.get(value, end) for value in members)
+            self.spans[storage] = max(begin, 0), last
+            if last < end:
+                self.taken[last] = self.taken.get(last, 0) + self.size[storage]
+        for name, call in order.calls.items():
+            self.staged[name] = order.starts[name], order.waits[name]
+            self.taken[order.starts[name]] = call.buffers + (0 if call.copies_out else call.taken)
+            self.taken[order.waits[name]] = call.taken if call.copies_out else 0
+
+    def peak(self) -> Mapping[str, int]:
+        """Bytes at the peak by what they are, without the optimizer's states. At equal peaks the first counts."""
+        plan, order = self.order.walk.plan, self.order
+        resting = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
+        gradients = {self.owner[row.value or row.tensor] for kind, _, row in plan.leaving if kind == "gradient"} - resting
+        end = len(order.rows)
+        changes = [[0, 0, 0] for _ in range(end + 2)]
+        for storage, (begin, last) in self.spans.items():
+            if storage not in resting:
+                kind = 1 if storage in gradients else 0
+                changes[begin][kind] += self.size[storage]
+                changes[last + 1][kind] -= self.size[storage]
+        for name, (begin, last) in self.staged.items():
+            changes[begin][2] += order.calls[name].buffers
+            changes[last + 1][2] -= order.calls[name].buffers
+        held, best = [0, 0, 0], [-1, 0, 0]
+        for place in range(end + 1):
+            held = [now + change for now, change in zip(held, changes[place], strict=True)]
+            if sum(held) > sum(best):
+                best = held
+        return {
+            "parameters": sum(self.size[storage] for storage in resting), "gradients": best[1], "activations": best[0],
+            "temporaries": best[2],
+        }  # fmt: skip
+
+    def _buffered(self, value: str) -> bool:
+        """Whether a call's target lies in the call's own buffer, from its start on."""
+        return self.owner[value].startswith("call ")
+
+    def _own(self) -> None:
+        """Whose memory each value lies in, down the list."""
+        walk, order = self.order.walk, self.order
+        for _, _, spec in walk.plan.entering:
+            self.owner[spec.tensor] = spec.tensor
+            self.size[spec.tensor] = walk.local_bytes(spec.tensor)
+        ops = {op.name: op for op in walk.ops}
+        cuts = {leg.target: leg for made in walk.legs.values() for leg in made if not leg.is_collective}
+        for place, row in enumerate(order.rows):
+            if row.kind == "run":
+                view = is_alias(ops[row.of]) and bool(row.reads)
+                for value in row.writes:
+                    self._add(value, self.owner[row.reads[0]] if view else value, walk.local_bytes(value))
+                self.taken[place] = 0 if view else sum(map(walk.local_bytes, row.writes))
+            elif row.kind == "slice":
+                leg = cuts[row.writes[0]]
+                self._add(leg.target, self.owner[leg.source] if leg.step is None else leg.target, leg.taken)
+                self.taken[place] = 0 if leg.step is None else leg.taken
+            elif row.kind == "start":
+                call = order.calls[row.of]
+                for leg in call.legs:
+                    self._add(leg.target, leg.target if call.copies_out else f"call {row.of}", leg.taken if call.copies_out else call.taken)
+
+    def _add(self, value: str, storage: str, size: int) -> None:
+        self.owner[value] = storage
+        self.size.setdefault(storage, size)

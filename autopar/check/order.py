@@ -1,0 +1,263 @@
+"""Whether the schedule can be run: every instruction does what its operator, call or reshard says, and finds what it reads.
+
+Not by running down the list with a set of what is there: for each value the places in the list where it comes to be and where it goes
+are looked up first, and every read is then held against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autopar.check.differences import Difference
+from autopar.check.legs import Call, Leg
+from autopar.check.walk import Walk
+from autopar.plan import InstructionPlan
+
+
+@dataclass
+class Order:
+    """The schedule of a plan with the places of everything in it.
+
+    Args:
+        rows: the instructions.
+        runs, starts, waits: the place of each operator's run, and of each call's start and wait.
+        there: where each value is there from; -1 for what comes in.
+        going: where each value is freed.
+    """
+
+    walk: Walk
+    calls: Mapping[str, Call]
+    runs: dict[str, int] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, int] = field(default_factory=dict)
+    there: dict[str, int] = field(default_factory=dict)
+    coming: dict[str, int] = field(default_factory=dict)
+    going: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[InstructionPlan, ...]:
+        return self.walk.plan.schedule
+
+    def run(self) -> Iterator[Difference]:
+        yield from self._names()
+        yield from self._places()
+        yield from self._everything()
+        for place, row in enumerate(self.rows):
+            for value in row.reads:
+                yield from self._read(place, row, value)
+            if row.kind == "free":
+                yield from self._free(place, row)
+        yield from self._phases()
+        yield from self._stages()
+        yield from self._in_flight()
+
+    @cached_property
+    def kept(self) -> set[str]:
+        """What came in or leaves."""
+        plan = self.walk.plan
+        return {spec.tensor for _, _, spec in plan.entering} | {row.value or row.tensor for _, _, row in plan.leaving}
+
+    def _say(self, place: int, what: str, runs: bool = False) -> Difference:
+        row = self.rows[place]
+        return Difference(f"schedule[{place}]", f"instruction {row.id}, {row.kind} of {row.of or ', '.join(row.reads)}: {what}", runs)
+
+    def _names(self) -> Iterator[Difference]:
+        seen: dict[int, int] = {}
+        for place, row in enumerate(self.rows):
+            if row.id in seen:
+                yield self._say(place, f"schedule[{seen[row.id]}] has this id too")
+            elif row.id != place:
+                yield self._say(place, f"its id is not its place, {place}", runs=True)
+            seen[row.id] = place
+
+    def _places(self) -> Iterator[Difference]:
+        """Takes in where what happens, and says what is not as the operators, calls and reshards have it."""
+        cuts = {(leg.row.value, leg.target): leg for made in self.walk.legs.values() for leg in made if not leg.is_collective}
+        ops = {row.name: row for row in self.walk.plan.ops}
+        self.there.update({spec.tensor: -1 for _, _, spec in self.walk.plan.entering})
+        for place, row in enumerate(self.rows):
+            if row.kind == "free":
+                for value in row.reads:
+                    if value in self.going:
+                        yield self._say(place, f"frees {value} a second time, after instruction {self.rows[self.going[value]].id}")
+                    self.going.setdefault(value, place)
+                yield from self._is(place, row, None, (), row.phase, "")
+                continue
+            if row.kind == "run":
+                op = ops.get(row.of)
+                if op is None:
+                    yield self._say(place, "the plan has no such operator")
+                    continue
+                yield from self._once(place, self.runs)
+                reads = tuple(entry.value or entry.tensor for entry in op.inputs)
+                yield from self._is(place, row, reads, tuple(entry.tensor for entry in op.outputs), op.phase, "operator")
+            elif row.kind == "slice":
+                leg = cuts.pop((row.of, row.writes[0] if row.writes else ""), None)
+                if leg is None:
+                    yield self._say(place, "the reshard has no such local step, or it was made before")
+                    continue
+                yield from self._is(place, row, (leg.source,), (leg.target,), leg.row.phase, "reshard")
+            else:
+                call = self.calls.get(row.of)
+                if call is None:
+                    yield self._say(place, "the plan has no such collective")
+                    continue
+                yield from self._once(place, self.starts if row.kind == "start" else self.waits)
+                sources = tuple(leg.source for leg in call.legs) if row.kind == "start" else ()
+                yield from self._is(place, row, sources, tuple(leg.target for leg in call.legs), call.row.phase, "collective")
+            arrivals = self.coming if row.kind == "start" else self.there
+            for value in row.writes:
+                arrivals.setdefault(value, place)
+        for leg in cuts.values():
+            yield Difference("schedule", f"no instruction makes {leg.target}, a local step of the reshard {leg.row.value}")
+
+    def _once(self, place: int, places: dict[str, int]) -> Iterator[Difference]:
+        row = self.rows[place]
+        if row.of in places:
+            yield self._say(place, f"instruction {self.rows[places[row.of]].id} is the same")
+        places.setdefault(row.of, place)
+
+    def _is(
+        self, place: int, row: InstructionPlan, reads: tuple[str, ...] | None, writes: tuple[str, ...], phase: str, what: str
+    ) -> Iterator[Difference]:  # fmt: skip
+        if reads is not None and row.reads != reads:
+            yield self._say(place, f"reads {_list(row.reads)}, its {what} reads {_list(reads)}")
+        if row.writes != writes:
+            yield self._say(place, f"writes {_list(row.writes)}, its {what or 'kind'} writes {_list(writes)}")
+        if row.phase != phase:
+            yield self._say(place, f"is of the {row.phase} phase, its {what} of the {phase} phase")
+
+    def _everything(self) -> Iterator[Difference]:
+        for op in self.walk.ops:
+            if op.name not in self.runs:
+                yield Difference("schedule", f"no instruction runs the operator {op.name}")
+        for name in self.calls:
+            if name not in self.starts:
+                yield Difference("schedule", f"no instruction starts the collective {name}")
+            elif name not in self.waits:
+                yield self._say(self.starts[name], "nobody waits for it")
+            elif self.waits[name] < self.starts[name]:
+                yield self._say(self.waits[name], f"waits for what instruction {self.rows[self.starts[name]].id} starts later")
+        for kind, name, row in self.walk.plan.leaving:
+            value = row.value or row.tensor
+            if value not in self.there:
+                yield Difference("schedule", f"nothing makes {value}, which leaves as {kind} {name}")
+
+    def _read(self, place: int, row: InstructionPlan, value: str) -> Iterator[Difference]:
+        made, started, gone = (table.get(value) for table in (self.there, self.coming, self.going))
+        flying = started is not None and started < place
+        if made is None and not flying:
+            yield self._say(place, f"reads {value}, which nothing makes")
+        elif (made is None or made >= place) and not (row.kind == "start" and flying):
+            later = "is in flight and is not waited for" if flying else "is not there yet"
+            yield self._say(place, f"reads {value}, which {later}")
+        if gone is not None and gone < place and row.kind != "free":
+            yield self._say(place, f"reads {value}, which instruction {self.rows[gone].id} has freed")
+
+    def _free(self, place: int, row: InstructionPlan) -> Iterator[Difference]:
+        for value in row.reads:
+            if value in self.kept:
+                yield self._say(place, f"frees {value}, which came in or leaves")
+            for name in self._readers.get(value, ()):
+                begun, ended = self.starts.get(name), self.waits.get(name)
+                if begun is not None and ended is not None and begun < place < ended:
+                    yield self._say(place, f"frees {value}, which {name} still reads")
+
+    @cached_property
+    def _readers(self) -> Mapping[str, list[str]]:
+        """The calls that read each value where it lies, and not a copy."""
+        found: dict[str, list[str]] = {}
+        for name, call in self.calls.items():
+            for leg in () if call.copies_in else call.legs:
+                found.setdefault(leg.source, []).append(name)
+        return found
+
+    def _phases(self) -> Iterator[Difference]:
+        first = next((place for place, row in enumerate(self.rows) if row.phase != "forward"), len(self.rows))
+        for place, row in enumerate(self.rows):
+            if place > first and row.phase == "forward":
+                yield self._say(place, f"is of the forward phase, after instruction {self.rows[first].id} of another")
+
+    def _stages(self) -> Iterator[Difference]:
+        plan = self.walk.plan
+        stages: dict[tuple[str, str], int] = {("run", row.name): row.stage for row in plan.ops}
+        stages |= {(kind, row.id): row.stage for row in plan.collectives if row.id for kind in ("start", "wait")}
+        for place, row in enumerate(self.rows):
+            if row.microbatch >= plan.microbatches:
+                yield self._say(place, f"is of microbatch {row.microbatch}, the plan has {plan.microbatches}")
+            if row.stage != stages.get((row.kind, row.of), 0):
+                yield self._say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
+
+    def _in_flight(self) -> Iterator[Difference]:
+        """Bytes of calls in flight ahead of their readers, and behind what they are made from, where nobody in the phase reads them."""
+        limit = self.walk.plan.limits.ahead_bytes
+        sides: dict[str, list[str]] = {"ahead": [], "behind": []}
+        needed = self._reach()
+        for name in sorted(self.calls, key=lambda name: self.starts.get(name, 0)):
+            if name in self.starts and name in self.waits:
+                fed, read = needed[name]
+                if not fed:
+                    sides["ahead"].append(name)
+                elif not read:
+                    sides["behind"].append(name)
+        for side, names in sides.items():
+            flying: list[str] = []
+            for name in names:
+                flying = [other for other in flying if self.waits[other] > self.starts[name]] + [name]
+                held = sum(self.calls[other].in_flight for other in flying)
+                if held > limit and len(flying) > self._chain(flying):
+                    yield self._say(self.starts[name], f"{held} bytes are in flight {side}, over limits.ahead_bytes, {limit}")
+
+    def _chain(self, names: list[str]) -> int:
+        """How many of the calls are steps of one reshard, which follow one another: so many may pass the limit."""
+        of_value: dict[str, int] = {}
+        for name in names:
+            for value in {leg.row.value for leg in self.calls[name].legs}:
+                of_value[value] = of_value.get(value, 0) + 1
+        return max(of_value.values(), default=1)
+
+    def _reach(self) -> Mapping[str, tuple[bool, bool]]:
+        """For each call: whether an operator of its phase feeds it, and whether one needs it, through other moves of the phase or not."""
+        made_by: dict[str, tuple[str, str]] = {}
+        readers: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
+        moves: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+            name: (call.row.phase, tuple(leg.source for leg in call.legs), tuple(leg.target for leg in call.legs))
+            for name, call in self.calls.items()
+        }
+        cuts: list[Leg] = [leg for made in self.walk.legs.values() for leg in made if not leg.is_collective]
+        moves |= {f"{leg.target} of {leg.row.value}": (leg.row.phase, (leg.source,), (leg.target,)) for leg in cuts}
+        for name, (phase, sources, targets) in moves.items():
+            made_by.update((value, (phase, name)) for value in targets)
+            for value in sources:
+                readers.setdefault((phase, value), []).append((name, targets))
+        operators = {entry.tensor: row.phase for row in self.walk.plan.ops for entry in row.outputs}
+        wanted = {(row.phase, entry.value or entry.tensor) for row in self.walk.plan.ops for entry in row.inputs}
+        fed: dict[str, bool] = {}
+        read: dict[str, bool] = {}
+
+        def is_fed(name: str) -> bool:
+            if name not in fed:
+                fed[name] = False
+                phase, sources, _ = moves[name]
+                makers = [made_by.get(value, ("", "")) for value in sources]
+                fed[name] = any(operators.get(value) == phase for value in sources) or any(
+                    maker_phase == phase and is_fed(maker) for maker_phase, maker in makers
+                )
+            return fed[name]
+
+        def is_read(name: str) -> bool:
+            if name not in read:
+                read[name] = False
+                phase, _, targets = moves[name]
+                read[name] = any((phase, value) in wanted for value in targets) or any(
+                    is_read(other) for value in targets for other, _ in readers.get((phase, value), ())
+                )
+            return read[name]
+
+        return {name: (is_fed(name), is_read(name)) for name in self.calls}
+
+
+def _list(values: tuple[str, ...]) -> str:
+    return ", ".join(values) or "nothing"

@@ -1,0 +1,284 @@
+"""What a search found -> Plan. Everything a plan lists is read off the Schedule that the runtime executes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from autopar import __version__
+from autopar.plan import (
+    BaselinePlan,
+    CollectivePlan,
+    CreatedBy,
+    EnteringSpec,
+    InstructionPlan,
+    LeavingSpec,
+    LimitsPlan,
+    MemoryParts,
+    Model,
+    Objective,
+    OpPlan,
+    OutputSpec,
+    ParameterSpec,
+    PartPlan,
+    Plan,
+    Predicted,
+    ReadSpec,
+    ReshardPlan,
+    TensorSpec,
+)
+from autopar.pricing import whole_axes
+from autopar.recording.replaying import attributes, plain, split
+from autopar.schedule import Collective, Layout, Memory, Schedule, step_seconds
+from autopar.schedule.instructions import Operation, Part
+
+if TYPE_CHECKING:
+    from autopar.search import Found
+
+PROOF = 1e-6
+"""A plan is called optimal only when its gap is at most this."""
+
+
+def record(found: Found, *, target: str, memory_bytes: int, pins: Mapping[str, str] | None = None) -> Plan:
+    """The plan of what a search found.
+
+    Args:
+        target: what was planned, as the user named it.
+        memory_bytes: the limit per rank that the search respected.
+        pins: the constraints as the user wrote them.
+    """
+    baselines = {
+        name: BaselinePlan(
+            objective_seconds=baseline.seconds,
+            step_seconds=step_seconds(baseline.schedule, found.optimizer),
+            peak_memory_bytes_per_rank=baseline.memory.peak,
+            feasible=baseline.feasible,
+        )
+        for name, baseline in found.baselines.items()
+    }
+    baselines |= {name: BaselinePlan(feasible=False, reason=reason) for name, reason in found.contradicted.items()}
+    cost_model = found.schedule.machine.cost_model
+    return write(
+        found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_bytes=memory_bytes, pins=pins or {},
+        bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, baselines=dict(sorted(baselines.items())),
+        created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model),
+    )  # fmt: skip
+
+
+def write(
+    schedule: Schedule,
+    memory: Memory,
+    *,
+    target: str,
+    optimizer: str,
+    memory_bytes: int,
+    pins: Mapping[str, str],
+    bound_seconds: float,
+    solve_seconds: float,
+    baselines: dict[str, BaselinePlan],
+    created_by: CreatedBy,
+) -> Plan:
+    """The plan of a schedule: its rows, and the figures that follow from it."""
+    graph, machine = schedule.graph, schedule.machine
+    collectives = tuple(_collectives(schedule))
+    compute, communication = schedule.compute_seconds(), schedule.communication_seconds()
+    of_optimizer, step = schedule.optimizer_seconds(optimizer), step_seconds(schedule, optimizer)
+    seconds = communication if machine.cost_model == "communication" else step
+    bound = min(max(bound_seconds, 0.0), seconds)
+    gap = (seconds - bound) / seconds if seconds > 0 else 0.0
+    return Plan(
+        created_by=created_by,
+        model=Model(target=target, mode=graph.mode, optimizer=optimizer, graph_sha256=graph.sha256, arguments=plain(graph.arguments)),
+        hardware=plain(machine.hardware.to_dict()),
+        mesh=dict(machine.mesh.axes),
+        memory_limit_bytes_per_rank=memory_bytes,
+        pins=dict(pins),
+        objective=Objective(
+            seconds=seconds,
+            bound_seconds=bound,
+            gap=gap,
+            status="optimal" if gap <= PROOF else "feasible",
+            solve_seconds=solve_seconds,
+        ),
+        predicted=Predicted(
+            compute_seconds=compute,
+            communication_seconds=communication,
+            optimizer_seconds=of_optimizer,
+            step_seconds=step,
+            sequential_seconds=compute + communication + of_optimizer,
+            received_bytes_per_rank=sum(row.received_bytes_per_rank for row in collectives),
+            peak_memory_bytes_per_rank=memory.peak,
+            memory=_memory(memory),
+        ),
+        baselines=baselines,
+        inputs=dict(_entering(schedule, "input")),
+        outputs=dict(_outputs(schedule)),
+        parameters=dict(_parameters(schedule)),
+        buffers=dict(_entering(schedule, "buffer")),
+        constants=dict(_entering(schedule, "constant")),
+        tangents=dict(_entering(schedule, "tangent")),
+        gradients=tuple(_leaving(schedule, "gradient")),
+        buffer_updates=tuple(_leaving(schedule, "buffer")),
+        ops=tuple(_ops(schedule)),
+        reshards=tuple(_reshards(schedule)),
+        collectives=collectives,
+        limits=LimitsPlan(**vars(schedule.limits)),
+        schedule=tuple(InstructionPlan(**vars(item)) for item in schedule.instructions),
+    )
+
+
+def torch_version() -> str:
+    """The installed torch's version without its build (``2.13.0`` for ``2.13.0+cpu``): a plan made on a CPU runs on GPUs."""
+    return metadata.version("torch").partition("+")[0]
+
+
+def _memory(memory: Memory) -> MemoryParts:
+    return MemoryParts(
+        parameters=memory.parameters,
+        gradients=memory.gradients,
+        optimizer=memory.optimizer,
+        activations=memory.activations,
+        temporaries=memory.temporaries,
+    )
+
+
+def _tensor(schedule: Schedule, name: str, value: str | None = None) -> dict[str, Any]:
+    tensor = schedule.graph.tensors[name]
+    return {"tensor": name, "shape": tensor.shape, "dtype": tensor.dtype, "spec": str(schedule.specs[value or name])}
+
+
+def _entering(schedule: Schedule, kind: str) -> Iterator[tuple[str, EnteringSpec]]:
+    for index, item in enumerate(schedule.graph.inputs):
+        if item.kind == kind:
+            yield item.name, EnteringSpec(**_tensor(schedule, item.tensor), index=index)
+
+
+def _parameters(schedule: Schedule) -> Iterator[tuple[str, ParameterSpec]]:
+    for index, item in enumerate(schedule.graph.inputs):
+        if item.kind == "parameter":
+            yield (
+                item.name,
+                ParameterSpec(**_tensor(schedule, item.tensor), index=index, trained=item.trained or None, aliases=item.aliases or None),
+            )
+
+
+def _outputs(schedule: Schedule) -> Iterator[tuple[str, OutputSpec]]:
+    for index, (output, value) in enumerate(schedule.outputs):
+        if output.kind == "output":
+            yield output.name, OutputSpec(**_tensor(schedule, output.tensor, value), value=_other(value, output.tensor), index=index)
+
+
+def _leaving(schedule: Schedule, kind: str) -> Iterator[LeavingSpec]:
+    for index, (output, value) in enumerate(schedule.outputs):
+        if output.kind == kind:
+            yield LeavingSpec(**_tensor(schedule, output.tensor, value), value=_other(value, output.tensor), index=index, name=output.name)
+
+
+def _other(value: str, tensor: str) -> str | None:
+    return None if value == tensor else value
+
+
+def _ops(schedule: Schedule) -> Iterator[OpPlan]:
+    runs = {item.of: item for item in schedule.instructions if item.kind == "run"}
+    axes = schedule.machine.mesh.names
+    for op in schedule.graph.ops:
+        run, strategy = runs[op.name], schedule.operations[op.name].strategy
+        factors = {name: tuple(axes[axis] for axis in chosen) for name, chosen in split(strategy).items()}
+        yield OpPlan(
+            name=op.name,
+            op=op.target,
+            module=op.module,
+            location=op.location or None,
+            phase=op.phase,
+            attributes=plain(attributes(op)),
+            factors=factors or None,
+            inputs=tuple(
+                ReadSpec(**_tensor(schedule, name, value), value=_other(value, name))
+                for name, value in zip(op.inputs, run.reads, strict=True)
+            ),
+            outputs=tuple(TensorSpec(**_tensor(schedule, name)) for name in op.outputs),
+            seconds=schedule.operator_seconds(op.name),
+        )
+
+
+def _reshards(schedule: Schedule) -> Iterator[ReshardPlan]:
+    """In the order in which they begin."""
+    begun: dict[str, Layout] = {}
+    for item in schedule.instructions:
+        if item.kind == "slice":
+            begun.setdefault(item.of, schedule.layouts[item.of])
+        elif item.kind == "start":
+            begun.update((part.layout.value, part.layout) for part in schedule.collectives[item.of].parts)
+    for layout in begun.values():
+        yield ReshardPlan(
+            value=layout.value,
+            tensor=layout.tensor,
+            source=layout.source,
+            from_spec=str(schedule.specs[layout.source]),
+            to_spec=str(layout.spec),
+            phase=layout.phase,
+            before=layout.before,
+        )
+
+
+def _collectives(schedule: Schedule) -> Iterator[CollectivePlan]:
+    """One row a call, in execution order, those inside operators in their place."""
+    seconds = {item.of: item.seconds for item in schedule.instructions if item.kind == "start"}
+    for item in schedule.instructions:
+        if item.kind == "start":
+            yield _call(schedule, schedule.collectives[item.of], seconds[item.of])
+        elif item.kind == "run":
+            yield from _inside(schedule, schedule.operations[item.of])
+
+
+def _call(schedule: Schedule, call: Collective, seconds: float) -> CollectivePlan:
+    own = _part(call.parts[0]) if len(call.parts) == 1 else None
+    return CollectivePlan(
+        id=call.id,
+        kind=call.kind,  # type: ignore[arg-type]
+        axes=tuple(map(schedule.machine.mesh.sub_axis_name, call.axes)),
+        phase=call.phase,
+        tensor=own.tensor if own else None,
+        value=own.value if own else None,
+        step=own.step or None if own else None,
+        from_spec=own.from_spec if own else None,
+        to_spec=own.to_spec if own else None,
+        before=own.before if own else None,
+        parts=None if own else tuple(map(_part, call.parts)),
+        bytes=call.full_bytes,
+        received_bytes_per_rank=call.received_bytes,
+        seconds=seconds,
+    )
+
+
+def _part(part: Part) -> PartPlan:
+    layout = part.layout
+    return PartPlan(
+        tensor=layout.tensor,
+        value=layout.value,
+        step=part.number,
+        from_spec=str(part.from_spec),
+        to_spec=str(layout.spec),
+        before=layout.before,
+        bytes=round(part.step.full_bytes),
+    )
+
+
+def _inside(schedule: Schedule, operation: Operation) -> Iterator[CollectivePlan]:
+    """The collectives inside an operator."""
+    op, strategy, machine = operation.op, operation.strategy, schedule.machine
+    for inner in strategy.inner:
+        axes = whole_axes(inner.axes, machine)
+        yield CollectivePlan(
+            kind=inner.kind,  # type: ignore[arg-type]
+            axes=tuple(map(machine.mesh.sub_axis_name, axes)),
+            phase=op.phase,
+            tensor=op.inputs[0],
+            from_spec=str(strategy.inputs[0]),
+            to_spec=str(strategy.outputs[0]),
+            before=op.name,
+            bytes=inner.bytes,
+            received_bytes_per_rank=int(machine.received_bytes(inner.kind, inner.bytes, machine.group(axes).size)),
+            seconds=machine.collective_seconds(inner.kind, inner.bytes, axes),
+        )

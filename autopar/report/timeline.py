@@ -1,0 +1,69 @@
+"""The simulated step of a plan: its own schedule, in the order and with the seconds of the file, one row a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.errors import FileError
+from autopar.plan import CollectivePlan, Plan
+from autopar.schedule import Instruction, Slot, simulate
+from autopar.schedule.instructions import COMPUTE
+from cost_models import CostModelError, Hardware
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that holds a stream for a while, in seconds. ``kind`` is the phase of an operator, ``moving`` or ``stalled``."""
+
+    stream: str
+    name: str
+    kind: str
+    begin: float
+    end: float
+
+
+def slots(plan: Plan) -> tuple[Slot, ...]:
+    """When each instruction happens.
+
+    Raises:
+        FileError: a schedule that waits for what was not started.
+    """
+    try:
+        slowdown = Hardware.from_dict(plan.hardware, "the plan's hardware").overlap_slowdown
+    except CostModelError as error:
+        raise FileError(error.message, error.hint) from error
+    try:
+        return simulate((Instruction(**vars(row)) for row in plan.schedule), slowdown)
+    except KeyError as missing:
+        hint = "autopar check lists all that is wrong with the plan; undo the edit, or plan again"
+        raise FileError(f"the plan's schedule waits for {missing}, which it has not started before", hint) from missing
+
+
+def bars(plan: Plan) -> tuple[Bar, ...]:
+    """What holds each stream, in the order of the schedule. Raises FileError."""
+    return tuple(bar for bar in _bars(plan) if bar.end > bar.begin)
+
+
+def streams(found: tuple[Bar, ...]) -> tuple[str, ...]:
+    """The streams in use: the operators', then each link."""
+    links = sorted({bar.stream for bar in found} - {COMPUTE})
+    return (COMPUTE, *links)
+
+
+def call_name(row: CollectivePlan) -> str:
+    """``all_gather of w0``; ``all_gather of 7 values from w0`` for a bucket."""
+    parts = row.members
+    return f"{row.kind} of {row.tensor}" if row.parts is None else f"{row.kind} of {len(parts)} values from {parts[0].tensor}"
+
+
+def _bars(plan: Plan) -> Iterator[Bar]:
+    calls = {row.id: call_name(row) for row in plan.collectives if row.id is not None}
+    for slot in slots(plan):
+        item = slot.instruction
+        if item.kind == "wait":
+            yield Bar(COMPUTE, f"waits for {calls.get(item.of, item.of)}", "stalled", slot.begin, slot.end)
+        for stream in item.streams:
+            moving = item.kind == "start" or stream != COMPUTE
+            name = calls.get(item.of, item.of)
+            yield Bar(stream, name, "moving" if moving else item.phase, slot.begin, slot.end)

@@ -1,0 +1,74 @@
+"""Legal assignments made at random, without a search: what records, checks and runs plans must be right whatever a search decides."""
+
+from __future__ import annotations
+
+import random
+
+from autopar.graph import DTYPE_BYTES, Graph, Phase
+from autopar.reshard import find_reshard
+from autopar.rules import find_rule, strategies
+from autopar.schedule import OUTPUT, Assignment, Layout
+from autopar.sharding import ShardingSpec, Strategy, splits
+from cost_models import Machine
+
+
+def random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
+    """Strategies, inputs and output specs drawn at random; a layout wherever a reader needs another spec.
+
+    A value without a way to the needed spec (replicated to partial) makes the reader choose again.
+    """
+    chance = random.Random(seed)
+    sizes = where.mesh.sizes
+    specs: dict[str, ShardingSpec] = {}
+    inputs: dict[str, ShardingSpec] = {}
+    made: dict[tuple[str, ShardingSpec], Layout] = {}
+    layouts: list[Layout] = []
+    reads: dict[tuple[str, int], str] = {}
+    chosen: dict[str, Strategy] = {}
+
+    def reach(tensor: str, spec: ShardingSpec) -> bool:
+        value = graph.tensors[tensor]
+        return find_reshard(value.shape, DTYPE_BYTES[value.dtype], specs[tensor], spec, where) is not None
+
+    def read(tensor: str, spec: ShardingSpec, reader: str, position: int, phase: Phase) -> None:
+        if specs[tensor] == spec:
+            return
+        known = made.get((tensor, spec))
+        if known is None or chance.random() < 0.2:
+            source = tensor
+            options = [layout for layout in layouts if layout.tensor == tensor]
+            if options and chance.random() < 0.3:
+                other = chance.choice(options)
+                value = graph.tensors[tensor]
+                if find_reshard(value.shape, DTYPE_BYTES[value.dtype], other.spec, spec, where) is not None:
+                    source = other.value
+            known = Layout(f"{tensor}@{len(layouts)}", tensor, source, spec, phase, reader)
+            layouts.append(known)
+            made[tensor, spec] = known
+        reads[reader, position] = known.value
+
+    for item in graph.inputs:
+        options = list(splits(graph.tensors[item.tensor].shape, sizes))
+        inputs[item.tensor] = specs[item.tensor] = chance.choice(options)
+    for op in sorted(graph.ops, key=lambda op: op.phase == "backward"):
+        of_op = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+        options = [
+            option
+            for option in strategies(find_rule(op, graph.tensors), of_op, sizes)
+            if all(reach(tensor, spec) for tensor, spec in zip(op.inputs, option.inputs, strict=True))
+        ]  # fmt: skip
+        strategy = chance.choice(options)
+        chosen[op.name] = strategy
+        for position, (tensor, spec) in enumerate(zip(op.inputs, strategy.inputs, strict=True)):
+            read(tensor, spec, op.name, position, op.phase)
+        specs.update(zip(op.outputs, strategy.outputs, strict=True))
+    by_name = {item.name: item.tensor for item in graph.inputs}
+    producer = graph.producer
+    for index, output in enumerate(graph.outputs):
+        if output.kind == "output":
+            wanted = chance.choice(list(splits(graph.tensors[output.tensor].shape, sizes)))
+        else:
+            wanted = inputs[by_name[output.name]]
+        phase = "forward" if output.kind != "gradient" or output.tensor not in producer else producer[output.tensor].phase
+        read(output.tensor, wanted, f"{OUTPUT}{index}", 0, phase)
+    return Assignment(inputs, chosen, tuple(layouts), reads)
