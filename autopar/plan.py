@@ -263,7 +263,7 @@ class LimitsPlan(_Row):
 
     bucket_bytes: Count
     ahead_bytes: Count
-    fill: bool
+    aside_bytes: Count
 
 
 class InstructionPlan(_Row):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from autopar.runtime.live_memory import LiveMemory
 from torch import Tensor, nn
 
 from autopar.graph import Op, Ref
@@ -17,7 +18,6 @@ from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.execution import bind, simulate
 from autopar.runtime.fusion import Fusion, Instruction, Local, find_fusion
 from autopar.runtime.kernels import bind_kernel, find_product
-from autopar.runtime.live_memory import LiveMemory
 from autopar.runtime.operators import find_operator
 from autopar.sharding import ShardingSpec
 from tests.runtime.plans import machine
