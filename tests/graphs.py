@@ -73,6 +73,6 @@ def plan_of(schedule: Schedule, optimizer: str = "adamw") -> Plan:
     return record(found, target="two_layers", memory_bytes=10**9)
 
 
-def random_plan(mesh: str, seed: int, cost_model: CostModel = "roofline", limits: Limits | None = None) -> Plan:
+def random_plan(mesh: str, seed: int, cost_model: str = "roofline", limits: Limits | None = None) -> Plan:
     """A legal plan for two layers, drawn at random."""
     return plan_of(random_schedule(two_layers(), machine(mesh, cost_model), seed, limits))
