@@ -17,10 +17,12 @@ from autopar.schedule.prefetching import prefetch
 from autopar.schedule.sharing import share
 from cost_models import Machine
 
-PASSES: tuple[tuple[str, Callable[[Schedule], Schedule]], ...] = (
-    ("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("free", free),
-)
-"""What is done to the list after ``share`` and ``order`` have made it, by name."""
+Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
+
+PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch))
+"""What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
+PASSES: Passes = (*PLACING, ("free", free))
+"""All that is done."""
 
 
 def ordered(graph: Graph, assignment: Assignment, machine: Machine) -> Schedule:
@@ -32,10 +34,11 @@ def ordered(graph: Graph, assignment: Assignment, machine: Machine) -> Schedule:
     return order(graph, share(assignment), machine, default_limits(machine))
 
 
-def run_passes(schedule: Schedule, *, checked: bool = False) -> Schedule:
+def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = False) -> Schedule:
     """The passes after ``order``, by the schedule's limits.
 
     Args:
+        passes: those to run.
         checked: after each pass, its legality is checked; a search that tries many leaves it out and checks the one it keeps.
 
     Raises:
@@ -43,7 +46,7 @@ def run_passes(schedule: Schedule, *, checked: bool = False) -> Schedule:
     """
     if checked:
         check_legal(schedule, "order")
-    for name, run in PASSES:
+    for name, run in passes:
         schedule = run(schedule)
         if checked:
             check_legal(schedule, name)
@@ -64,4 +67,4 @@ def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits
 
 def default_limits(machine: Machine) -> Limits:
     """What is kept to when nothing else is said. Under the communication model nothing overlaps and nothing is joined."""
-    return Limits(0, 0) if machine.cost_model == "communication" else Limits()
+    return Limits(0, 0, 0) if machine.cost_model == "communication" else Limits()

@@ -210,7 +210,7 @@ class Cuts:
 
     def first(self) -> Mixture:
         """What is asked first: operators alone, which every plan must run."""
-        found = {}
+        found: dict[Term, float] = {}
         for phase in PHASES:
             terms = [term for term in self.terms if term.phase == phase and term.compute]
             found.update((term, 1 / len(terms)) for term in terms)

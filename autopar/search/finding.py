@@ -47,7 +47,7 @@ EXPOSURES = 6
 BOUNDS = 12
 """Rounds of weights for the bound, at most."""
 IDLE = 2
-"""Rounds without a gain after which prices, or weights, are left alone."""
+"""Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
 """Relative change that counts as a gain."""
 SHARE = 0.3
@@ -184,7 +184,7 @@ class _Search:
             "edge_entries": len(self.problem.edge_costs),
         }  # fmt: skip
         self.large = len(self.problem.edge_costs) > LARGE
-        self.tries = 4 if self.large else 100
+        self.tries, self.idle = (3, 1) if self.large else (100, IDLE)
         self.best: Timed | None = None
         self.bound, self.method, self.seconds = 0.0, "", 0.0
         self.lowered: int | None = None
@@ -237,7 +237,7 @@ class _Search:
             idle = 0 if self.gained else idle + 1
             if found.memory.peak <= self.limit:
                 assert self.start is not None
-                if idle >= IDLE or self._spent() or any(np.array_equal(self.start, other) for other in seen):
+                if idle >= self.idle or self._spent() or any(np.array_equal(self.start, other) for other in seen):
                     break
                 seen.append(self.start)
                 exposure = exposure.learn(found.schedule, found.slots)
@@ -264,7 +264,7 @@ class _Search:
                 center = mixture
             idle = 0 if gained or self.gained else idle + 1
             wanted, most = cuts.best()
-            if idle >= IDLE or most <= self.bound * (1 + GAIN):
+            if self.large or idle >= self.idle or most <= self.bound * (1 + GAIN):
                 return
             mixture = blend(wanted, center, SHARE)
 

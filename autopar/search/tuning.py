@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, makespan, memory, ordered, run_passes, simulate
-from autopar.schedule.passes import default_limits
+from autopar.schedule.freeing import free
+from autopar.schedule.passes import PLACING, default_limits
 from cost_models import Machine
 
 MIB = 2**20
@@ -25,7 +26,10 @@ LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Timed:
-    """The schedule of an assignment with what it costs. ``seconds`` is the objective: the step, or under the communication model the sum of its collectives."""
+    """The schedule of an assignment with what it costs.
+
+    ``seconds`` is the objective: the step, or under the communication model the sum of its collectives.
+    """
 
     assignment: Assignment
     schedule: Schedule
@@ -44,12 +48,29 @@ class Timed:
         return self.seconds < other.seconds if mine else self.memory.peak < other.memory.peak
 
 
-def timed(assignment: Assignment, schedule: Schedule, optimizer: str) -> Timed:
-    """A schedule of an assignment with what it costs."""
-    slots = simulate(schedule.instructions, schedule.machine.hardware.overlap_slowdown)
-    step = makespan(slots) + schedule.optimizer_seconds(optimizer)
-    seconds = schedule.communication_seconds() if schedule.machine.cost_model == "communication" else step
-    return Timed(assignment, schedule, slots, seconds, step, memory(schedule, optimizer))
+class _Trying:
+    """One assignment under one limits after another."""
+
+    def __init__(self, graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int) -> None:
+        self.first = ordered(graph, assignment, machine)
+        self.assignment, self.optimizer, self.limit = assignment, optimizer, limit
+        self.best: Timed | None = None
+        self.looked: set[Limits] = set()
+
+    def look(self, limits: Limits) -> None:
+        """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
+        self.looked.add(limits)
+        placed = run_passes(replace(self.first, limits=limits), PLACING)
+        machine = placed.machine
+        step = makespan(simulate(placed.instructions, machine.hardware.overlap_slowdown)) + placed.optimizer_seconds(self.optimizer)
+        seconds = placed.communication_seconds() if machine.cost_model == "communication" else step
+        if self.best is not None and self.best.memory.peak <= self.limit and seconds >= self.best.seconds:
+            return
+        whole = free(placed)
+        slots = simulate(whole.instructions, machine.hardware.overlap_slowdown)
+        found = Timed(self.assignment, whole, slots, seconds, step, memory(whole, self.optimizer))
+        if found.better(self.best, self.limit):
+            self.best = found
 
 
 def best_schedule(
@@ -61,21 +82,17 @@ def best_schedule(
         start: the limits to begin from.
         tries: how many others are looked at, at most; none under the communication model, where nothing overlaps.
     """
-    first = ordered(graph, assignment, machine)
-    best = timed(assignment, run_passes(replace(first, limits=start or default_limits(machine))), optimizer)
-    if machine.cost_model == "communication":
-        return best
-    looked = {best.schedule.limits}
-    for _ in range(len(LADDERS)):
+    trying = _Trying(graph, assignment, machine, optimizer, limit)
+    trying.look(start or default_limits(machine))
+    best = trying.best
+    assert best is not None
+    for _ in range(len(LADDERS) if machine.cost_model != "communication" else 0):
         before = best
         for name, ladder in LADDERS:
             for limits in _steps(best.schedule.limits, name, ladder):
-                if limits in looked or len(looked) > tries:
-                    continue
-                looked.add(limits)
-                found = timed(assignment, run_passes(replace(first, limits=limits)), optimizer)
-                if found.better(best, limit):
-                    best = found
+                if limits not in trying.looked and len(trying.looked) <= tries:
+                    trying.look(limits)
+                    best = trying.best or best
         if best is before:
             break
     return best
