@@ -103,7 +103,7 @@ def plan(
     meshes = list(_meshes(mesh, devices))
     machine_hardware = resolve_hardware(hardware)
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
-    _one_of("cost model", cost_model, COST_MODELS)
+    _one_of("cost model", cost_model, tuple(COST_MODELS))
     _one_of("optimizer", optimizer, tuple(OPTIMIZERS))
     if not time_limit > 0:
         raise UsageError(f"the time limit is {time_limit} s", "give the solver a positive number of seconds")
@@ -114,7 +114,7 @@ def plan(
 
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     found = _best_of(
-        [Machine(candidate, machine_hardware, _cost_model(cost_model)) for candidate in meshes],
+        [Machine(candidate, machine_hardware, cost_model) for candidate in meshes],
         lambda machine: _find(graph, machine, limit, optimizer, pins, time_limit, seed, progress),
     )
     _warn_unknown(found)
@@ -273,10 +273,6 @@ def _same_parameters(model: nn.Module, plan: Plan) -> None:
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
     if given not in known:
         raise UsageError(f"unknown {what} {given!r}", f"use one of {', '.join(known)}")
-
-
-def _cost_model(name: str) -> Literal["roofline", "communication"]:
-    return "communication" if name == "communication" else "roofline"
 
 
 @contextmanager

@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 
 from cost_models import Hardware, Link
-from cost_models.compute import ARITHMETIC_EFFICIENCY, MEMORY_EFFICIENCY
+from cost_models.efficiency import Efficiency
+
+ARITHMETIC_EFFICIENCY, MEMORY_EFFICIENCY = Efficiency().arithmetic, Efficiency().memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 SMALL_BYTES, LARGE_BYTES = 4096, 2**24
@@ -141,7 +143,7 @@ def _link(ranks: int) -> tuple[Link, str] | None:
 
     None on a machine with some GPUs but fewer than ``ranks``.
     """
-    from autopar.runtime.launch import run_ranks
+    from autopar.verify.launch import run_ranks
 
     found = run_ranks(_gathers, ranks)[0]
     if found is None:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from autopar.errors import FileError, SpecError
 from autopar.sharding import ShardingSpec
+from cost_models import COST_MODELS
 
 SCHEMA = "autopar.plan/2"
 
@@ -37,6 +38,12 @@ def _readable(text: str) -> str:
     return text
 
 
+def _registered(name: str) -> str:
+    if name not in COST_MODELS:
+        raise ValueError(f"unknown cost model {name!r}; known are {', '.join(COST_MODELS)}")
+    return name
+
+
 SpecText = Annotated[str, AfterValidator(_readable)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -54,7 +61,7 @@ class CreatedBy(_Row):
     autopar: str
     torch: str
     solver: str
-    cost_model: Literal["roofline", "communication"]
+    cost_model: Annotated[str, AfterValidator(_registered)]
 
 
 class Model(_Row):
@@ -252,11 +259,13 @@ class CollectivePlan(_Row):
 
 
 class LimitsPlan(_Row):
-    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps."""
+    """What the schedule keeps to: most bytes of a bucket, of collectives in flight ahead of their readers or behind, and of what
+    operators that are set aside to fill gaps keep.
+    """
 
     bucket_bytes: Count
     ahead_bytes: Count
-    fill: bool
+    aside_bytes: Count = 0
 
 
 class InstructionPlan(_Row):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from autopar.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules import flops, is_alias
+from autopar.rules import family, flops, is_alias
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine, SubAxis
+from cost_models import Machine, Operator, SubAxis
 
 
 def local_bytes(tensor: Tensor, spec: ShardingSpec, machine: Machine) -> int:
@@ -23,14 +24,20 @@ def whole_axes(axes: tuple[int, ...], machine: Machine) -> tuple[SubAxis, ...]:
     return tuple(SubAxis(axis, 1, machine.mesh.sizes[axis]) for axis in axes)
 
 
-def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:
-    """Roofline seconds of the local operator; views cost nothing, and so does everything under the communication model."""
-    if is_alias(op):
-        return 0.0
-    moved = sum(local_bytes(tensors[name], spec, machine) for name, spec in zip(op.inputs, strategy.inputs, strict=True))
-    moved += sum(local_bytes(tensors[name], spec, machine) for name, spec in zip(op.outputs, strategy.outputs, strict=True))
+def local_operator(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> Operator:
+    """The operator as one rank runs it, in the words of the cost model."""
+    sizes = machine.mesh.sizes
+    inputs = tuple([spec.local_shape(tensors[name].shape, sizes) for name, spec in zip(op.inputs, strategy.inputs, strict=True)])
+    outputs = tuple([spec.local_shape(tensors[name].shape, sizes) for name, spec in zip(op.outputs, strategy.outputs, strict=True)])
+    moved = sum([math.prod(shape) * DTYPE_BYTES[tensors[name].dtype] for name, shape in zip(op.inputs, inputs, strict=True)])
+    moved += sum([math.prod(shape) * DTYPE_BYTES[tensors[name].dtype] for name, shape in zip(op.outputs, outputs, strict=True)])
     dtype = tensors[(op.inputs or op.outputs)[0]].dtype
-    return machine.compute_seconds(flops(op, tensors) / strategy.parts, moved, dtype)
+    return Operator(op.target, family(op), dtype, inputs, outputs, flops(op, tensors) / strategy.parts, moved)
+
+
+def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:
+    """Seconds of the local operator by the machine's cost model; views cost nothing."""
+    return 0.0 if is_alias(op) else machine.operator_seconds(local_operator(op, tensors, strategy, machine))
 
 
 def inner_seconds(strategy: Strategy, machine: Machine) -> float:

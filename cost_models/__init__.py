@@ -2,16 +2,21 @@
 
 from cost_models.collectives import Group
 from cost_models.errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError
-from cost_models.hardware import Hardware, Link, hardware_names, load_hardware
-from cost_models.machine import COST_MODELS, CostModel, Machine
-from cost_models.memory import OPTIMIZERS, optimizer_bytes, optimizer_seconds
+from cost_models.hardware import Hardware, hardware_names, load_hardware
+from cost_models.links import Figures, Link
+from cost_models.machine import Machine
+from cost_models.memory import OPTIMIZERS, optimizer_bytes
 from cost_models.mesh import Mesh, SubAxis
+from cost_models.model import CostModel
+from cost_models.operator import Operator
+from cost_models.registry import COST_MODELS
 
 __all__ = [
     "COST_MODELS",
     "OPTIMIZERS",
     "CostModel",
     "CostModelError",
+    "Figures",
     "Group",
     "Hardware",
     "HardwareFileError",
@@ -19,10 +24,10 @@ __all__ = [
     "Machine",
     "Mesh",
     "MeshError",
+    "Operator",
     "SubAxis",
     "UnknownHardwareError",
     "hardware_names",
     "load_hardware",
     "optimizer_bytes",
-    "optimizer_seconds",
 ]

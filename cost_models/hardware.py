@@ -6,7 +6,6 @@ is the business of ``compute``.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,29 +13,16 @@ from functools import cached_property, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
+from cost_models.efficiency import Efficiency
 from cost_models.errors import HardwareFileError, UnknownHardwareError
-
-PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
-"""The names that ``peak_flops`` may hold; float32 must be there."""
+from cost_models.hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry
+from cost_models.links import Link
 
 _RUNS_AS: Mapping[str, str] = {"complex64": "float32", "complex128": "float64"}
-
-
-@dataclass(frozen=True)
-class Link:
-    """A connection between devices.
-
-    Args:
-        latency_seconds: before the first byte.
-        bandwidth: bytes/s each way per device.
-    """
-
-    latency_seconds: float
-    bandwidth: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +39,9 @@ class Hardware:
         node: between devices of a node.
         network: between nodes.
         axes: ``(mesh axis name, link)`` pairs that override the two links.
+        overlap_slowdown: share of the compute speed that is lost while any collective is in flight: 0 loses nothing, at 1 nothing is
+            hidden (gloo where ranks outnumber cores).
+        efficiencies: ``(class of operators, efficiency)`` pairs; ``default`` holds for the others.
     """
 
     name: str
@@ -65,6 +54,7 @@ class Hardware:
     network: Link
     axes: tuple[tuple[str, Link], ...] = ()
     overlap_slowdown: float = 0.0
+    efficiencies: tuple[tuple[str, Efficiency], ...] = ()
 
     @cached_property
     def _peaks(self) -> Mapping[str, float]:
@@ -74,6 +64,15 @@ class Hardware:
         """Peak operations a second on ``dtype``; a dtype the file does not name runs at the float32 peak."""
         peaks = self._peaks
         return peaks.get(_RUNS_AS.get(dtype, dtype), peaks["float32"])
+
+    @cached_property
+    def _efficiencies(self) -> Mapping[str, Efficiency]:
+        return {"default": Efficiency(launch_seconds=self.kernel_launch_seconds), **dict(self.efficiencies)}
+
+    def efficiency(self, family: str) -> Efficiency:
+        """Of a class of operators: its own, or the file's default."""
+        found = self._efficiencies
+        return found.get(family) or found["default"]
 
     def axis_link(self, name: str) -> Link | None:
         """The link that the file gives to the mesh axis ``name``, if any."""
@@ -88,10 +87,14 @@ class Hardware:
             "kernel_launch_seconds": self.kernel_launch_seconds,
             "peak_flops": dict(self.peak_flops),
             "devices_per_node": self.devices_per_node,
-            "links": {"node": _link_dict(self.node), "network": _link_dict(self.network)},
+            "links": {"node": LinkEntry.content(self.node), "network": LinkEntry.content(self.network)},
         }
         if self.axes:
-            data["axes"] = {name: _link_dict(link) for name, link in self.axes}
+            data["axes"] = {name: LinkEntry.content(link) for name, link in self.axes}
+        if self.overlap_slowdown:
+            data["overlap_slowdown"] = self.overlap_slowdown
+        if self.efficiencies:
+            data["efficiency"] = {name: EfficiencyEntry.content(item) for name, item in self.efficiencies}
         return data
 
     @staticmethod
@@ -102,7 +105,7 @@ class Hardware:
             HardwareFileError: naming ``source`` and the first field that is missing, unknown or out of range.
         """
         try:
-            file = _File.model_validate(dict(data))
+            file = HardwareFile.model_validate(dict(data))
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"] if part != "[key]")
@@ -125,39 +128,9 @@ class Hardware:
             file.links.node.link,
             file.links.network.link,
             tuple((name, link.link) for name, link in file.axes.items()),
+            file.overlap_slowdown,
+            file.efficiencies,
         )
-
-
-Positive = Annotated[float, Field(gt=0, lt=math.inf, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, lt=math.inf, allow_inf_nan=False)]
-
-
-class _LinkEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    latency_seconds: NotNegative
-    bandwidth: Positive
-
-    @property
-    def link(self) -> Link:
-        return Link(self.latency_seconds, self.bandwidth)
-
-
-class _Links(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    node: _LinkEntry
-    network: _LinkEntry
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    name: Annotated[str, Field(min_length=1)]
-    memory_bytes: Positive
-    memory_bandwidth: Positive
-    kernel_launch_seconds: NotNegative
-    peak_flops: dict[str, Positive]
-    devices_per_node: Annotated[int, Field(ge=1)]
-    links: _Links
-    axes: dict[str, _LinkEntry] = {}
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -204,7 +177,3 @@ def _parse(text: str, source: str) -> Hardware:
 
 def _folder() -> Traversable:
     return resources.files("cost_models") / "hardware"
-
-
-def _link_dict(link: Link) -> dict[str, float]:
-    return {"latency_seconds": link.latency_seconds, "bandwidth": link.bandwidth}

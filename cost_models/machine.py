@@ -1,8 +1,8 @@
 """Machine: a mesh on a piece of hardware, and what work costs there.
 
 Which link a group uses: an axis named in the hardware's ``axes`` uses that link; otherwise the node link when all
-of its groups stay inside a node (ranks are placed on nodes in order), and the network link when one does not.
-Over several axes the sizes multiply, the latency is the largest and the bandwidth the smallest.
+of its groups stay inside a node (ranks are placed on nodes in order), and the network link when one does not. An axis that is
+longer than a node is two: its inner part uses the node link, its outer part the network link.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
-from cost_models import collectives, compute, memory
+from cost_models import collectives
 from cost_models.collectives import Group
-from cost_models.hardware import Hardware, Link
+from cost_models.hardware import Hardware
+from cost_models.links import Link, group_over
 from cost_models.mesh import Mesh, SubAxis
-
-CostModel = Literal["roofline", "communication"]
-COST_MODELS: tuple[CostModel, ...] = ("roofline", "communication")
-"""``communication``: collectives alone; operators and the optimizer take no time."""
+from cost_models.model import CostModel
+from cost_models.operator import Operator
+from cost_models.registry import COST_MODELS
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +29,13 @@ class Machine:
     Args:
         mesh: the grid of ranks.
         hardware: the device and its links.
-        cost_model: ``roofline`` or ``communication``.
+        cost_model: a name of ``COST_MODELS``.
     """
 
     mesh: Mesh
     hardware: Hardware
-    cost_model: CostModel = "roofline"
-    _groups: dict[tuple[SubAxis, ...], Group] = field(default_factory=dict, repr=False)
+    cost_model: str = "roofline"
+    _groups: dict[tuple[str, tuple[SubAxis, ...]], Group] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         assert self.cost_model in COST_MODELS, self.cost_model
@@ -55,6 +54,17 @@ class Machine:
     def __hash__(self) -> int:
         return self._hash
 
+    @cached_property
+    def _model(self) -> CostModel:
+        return COST_MODELS[self.cost_model]
+
+    def link_name(self, part: SubAxis) -> str:
+        """The link that groups along ``part`` use: the axis' name where the hardware file has it, else ``node`` or ``network``."""
+        name = self.mesh.names[part.axis]
+        if self.hardware.axis_link(name) is not None:
+            return name
+        return "node" if self._inside_node(part) else "network"
+
     def link(self, part: SubAxis) -> Link:
         """The link that groups along ``part`` use."""
         override = self.hardware.axis_link(self.mesh.names[part.axis])
@@ -62,55 +72,47 @@ class Machine:
             return override
         return self.hardware.node if self._inside_node(part) else self.hardware.network
 
-    def group(self, axes: Sequence[SubAxis]) -> Group:
-        """The group over ``axes`` together."""
-        key = tuple(axes)
+    def links(self, axes: Sequence[SubAxis]) -> tuple[str, ...]:
+        """The names of the links that a collective over ``axes`` occupies, sorted; none for a group of one rank."""
+        return tuple(sorted({self.link_name(prime) for part in axes for prime in part.primes}))
+
+    def group(self, axes: Sequence[SubAxis], kind: str = "") -> Group:
+        """The group over ``axes`` together, as a collective of ``kind`` sees it; by the links' own figures without a kind."""
+        key = (kind, tuple(axes))
         found = self._groups.get(key)
         if found is None:
-            links = [self.link(part) for part in key]
-            found = Group(
-                size=math.prod(part.size for part in key),
-                latency=max((link.latency_seconds for link in links), default=0.0),
-                bandwidth=min((link.bandwidth for link in links), default=math.inf),
-            )
-            self._groups[key] = found
+            primes = [prime for part in key[1] for prime in part.primes]
+            found = self._groups[key] = group_over(kind, [(self.link(prime), prime.size) for prime in primes])
         return found
 
-    def axes_group(self, axes: Sequence[int]) -> Group:
+    def axes_group(self, axes: Sequence[int], kind: str = "") -> Group:
         """The group over whole mesh axes, given by position."""
-        return self.group([self.mesh.whole(axis) for axis in axes])
+        return self.group([self.mesh.whole(axis) for axis in axes], kind)
 
     def collective_seconds(self, kind: str, full_bytes: float, axes: Sequence[SubAxis]) -> float:
         """Seconds of a collective over ``axes`` on a tensor of ``full_bytes`` on the group; 0 in a group of one rank."""
-        group = self.group(axes)
+        group = self.group(axes, kind)
         return collectives.SECONDS[kind](full_bytes, group) if group.size > 1 else 0.0
 
     def latency_seconds(self, kind: str, axes: Sequence[SubAxis]) -> float:
-        """The part of a collective's price that is paid once a call, however many tensors share it."""
-        group = self.group(axes)
-        return group.latency if group.size > 1 else 0.0
-
-    def links(self, axes: Sequence[SubAxis]) -> tuple[str, ...]:
-        """The links that a collective over ``axes`` holds: ``node``, ``network``, or the name of an axis with a link of its own."""
-        found = set()
-        for part in axes:
-            if part.size > 1:
-                name = self.mesh.names[part.axis]
-                own = self.hardware.axis_link(name) is not None
-                found.add(name if own else "node" if self._inside_node(part) else "network")
-        return tuple(sorted(found))
+        """The part of a collective's price that is paid once a call, however many tensors share it; 0 in a group of one rank."""
+        return self.group(axes, kind).latency if kind != "slice" else 0.0
 
     def received_bytes(self, kind: str, full_bytes: float, size: int) -> float:
         """Bytes each rank receives in a collective over ``size`` ranks."""
         return collectives.received_bytes(kind, full_bytes, size) if size > 1 else 0.0
 
+    def operator_seconds(self, operator: Operator) -> float:
+        """Seconds of one operator on a rank, without the collectives inside it."""
+        return self._model.operator_seconds(operator, self.hardware)
+
     def compute_seconds(self, flops: float, bytes_moved: float, dtype: str) -> float:
-        """Seconds of one operator on a rank; 0 under the communication model."""
-        return 0.0 if self.cost_model == "communication" else compute.roofline(flops, bytes_moved, dtype, self.hardware)
+        """Seconds of an operator of which only this much is known."""
+        return self.operator_seconds(Operator("", "unknown", dtype, (), (), flops, bytes_moved))
 
     def optimizer_seconds(self, optimizer: str, elements: int, dtype: str) -> float:
-        """Seconds of the optimizer's step on a rank's ``elements``; 0 under the communication model."""
-        return 0.0 if self.cost_model == "communication" else memory.optimizer_seconds(optimizer, elements, dtype, self.hardware)
+        """Seconds of the optimizer's step on one parameter of which the rank holds ``elements``."""
+        return self._model.optimizer_seconds(optimizer, elements, dtype, self.hardware)
 
     def _inside_node(self, part: SubAxis) -> bool:
         """Whether every group along ``part`` lies on one node."""

@@ -1,4 +1,4 @@
-"""The optimizer on one rank: the memory of its states and the time of its step.
+"""The optimizer on one rank: the memory of its states, and how often its step reads and writes an element.
 
 States are as PyTorch keeps them: in the parameter's own dtype, without a float32 copy of the weights.
 """
@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from cost_models.compute import memory_seconds
-from cost_models.hardware import Hardware
 
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
@@ -44,8 +41,3 @@ def optimizer_bytes(optimizer: str, elements: int, dtype: str) -> int:
     40
     """
     return OPTIMIZERS[optimizer].states * elements * DTYPE_BYTES[dtype]
-
-
-def optimizer_seconds(optimizer: str, elements: int, dtype: str, hardware: Hardware) -> float:
-    """Seconds of a step over ``elements`` parameter elements: the bytes it moves at the memory's bandwidth."""
-    return memory_seconds(OPTIMIZERS[optimizer].accesses * elements * DTYPE_BYTES[dtype], hardware)

@@ -43,6 +43,22 @@ class SubAxis:
         """
         return along_axis // (axis_size // (self.outer * self.size)) % self.size
 
+    @cached_property
+    def primes(self) -> tuple[SubAxis, ...]:
+        """The part cut as finely as can be, major to minor; nothing where its size is 1.
+
+        >>> SubAxis(0, 2, 6).primes
+        (SubAxis(axis=0, outer=2, size=2), SubAxis(axis=0, outer=4, size=3))
+        """
+        parts, outer, prime = [], self.outer, 2
+        while outer < self.outer * self.size:
+            if self.outer * self.size // outer % prime == 0:
+                parts.append(SubAxis(self.axis, outer, prime))
+                outer *= prime
+            else:
+                prime += 1
+        return tuple(parts)
+
 
 @dataclass(frozen=True)
 class Mesh:

@@ -2,14 +2,19 @@
 
 The road of ``solve(problem)``:
 
-    contest_format, scanner      a file -> ``Problem``
+    problem, arrays, errors      the problem and what can be wrong with it
+    contest_format, scanner      a file -> the problem's arrays, and back
+    solving, automatic           ``solve``; the method ``auto``, which joins those below
     reduction                    the exact steps that leave a smaller core (network, propagation, tables, memory, dominance)
     exact_elimination            small width: one sweep is the proof
     array_program                small core: LP, then integer program, in HiGHS (integer_program: the same through PuLP)
     message_search               large core: prices of memory and messages for the bound (prices, messages),
                                  neighbourhood search for the choices (local_search, neighbourhood, elimination)
+    pairs, items, desk           a core's costs, its memory, and working space, as the loops of the large core read them
     shrinking                    what bound and choices rule out; the rest goes round again
     record, evaluation           nothing is called feasible or a bound that was not checked there
+    solution                     what ``solve`` returns
+    layered                      problems like a transformer's training step, for tests and benchmarks
 
 ``compiled`` says how loops run: as machine code for large problems, as NumPy (``..._numpy``, ``plain_...``) for small ones and where
 there is no numba. ``import solvers`` loads no solver: names resolve on first use, so that a command line starts fast.
@@ -19,8 +24,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from solvers.errors import ProblemError
     from solvers.evaluation import evaluate
-    from solvers.problem import INFINITE, Problem, ProblemError
+    from solvers.problem import INFINITE, Problem
     from solvers.solution import Solution, Status
     from solvers.solving import METHODS, solve
 
@@ -30,7 +36,7 @@ _HOME = {
     "INFINITE": "problem",
     "METHODS": "solving",
     "Problem": "problem",
-    "ProblemError": "problem",
+    "ProblemError": "errors",
     "Solution": "solution",
     "Status": "solution",
     "evaluate": "evaluation",

@@ -15,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints, offsets
 from solvers.network import NEVER
-from solvers.problem import Ints, offsets
 from solvers.record import Record
 from solvers.reduction import Core, reduce
 

@@ -17,33 +17,30 @@ from typing import Any
 
 import numpy as np
 
+from solvers.arrays import Arrays, Ints, offsets
 from solvers.compiled import runs_compiled
-from solvers.problem import Ints, Problem, ProblemError, offsets
+from solvers.errors import ProblemError
+from solvers.scanner import scan
 
 SCANNED = 2_000_000
 """Bytes above which a file is scanned by compiled code."""
 
 
-def read(path: str | PathLike[str]) -> Problem:
-    """The problem in the file. Raises ProblemError for contents that do not fit, OSError when the file cannot be read."""
+def read(path: str | PathLike[str]) -> Arrays:
+    """The arrays in the file. Raises ProblemError where its form does not fit, OSError when it cannot be read."""
     data = Path(path).read_bytes()
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ProblemError(f"{fspath(path)}: broken gzip data ({error})", "fetch the file again") from error
-    try:
-        return (_from_scan(data) if len(data) > SCANNED else None) or _from_json(data)
-    except ProblemError as error:
-        raise ProblemError(f"{fspath(path)}: {str(error).splitlines()[0]}", str(error).split("hint: ", 1)[1]) from error
+            raise ProblemError(f"broken gzip data ({error})", "fetch the file again") from error
+    return (_from_scan(data) if len(data) > SCANNED else None) or _from_json(data)
 
 
-def _from_scan(data: bytes) -> Problem | None:
+def _from_scan(data: bytes) -> Arrays | None:
     """The fast road for large files, where kernels are compiled and the file is plain."""
     if not runs_compiled():
         return None
-    from solvers.scanner import scan
-
     found = scan(data)
     if found is None:
         return None
@@ -55,7 +52,7 @@ def _from_scan(data: bytes) -> Problem | None:
     return assemble(name, node_ptr, costs, pairs, pair_ptr, edge_costs, edge_ptr, item_ptr, items, limit)
 
 
-def _from_json(data: bytes) -> Problem:
+def _from_json(data: bytes) -> Arrays:
     """The slow and careful road: it also finds the words for what is wrong with a file."""
     try:
         document = json.loads(data)
@@ -94,8 +91,8 @@ def assemble(
     item_ptr: Ints,
     items: tuple[Ints, Ints, Ints],
     limit: Any,
-) -> Problem:
-    """A Problem from the file's flat lists, with the checks that only the file's form needs."""
+) -> Arrays:
+    """Arrays from the file's flat lists, with the checks that only the file's form needs."""
     wrong = np.diff(pair_ptr) != 2
     if wrong.any():
         edge = int(np.argmax(wrong))
@@ -107,7 +104,7 @@ def assemble(
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not -(2**63) <= limit < 2**63):
         raise ProblemError("problem.usage_limit is not a 64-bit integer", "give an integer, or leave it out for no limit")
     begin, end, usage = items
-    return Problem(name, node_ptr, costs, pairs.reshape(-1, 2), edge_ptr, edge_costs, item_ptr, begin, end, usage, limit)
+    return Arrays(name, node_ptr, costs, pairs.reshape(-1, 2), edge_ptr, edge_costs, item_ptr, begin, end, usage, limit)
 
 
 def interval_items(node_ptr: Ints, lives: Ints, life_ptr: Ints, usages: Ints, usage_ptr: Ints) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
@@ -178,8 +175,8 @@ def _listed_items(listed: list[Any], node_ptr: Ints) -> tuple[Ints, tuple[Ints, 
     return offsets(counts), (columns[0].copy(), columns[1].copy(), columns[2].copy())
 
 
-def write(problem: Problem, path: str | PathLike[str]) -> None:
-    """Write the problem; readable back by ``read`` to a problem with the same answers."""
+def write(problem: Arrays, path: str | PathLike[str]) -> None:
+    """Write the problem; ``read`` gives arrays of the same answers back."""
     cost_rows = _lists(problem.costs, problem.node_ptr)
     nodes: dict[str, Any] = {"costs": cost_rows} | _memory(problem)
     body: dict[str, Any] = {
@@ -198,7 +195,7 @@ def _lists(values: Ints, ptr: Ints) -> list[list[int]]:
     return [flat[a:b] for a, b in pairwise(at)]
 
 
-def _memory(problem: Problem) -> dict[str, Any]:
+def _memory(problem: Arrays) -> dict[str, Any]:
     """Intervals and usages where every node has one life, else the key ``items``."""
     items = _lists(np.arange(len(problem.item_usage)), problem.item_ptr)
     begin, end, usage = problem.item_begin.tolist(), problem.item_end.tolist(), problem.item_usage.tolist()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from solvers.arrays import Ints
 from solvers.compiled import kernel, kernel_or
 from solvers.memory import Memory
 from solvers.network import NEVER, Network, far, wake_around
-from solvers.problem import Ints
 from solvers.tables import choices, costs, keep, remaining, steps
 
 

@@ -8,64 +8,17 @@ the node costs; the hard limits are the caller's business.
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints
 from solvers.compiled import kernel, kernel_or
+from solvers.desk import Desk
 from solvers.elimination_numpy import sweep as sweep_in_numpy
 from solvers.pairs import Floats, Pairs
-from solvers.problem import Ints, offsets
 
-SPARE_NEIGHBOURS = 24
-"""How many neighbours more than it begins with a node may get from eliminations before one is held instead."""
 ACTIVE, GONE, HELD = range(3)
-
-
-class Desk(NamedTuple):
-    """Working space of one sweep, to be used by one thread at a time."""
-
-    pool: Floats  # tables of eliminated nodes
-    best: NDArray[np.int16]  # the choice behind each entry of pool
-    near_ptr: Ints  # [n + 1]
-    near: Ints  # neighbours that are still active
-    near_count: Ints  # [n]
-    state: Ints  # [n]
-    key: Floats  # [n]
-    order: Ints  # [n]
-    position: Ints  # [n]
-    scope_ptr: Ints  # [n + 1] by position
-    scope: Ints
-    table_at: Ints  # [n] by node
-    bucket: Ints  # [n] first factor of a node
-    bucket_next: Ints  # [n]
-
-
-def desk(graph: Pairs, entries: int) -> Desk:
-    """Space for tables of ``entries`` entries in all."""
-    nodes = len(graph.split)
-    near_ptr = offsets(np.diff(graph.adj_ptr) + SPARE_NEIGHBOURS)
-
-    def empty(size: int) -> Ints:
-        return np.empty(size, dtype=np.int64)
-
-    return Desk(
-        pool=np.empty(entries),
-        best=np.empty(entries, dtype=np.int16),
-        near_ptr=near_ptr,
-        near=empty(int(near_ptr[-1])),
-        near_count=empty(nodes),
-        state=empty(nodes),
-        key=np.empty(nodes),
-        order=empty(nodes),
-        position=empty(nodes),
-        scope_ptr=empty(nodes + 1),
-        scope=empty(int(near_ptr[-1])),
-        table_at=empty(nodes),
-        bucket=empty(nodes),
-        bucket_next=empty(nodes),
-    )
 
 
 @kernel_or(sweep_in_numpy)

@@ -8,18 +8,15 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.problem import Ints
+from solvers.arrays import Ints
+from solvers.desk import Desk
+from solvers.pairs import Floats, Pairs
 
-if TYPE_CHECKING:
-    from solvers.elimination import Desk
-    from solvers.pairs import Floats, Pairs
-
-Factor = tuple[list[int], "Floats"]
+Factor = tuple[list[int], Floats]
 """Nodes and a table over their choices, in that order."""
 
 

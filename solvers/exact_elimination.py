@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from solvers import elimination_numpy
+from solvers.arrays import Ints
 from solvers.compiled import runs_compiled
-from solvers.elimination import desk, plan_order, sweep
+from solvers.desk import desk
+from solvers.elimination import plan_order, sweep
 from solvers.neighbourhood import total_cost
 from solvers.network import NEVER
 from solvers.pairs import FAR, Floats, Pairs, pairs
-from solvers.problem import Ints
 from solvers.record import Record
 from solvers.reduction import Core
 

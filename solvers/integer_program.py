@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from solvers.problem import INFINITE, Ints, Problem
+from solvers.arrays import Ints
+from solvers.problem import INFINITE, Problem
 from solvers.record import Record
 
 LARGEST_COEFFICIENT = 1e6

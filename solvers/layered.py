@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from solvers.problem import Ints, Problem, offsets
+from solvers.arrays import Ints, offsets
+from solvers.problem import Problem
 
 
 def layered(layers: int, width: int, choices: int, tightness: float = 0.3, seed: int = 0) -> Problem:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.elimination import Desk, desk
+from solvers.arrays import Ints
+from solvers.desk import Desk, desk
+from solvers.items import Items
 from solvers.messages import pass_backward, pass_forward, priced
-from solvers.neighbourhood import Items, count_use, improve, seed_thread, total_cost
+from solvers.neighbourhood import count_use, improve, seed_thread, total_cost
 from solvers.pairs import FAR, Floats, Pairs
-from solvers.problem import Ints
 
 DECODING_PASSES = 10
 POLISHING_SWEEPS = 5

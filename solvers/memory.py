@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints, offsets
 from solvers.compiled import kernel, kernel_or
 from solvers.network import FIXED, FOLLOWS, INFEASIBLE, LOG, Network, wake_around
-from solvers.problem import Ints, Problem, offsets
+from solvers.problem import Problem
 
 
 class Memory(NamedTuple):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.compiled import runs_compiled
+from solvers.items import Items
 from solvers.local_search import Hints, LocalSearch
 from solvers.messages import certify, priced
-from solvers.neighbourhood import Items
 from solvers.network import NEVER
 from solvers.pairs import FAR, Floats, Pairs, pairs
 from solvers.prices import Dual

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from solvers import messages_numpy as plain
+from solvers.arrays import Ints
 from solvers.compiled import kernel, kernel_or
 from solvers.pairs import FAR, Floats, Pairs
-from solvers.problem import Ints
 
 
 def no_messages(graph: Pairs) -> Floats:

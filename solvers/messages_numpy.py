@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints, offsets
 from solvers.pairs import FAR, Floats, Pairs
-from solvers.problem import Ints, offsets
 
 
 class Wave(NamedTuple):

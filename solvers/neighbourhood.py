@@ -7,26 +7,16 @@ room to spare cheaper.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from solvers import neighbourhood_numpy as plain
+from solvers.arrays import Ints
 from solvers.compiled import kernel, kernel_or
-from solvers.elimination import Desk, sweep
+from solvers.desk import Desk
+from solvers.elimination import sweep
+from solvers.items import Items
 from solvers.messages import priced
 from solvers.pairs import FAR, Floats, Pairs
-from solvers.problem import Ints
-
-
-class Items(NamedTuple):
-    """Memory items of choices and the room at each time; see reduction.Core."""
-
-    ptr: Ints
-    begin: Ints
-    end: Ints
-    usage: Ints
-    capacity: Ints
 
 
 @kernel

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from solvers.arrays import Ints
+from solvers.items import Items
 from solvers.messages_numpy import spread
 from solvers.pairs import FAR, Floats, Pairs
-from solvers.problem import Ints
-
-if TYPE_CHECKING:
-    from solvers.neighbourhood import Items
 
 
 def total_cost(graph: Pairs, costs: Floats, choices: Ints) -> float:

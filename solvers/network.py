@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints
 from solvers.compiled import kernel
-from solvers.problem import Ints
 
 NEVER = 2**62
 """Cost of what is forbidden; finite costs stay below it in sum."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints, offsets
 from solvers.compiled import kernel_or
 from solvers.network import NEVER
-from solvers.problem import Ints, offsets
 from solvers.reduction import Core
 
 Floats = NDArray[np.float64]

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from solvers.arrays import Ints
 from solvers.compiled import kernel_or
+from solvers.items import Items
 from solvers.messages import collect, no_messages, pass_backward, pass_forward, priced
 from solvers.messages_numpy import beliefs
-from solvers.neighbourhood import Items
 from solvers.pairs import FAR, Floats, Pairs
-from solvers.problem import Ints
 
 WARM_PASSES = 40
 """Passes at the first prices, mostly none, before they change."""

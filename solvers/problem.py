@@ -1,19 +1,18 @@
-"""The problem as a value on flat int64 arrays: nodes with choices, costs on nodes and edges, memory items with lives.
-
-Flat arrays because every solver loops over them in compiled code and two processes or threads share them as they are.
-"""
+"""The problem as a value on flat int64 arrays: nodes with choices, costs on nodes and edges, memory items with lives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Ints = NDArray[np.int64]
+from solvers import contest_format
+from solvers.arrays import Arrays, Ints, offsets
+from solvers.errors import ProblemError
 
 INFINITE = 10**17
 """A cost of this or more forbids the choice or the pair."""
@@ -21,15 +20,8 @@ LARGEST_SUM = 2**62
 """Costs, and usages, stay below this in sum, so that int64 never overflows."""
 
 
-class ProblemError(ValueError):
-    """A problem that cannot be solved as given: one line that names the place, then a line ``hint: ...``."""
-
-    def __init__(self, what: str, hint: str) -> None:
-        super().__init__(f"{what}\nhint: {hint}")
-
-
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(Arrays):
     """N nodes, C choices in all, E edges, I memory items. Costs and usages are integers of any one unit, times are integers.
 
     Node ``i`` has the choices ``node_ptr[i]:node_ptr[i + 1]``; edge ``e`` has the row-major table
@@ -38,18 +30,6 @@ class Problem:
     ``item_usage`` at the times ``item_begin <= t < item_end``. At every time the chosen items may use at most ``limit``.
     Raises ProblemError when the arrays do not fit together or a number is out of range.
     """
-
-    name: str
-    node_ptr: Ints
-    costs: Ints
-    edges: Ints
-    edge_ptr: Ints
-    edge_costs: Ints
-    item_ptr: Ints
-    item_begin: Ints
-    item_end: Ints
-    item_usage: Ints
-    limit: int | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -111,22 +91,15 @@ class Problem:
     @staticmethod
     def load(path: str | PathLike[str]) -> Problem:
         """Read the contest's format, plain or gzipped. Raises ProblemError for contents that do not fit, OSError for the file."""
-        from solvers.contest_format import read
-
-        return read(path)
+        try:
+            return Problem(**vars(contest_format.read(path)))
+        except ProblemError as error:
+            what, hint = str(error).split("\nhint: ", 1)
+            raise ProblemError(f"{fspath(path)}: {what}", hint) from error
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the contest's format (gzipped when the name ends in .gz), with a key ``items`` where one life a node is not enough."""
-        from solvers.contest_format import write
-
-        write(self, path)
-
-
-def offsets(counts: Sequence[int] | Ints) -> Ints:
-    """[a, b, c] -> [0, a, a + b, a + b + c]."""
-    result = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=result[1:])
-    return result
+        contest_format.write(self, path)
 
 
 def _integers(values: ArrayLike, what: str) -> Ints:

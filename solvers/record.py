@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from solvers.arrays import Ints
 from solvers.evaluation import evaluate
-from solvers.problem import INFINITE, Ints, Problem
+from solvers.problem import INFINITE, Problem
 from solvers.solution import Solution, Status
 
 OPTIMAL_GAP = 1e-6

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints, offsets
 from solvers.compiled import kernel
 from solvers.dominance import dominate
 from solvers.memory import Memory, drop_too_large, heavy_nodes, memory, rebuild
 from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, UPPER, Network, far, hang, kill, undo, unmark, wake_edge, wake_node
-from solvers.problem import INFINITE, Ints, Problem, offsets
+from solvers.problem import INFINITE, Problem
 from solvers.propagation import propagate
 from solvers.tables import add_table, copy_tables, drop_forbidden
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints
 from solvers.compiled import kernel
-from solvers.problem import Ints
 
 LISTS = {
     "problem.nodes.intervals",

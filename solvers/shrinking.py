@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints, offsets
 from solvers.compiled import kernel
 from solvers.messages import collect
 from solvers.network import NEVER
 from solvers.pairs import FAR, Floats, Pairs
-from solvers.problem import INFINITE, Ints, Problem, offsets
+from solvers.problem import INFINITE, Problem
 from solvers.reduction import Core
 
 

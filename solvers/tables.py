@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from solvers.arrays import Ints
 from solvers.compiled import kernel, kernel_or
 from solvers.network import CONSTANT, INFEASIBLE, NEVER, UPPER, Network
-from solvers.problem import Ints
 
 LOST_FIRST, LOST_SECOND, MOVED_FIRST, MOVED_SECOND, IS_ZERO, FIRST_FOLLOWS, SECOND_FOLLOWS = (1 << bit for bit in range(7))
 """What ``tighten`` found, added together; the last three are told only where no choice was lost."""

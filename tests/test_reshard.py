@@ -20,7 +20,7 @@ import autopar
 from autopar.errors import FileError, SpecError, UsageError
 from autopar.reshard import find_reshard
 from autopar.sharding import ShardingSpec, splits
-from cost_models import Link, Machine, Mesh, SubAxis, load_hardware
+from cost_models import Figures, Link, Machine, Mesh, SubAxis, load_hardware
 from tests.reshard_cases import CASES, Case, all_specs, exhaustive, gather_then_slice, machine, scatter, simulate
 
 MESHES = ("2", "4", "6", "2x2", "2x4", "4x2", "2x3")
@@ -114,6 +114,27 @@ def test_bytes_of_published_pairs(case: Case) -> None:
 def test_equals_exhaustive_search(mesh: str, latency: float) -> None:
     on = machine(mesh, latency, x=Link(2 * latency, 0.25))
     shape = (12, 12)
+    specs = all_specs(shape, on.mesh.sizes)
+    for source, target in itertools.product(specs, specs):
+        plan = find_reshard(shape, 4, source, target, on)
+        if plan is not None:
+            assert plan.seconds == pytest.approx(exhaustive(shape, 4, source, target, on), rel=1e-9), (str(source), str(target))
+
+
+GROWING = Link(
+    5.0,
+    1.0,
+    "ring",
+    3.0,
+    (("all_gather", Figures(30.0, 2.0, "tree", 20.0)), ("permute", Figures(60.0, 0.5)), ("all_to_all", Figures(2.0, 0.7, "ring", 40.0))),
+)
+"""A link on which every kind has a price of its own, and one all-gather of two axes may cost more than two."""
+
+
+@pytest.mark.parametrize("mesh", ["4", "2x2", "2x3"])
+@pytest.mark.parametrize("other", [GROWING, Link(9.0, 0.3, "tree"), Link(1.0, 0.1)], ids=["alike", "slow", "slow but near"])
+def test_equals_exhaustive_search_by_kind_and_size(mesh: str, other: Link) -> None:
+    on, shape = machine(mesh, x=other, y=GROWING), (12, 12)
     specs = all_specs(shape, on.mesh.sizes)
     for source, target in itertools.product(specs, specs):
         plan = find_reshard(shape, 4, source, target, on)

@@ -15,9 +15,9 @@ from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import OpPlan, Plan, ReshardPlan, TensorSpec
 from autopar.reshard import find_reshard
-from autopar.rules import ShardingRule, find_rule, flops, is_alias, strategies
+from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine
+from cost_models import Machine, Operator
 
 OUTPUT = "output:"
 """Prefix of the reader of something that leaves: ``output:0`` is the first."""
@@ -129,7 +129,7 @@ class Walk:
             yield strategy
             return
         self.strategies[op.name] = strategy
-        self.seconds[op.name] = 0.0 if is_alias(op) else self._roofline(row, op, strategy)
+        self.seconds[op.name] = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
 
     def _read(self, where: str, entry: TensorSpec, value: str) -> Iterator[Difference]:
@@ -176,9 +176,16 @@ class Walk:
             self._rules[rule] = {_key(s.inputs, s.outputs, s.factors): s for s in strategies(rule, operands, self.plan.sizes)}
         return self._rules[rule]
 
-    def _roofline(self, row: OpPlan, op: Op, strategy: Strategy) -> float:
-        moved = sum(local_bytes(self.tensors[e.tensor], ShardingSpec.parse(e.spec), self.plan.sizes) for e in (*row.inputs, *row.outputs))
-        return self.machine.compute_seconds(flops(op, self.tensors) / strategy.parts, moved, (row.inputs or row.outputs)[0].dtype)
+    def _operator_seconds(self, row: OpPlan, op: Op, strategy: Strategy) -> float:
+        """Seconds of the operator as one rank runs it."""
+        sizes = self.plan.sizes
+        entries = (*row.inputs, *row.outputs)
+        shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
+        moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
+        split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
+        return self.machine.operator_seconds(
+            Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved)
+        )
 
     def _make(self, value: str) -> Iterator[Difference]:
         """Follows the reshard that makes ``value``, if one does, and those it is made from."""

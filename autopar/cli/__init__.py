@@ -1,1 +1,8 @@
-"""The command line: one small file a verb. Nothing heavy is imported before a command needs it."""
+"""The command line: one small file a verb. Nothing heavy is imported before a command needs it.
+
+main           finds the verb's file, turns errors into an exit status
+planning       what plan and sweep share
+target         TARGET -> model and example inputs (huggingface: those from a configuration)
+files          files written whole or not at all
+plan, show, explain, diff, check, verify, sweep, rules, profile, solve, demo: the verbs
+"""

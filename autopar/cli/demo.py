@@ -33,7 +33,7 @@ def demo(
 
     import autopar
     from autopar import zoo
-    from autopar.runtime.launch import run_ranks
+    from autopar.verify.launch import run_ranks
 
     if SIZES["batch"] % ranks:
         raise UsageError(f"the demo's batch of {SIZES['batch']} cannot be split over {ranks} ranks", "use 1, 2, 4, 8 or 16 ranks")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.errors import CaptureError, FileError, UsageError
-from autopar.zoo import Target
+from autopar.target import Target
 
 _SIZES = {"batch": 1, "seq": 128}
 

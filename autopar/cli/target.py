@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from autopar.errors import AutoparError, CaptureError, UsageError
 from autopar.graph import Graph
-from autopar.zoo import Target
+from autopar.target import Target
 
 Mode = Literal["train", "inference"]
 
@@ -37,7 +37,8 @@ def load_target(text: str, mode: Mode = "train", device: str = "cpu") -> Target:
         from autopar import zoo
 
         name, settings = _settings(rest, text)
-        return zoo.build(name, mode=mode, device=device, **settings)
+        built: Target = zoo.build(name, mode=mode, device=device, **settings)
+        return built
     if kind == "hf" and colon:
         from autopar.cli.huggingface import build
 

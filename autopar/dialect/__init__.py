@@ -3,6 +3,9 @@
 Importing this package registers them; ``torch.ops.autopar.contract`` and the others then exist. Each exists because its
 torch counterparts hide what can be split (linears flatten their batch), differ by device (attention kernels), or fuse
 parts that split differently (both gradients of a convolution in one operator).
+
+contraction, convolution, attention, lookup, batch_norm, rms_norm, dropout, noise: the operators.
+library: how one is declared.
 """
 
 from __future__ import annotations

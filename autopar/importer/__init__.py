@@ -1,4 +1,15 @@
-"""nn.Module -> Graph. See ``capture``."""
+"""nn.Module -> Graph. See ``capture``.
+
+capturing      the stages in order
+weights        fake tensors in place of the module's own
+exported       torch.export's graph over named inputs
+rewrite        its operators in the dialect
+joint          traced to one functional graph, forward and backward
+lowering       that as Op and Tensor
+provenance     the module path and source line of a node
+groups         equal layers
+diagnosis      errors at the user's line
+"""
 
 from __future__ import annotations
 

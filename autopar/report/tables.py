@@ -35,7 +35,7 @@ class Table:
 def overview(plan: Plan) -> Table:
     """What a person asks first: where, how fast, how sure, how much memory."""
     objective, predicted, memory = plan.objective, plan.predicted, plan.predicted.memory
-    what = " a step" if plan.created_by.cost_model == "roofline" else " (collectives alone)"
+    what = " (collectives alone)" if plan.created_by.cost_model == "communication" else " a step"
     parts = [(name, getattr(memory, name)) for name in ("parameters", "gradients", "optimizer", "activations", "temporaries")]
     rows = [
         ("model", f"{plan.model.target}, {plan.model.mode}" + (f", {plan.model.optimizer}" if plan.model.optimizer != "none" else "")),
@@ -95,7 +95,7 @@ def baselines(plan: Plan) -> Table:
             continue
         ratio = f"{row.objective_seconds / mine:.2f}x" if mine > 0 else ""
         rows.append((name, units.seconds(row.objective_seconds), ratio, units.size(row.peak_memory_bytes_per_rank), fits))
-    what = "step" if plan.created_by.cost_model == "roofline" else "collectives"
+    what = "collectives" if plan.created_by.cost_model == "communication" else "step"
     return Table(("baseline", what, "ratio", "memory", "fits"), tuple(rows), frozenset({what, "ratio", "memory"}))
 
 

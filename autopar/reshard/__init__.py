@@ -1,4 +1,12 @@
-"""ShardingSpec -> ShardingSpec as steps: the one planner used for pricing and for emitted code."""
+"""ShardingSpec -> ShardingSpec as steps: the one planner used for pricing and for emitted code.
+
+face           ``autopar.reshard``: texts, read and checked
+planning       specs -> the search's question; its answer -> steps
+search         the cheapest way from one layout to another
+letters, cuts  the parts of mesh axes that the search moves
+permutation    which rank sends to which in a permute
+steps          Step and Reshard, with their price
+"""
 
 from autopar.reshard.face import reshard
 from autopar.reshard.planning import find_reshard

@@ -13,9 +13,9 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-from autopar.reshard.letters import Letter, Letters
+from autopar.reshard.letters import Alphabet, Letter, Letters, alphabet
 from cost_models import Machine, SubAxis
 
 MOST_PRIMES = 4
@@ -34,11 +34,10 @@ class Cut:
         """Every part; a letter is a position in this list."""
         return tuple(itertools.chain.from_iterable(self.axes))
 
-    @property
-    def letters(self) -> tuple[Letter, ...]:
+    @cached_property
+    def alphabet(self) -> Alphabet:
         """What the search knows of the parts."""
-        groups = [self.machine.group((part,)) for part in self.parts]
-        return tuple(Letter(group.size, group.latency, 1 / group.bandwidth) for group in groups)
+        return alphabet(tuple(Letter(part.size, self.machine.link(part)) for part in self.parts))
 
     def spell(self, axes: Iterable[int]) -> Letters:
         """Mesh axes, major to minor, in letters."""
@@ -49,7 +48,7 @@ class Cut:
 @lru_cache(maxsize=1024)
 def cuts(machine: Machine, unused: tuple[int, ...] = ()) -> tuple[Cut, ...]:
     """The cuts to search with, coarse to fine, leaving out the ``unused`` axes."""
-    primes = tuple(() if axis in unused else _primes(axis, size) for axis, size in enumerate(machine.mesh.sizes))
+    primes = tuple(() if axis in unused else machine.mesh.whole(axis).primes for axis in range(len(machine.mesh.axes)))
     by_link = tuple(tuple(_joined_by_link(parts, machine)) for parts in primes)
     found = [Cut(by_link, machine)]
     if sum(map(len, primes)) <= MOST_PRIMES:
@@ -65,7 +64,7 @@ def cuts(machine: Machine, unused: tuple[int, ...] = ()) -> tuple[Cut, ...]:
 
 def prime_cut(machine: Machine) -> Cut:
     """Every axis in its prime factors."""
-    return Cut(tuple(_primes(axis, size) for axis, size in enumerate(machine.mesh.sizes)), machine)
+    return Cut(tuple(machine.mesh.whole(axis).primes for axis in range(len(machine.mesh.axes))), machine)
 
 
 def joined(parts: Sequence[SubAxis]) -> tuple[SubAxis, ...]:
@@ -78,18 +77,6 @@ def joined(parts: Sequence[SubAxis]) -> tuple[SubAxis, ...]:
         else:
             found.append(part)
     return tuple(found)
-
-
-@lru_cache(maxsize=1024)
-def _primes(axis: int, size: int) -> tuple[SubAxis, ...]:
-    parts, outer, prime = [], 1, 2
-    while outer < size:
-        if size // outer % prime == 0:
-            parts.append(SubAxis(axis, outer, prime))
-            outer *= prime
-        else:
-            prime += 1
-    return tuple(parts)
 
 
 def _joined_by_link(parts: Sequence[SubAxis], machine: Machine) -> Iterable[SubAxis]:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from cost_models.links import KINDS, Link, group_over
+
 Letters = tuple[int, ...]
 Layout = tuple[Letters, ...]
 Places = tuple[tuple[int, tuple[int, int]] | None, ...]
@@ -20,11 +22,16 @@ Places = tuple[tuple[int, tuple[int, int]] | None, ...]
 
 @dataclass(frozen=True)
 class Letter:
-    """A part of a mesh axis: its size, and the latency (seconds) and inverse bandwidth (seconds/byte) of its link."""
+    """A part of a mesh axis: its size and its link."""
 
     size: int
-    latency: float
-    inverse_bandwidth: float
+    link: Link
+
+    def least(self) -> tuple[float, float]:
+        """The least latency (seconds) and inverse bandwidth (seconds/byte) of a collective that this letter takes part in: further
+        letters add steps and slower links, so of each kind it is the collective over this letter alone."""
+        alone = [group_over(kind, [(self.link, self.size)]) for kind in KINDS]
+        return min(group.latency for group in alone), min(1 / group.bandwidth for group in alone)
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Divide:
 
     Args:
         slow: letters whose link is slower than some bandwidth.
-        latency, inverse: (slow, fast) pairs, the least among those letters.
+        latency, inverse: (slow, fast) pairs, the least that a collective with such a letter pays; infinite for no slow letters.
         fast_ranks: how many ranks the fast letters join.
     """
 
@@ -70,13 +77,22 @@ class Alphabet:
     def __init__(self, letters: tuple[Letter, ...]) -> None:
         self.letters = letters
         self.sizes = tuple(letter.size for letter in letters)
-        self.latency = tuple(letter.latency for letter in letters)
-        self.inverse = tuple(letter.inverse_bandwidth for letter in letters)
+        self.latency = tuple(letter.least()[0] for letter in letters)
+        self.inverse = tuple(letter.least()[1] for letter in letters)
+        self._figures: dict[tuple[str, Letters], tuple[float, float]] = {}
         self.ranks = math.prod(self.sizes)
         self.divides = tuple(self._divides())
         self.permute_prices = tuple(self._permute_prices())
         self._matches: dict[Letters, dict[Letters, Match]] = {}
         self._arrangements: dict[tuple[tuple[int, ...], Letters, Letters], dict[Places, list[Layout]]] = {}
+
+    def figures(self, kind: str, letters: Letters) -> tuple[float, float]:
+        """Latency (seconds) and inverse bandwidth (seconds/byte) of a collective over ``letters``."""
+        found = self._figures.get((kind, letters))
+        if found is None:
+            group = group_over(kind, [(self.letters[letter].link, self.sizes[letter]) for letter in letters])
+            found = self._figures[kind, letters] = (group.latency, 1 / group.bandwidth)
+        return found
 
     def count(self, letters: Letters) -> int:
         """Into how many parts ``letters`` cut a dim."""
@@ -159,17 +175,18 @@ class Alphabet:
             fast = [i for i in letters if i not in slow]
             yield Divide(
                 slow,
-                (min((self.latency[i] for i in slow), default=0.0), min(self.latency[i] for i in fast)),
-                (min((self.inverse[i] for i in slow), default=0.0), min(self.inverse[i] for i in fast)),
+                (min((self.latency[i] for i in slow), default=math.inf), min(self.latency[i] for i in fast)),
+                (min((self.inverse[i] for i in slow), default=math.inf), min(self.inverse[i] for i in fast)),
                 math.prod(self.sizes[i] for i in fast),
             )
 
     def _permute_prices(self) -> Iterator[tuple[float, float, Letters]]:
         """The prices that a permute can have: latency, inverse bandwidth, and the letters too slow to take part."""
         found: dict[Letters, tuple[float, float]] = {}
-        for latency in set(self.latency):
-            for inverse in set(self.inverse):
-                slow = tuple(i for i in range(len(self.sizes)) if self.latency[i] > latency or self.inverse[i] > inverse)
+        each = [self.figures("permute", (i,)) for i in range(len(self.sizes))]
+        for latency in {latency for latency, _ in each}:
+            for inverse in {inverse for _, inverse in each}:
+                slow = tuple(i for i, one in enumerate(each) if one[0] > latency or one[1] > inverse)
                 if len(slow) < len(self.sizes):
                     found[slow] = min(found.get(slow, (math.inf, math.inf)), (latency, inverse))
         for slow, (latency, inverse) in sorted(found.items()):

@@ -54,7 +54,7 @@ def find_reshard(
         fine = sum(size > 1 for size in machine.mesh.sizes) <= FINE_AXES
     for cut in cuts(machine, tuple(kept))[: None if fine else 1]:
         before, after = (tuple(cut.spell(spec.dims[dim]) for dim in order) for spec in (source, target))
-        way = solve(Question(cut.letters, capacities, before, after, cut.spell(reduced), float(full), best.seconds))
+        way = solve(Question(cut.alphabet, capacities, before, after, cut.spell(reduced), float(full), best.seconds))
         if way is not None and way.seconds < best.seconds * (1 - 1e-9):
             best, parts = way, cut.parts
         if not best.seconds:

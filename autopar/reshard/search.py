@@ -9,8 +9,8 @@ The moves, with L the fraction of the tensor that a rank holds before the move a
     reduce_scatter  partial letters become the minor end of a dim                         (n - 1) / n L
     all_reduce      partial letters become free                                           2 (n - 1) / n L
 
-A move costs the latency of the slowest link among its letters plus what a rank receives over the smallest bandwidth
-among them. The bound of ``letters`` never exceeds the cost that is left, so the first way found to the target is the cheapest.
+A move costs what the links of its letters ask for its kind: a latency, and what a rank receives over a bandwidth. The bound of
+``letters`` never exceeds the cost that is left, so the first way found to the target is the cheapest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autopar.reshard.letters import Layout, Letter, Letters, Match, alphabet
+from autopar.reshard.letters import Alphabet, Layout, Letters, Match
 
 MOST_LAYOUTS = 300
 """How many layouts a search under a limit looks at before it gives up on doing better."""
@@ -33,7 +33,7 @@ class Question:
     """What is searched for; all that the answer depends on.
 
     Args:
-        letters: every letter that may be used.
+        alphabet: every letter that may be used; compared by identity, since ``letters.alphabet`` gives equal letters one alphabet.
         capacities: for each dim, a number that all and only the legal products of letter sizes divide.
         source, target: the layouts.
         partial: the letters to be reduced.
@@ -41,7 +41,7 @@ class Question:
         limit: seconds; only a cheaper way is of interest.
     """
 
-    letters: tuple[Letter, ...]
+    alphabet: Alphabet
     capacities: tuple[int, ...]
     source: Layout
     target: Layout
@@ -117,7 +117,7 @@ class _Search:
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.alphabet = alphabet(question.letters)
+        self.alphabet = question.alphabet
         self.sizes = self.alphabet.sizes
         self.count = self.alphabet.count
         wanted = tuple(itertools.chain.from_iterable(question.target))
@@ -212,19 +212,19 @@ class _Search:
             if crossing > 0.0:
                 all_slow = steps * slow + missing * self.question.bytes * slow_inverse
                 here = max(missing - crossing, 0.0)
-                mixed = slow + max(steps - 1, 1) * fast + (crossing * slow_inverse + here * fast_inverse) * self.question.bytes
-                best = max(best, min(all_slow, mixed))
+                mixed = slow + fast + max(steps - 2, 0) * min(slow, fast)
+                best = max(best, min(all_slow, mixed + (crossing * slow_inverse + here * fast_inverse) * self.question.bytes))
             else:
-                best = max(best, steps * fast + missing * self.question.bytes * fast_inverse)
+                best = max(best, steps * min(slow, fast) + missing * self.question.bytes * fast_inverse)
         return best
 
     def match(self, dim: int, have: Letters) -> Match:
         return self.alphabet.match(have, self.question.target[dim])
 
-    def price(self, letters: Letters, received: float) -> float:
+    def price(self, kind: str, letters: Letters, received: float) -> float:
         """Seconds of a collective over ``letters`` in which a rank receives this fraction of the tensor."""
-        latency = max([self.alphabet.latency[letter] for letter in letters])
-        return latency + received * self.question.bytes * max([self.alphabet.inverse[letter] for letter in letters])
+        latency, inverse = self.alphabet.figures(kind, letters)
+        return latency + received * self.question.bytes * inverse
 
     def moves(self, node: _Node) -> Iterator[Child]:
         """Every move but permutes."""
@@ -242,9 +242,9 @@ class _Search:
                 parts = self.count(moved)
                 without = _with(layout, dim, letters[:cut])
                 received = (parts - 1) * block
-                yield self.price(moved, received), received, "all_gather", moved, (dim,), (without, partial)
+                yield self.price("all_gather", moved, received), received, "all_gather", moved, (dim,), (without, partial)
                 received /= parts
-                seconds = self.price(moved, received)
+                seconds = self.price("all_to_all", moved, received)
                 for to in self.room(counts, parts):
                     if to != dim:
                         yield seconds, received, "all_to_all", moved, (dim, to), (_with(without, to, without[to] + moved), partial)
@@ -254,8 +254,8 @@ class _Search:
                 left = tuple(letter for letter in partial if letter not in moved)
                 received = (parts - 1) / parts * block
                 if moved == tuple(sorted(moved)):
-                    yield self.price(moved, 2 * received), 2 * received, "all_reduce", moved, (), (layout, left)
-                seconds = self.price(moved, received)
+                    yield self.price("all_reduce", moved, 2 * received), 2 * received, "all_reduce", moved, (), (layout, left)
+                seconds = self.price("reduce_scatter", moved, received)
                 for dim in self.room(counts, parts):
                     yield seconds, received, "reduce_scatter", moved, (dim,), (_with(layout, dim, layout[dim] + moved), left)
 

@@ -3,6 +3,16 @@
     find_rule(op, tensors)                  -> ShardingRule
     strategies(rule, tensors, sizes)        -> every legal way to run it on a mesh
     localize(op, tensors, strategy, ...)    -> its arguments on one rank
+
+notation           the text of a rule, parsed
+table              THE table: one row an operator
+computed           rules that depend on arguments, each written by a function (computed_layout, computed_indexing; writing: their words)
+signature          a row, and an operator's arguments by the names it gives them
+binding, rule      a rule's text and an operator's shapes -> ShardingRule
+lookup             an operator -> its ShardingRule
+expansion          a ShardingRule on a mesh -> strategies
+local              what changes in arguments on a rank
+work               floating point operations
 """
 
 from __future__ import annotations
@@ -13,6 +23,8 @@ from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.rule import ShardingRule
-from autopar.rules.work import flops, is_alias
+from autopar.rules.work import family, flops, is_alias
 
-__all__ = ["ShardingRule", "bind", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "strategies", "table"]
+__all__ = [
+    "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "strategies", "table",
+]  # fmt: skip

@@ -6,16 +6,16 @@ Layout and indexing have files of their own, ``computed_layout`` and ``computed_
 from __future__ import annotations
 
 from autopar.graph import DTYPE_BYTES
-from autopar.rules.signature import Call, refs
+from autopar.rules.signature import OperatorCall, refs
 from autopar.rules.writing import letters, term, write
 
 
-def contract(call: Call) -> str:
+def contract(call: OperatorCall) -> str:
     """Its own equation."""
     return f"{call.arguments['equation']} | linear {{0}} {{1}}"
 
 
-def convert(call: Call) -> str:
+def convert(call: OperatorCall) -> str:
     """Elementwise; partial values pass where nothing is rounded."""
     source, target = call.inputs[0].dtype, call.outputs[0].dtype
     exact = source == target or (_floating(source) and _floating(target) and DTYPE_BYTES[target] > DTYPE_BYTES[source])
@@ -26,17 +26,17 @@ def _floating(name: str) -> bool:
     return name in ("float16", "bfloat16", "float32", "float64")
 
 
-def masked_fill(call: Call) -> str:
+def masked_fill(call: OperatorCall) -> str:
     """Elementwise; linear when it fills in zeros."""
     return "..., ... -> ..." + ("" if call.arguments["value"] else " | linear {0}")
 
 
-def divide(call: Call) -> str:
+def divide(call: OperatorCall) -> str:
     """Elementwise; linear in the dividend unless it rounds."""
     return "... * -> ..." + ("" if call.arguments.get("rounding_mode") else " | linear {0}")
 
 
-def weight_norm(call: Call) -> str:
+def weight_norm(call: OperatorCall) -> str:
     """Each slice along ``dim`` has a norm of its own, computed over all the other dims."""
     rank = len(call.shape(0))
     kept = call.arguments["dim"] % rank
@@ -47,29 +47,29 @@ def weight_norm(call: Call) -> str:
     return write([tensor, tensor, norms, norms], [tensor, norms], "linear {0}")
 
 
-def full(call: Call) -> str:
+def full(call: OperatorCall) -> str:
     """Made on each rank; zeros are also a partial sum."""
     return "-> ..." + ("" if call.arguments["fill_value"] else " | linear {}")
 
 
-def new(call: Call) -> str:
+def new(call: OperatorCall) -> str:
     """Made on each rank whatever the first tensor's layout."""
     names = letters(len(call.result()) + len(call.shape(0)))
     result, like = names[: len(call.result())], names[len(call.result()) :]
     return write([like], [[*result, *(f"~{name}" for name in like)]])
 
 
-def new_full(call: Call) -> str:
+def new_full(call: OperatorCall) -> str:
     """As new; zeros are also a partial sum."""
     return new(call) + ("" if call.arguments["fill_value"] else " | linear {}")
 
 
-def new_zeros(call: Call) -> str:
+def new_zeros(call: OperatorCall) -> str:
     """As new, and a partial sum."""
     return new(call) + " | linear {}"
 
 
-def attention(call: Call) -> str:
+def attention(call: OperatorCall) -> str:
     """Batch, heads and the query sequence; query heads in groups of a key head.
 
     Under a causal mask a rank's queries start at ``offset`` among the keys, and the last of them attend to the most.
@@ -78,20 +78,20 @@ def attention(call: Call) -> str:
     return f"b (h g) s d!, b h t! d!, b h t! e!{_mask(call)} -> b (h g) s e!, b (h g) s{clause}"
 
 
-def attention_backward(call: Call) -> str:
+def attention_backward(call: OperatorCall) -> str:
     """As attention; gradients of keys and values add up over a split query sequence; linear in the gradient."""
     clause = " | triangle s" if call.arguments["causal"] else ""
     q, k, v = "b (h g) s d!", "b h t! d!", "b h t! e!"
     return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{_mask(call)} -> {q}, {k}, {v} | linear {{0}}{clause}"
 
 
-def _mask(call: Call) -> str:
+def _mask(call: OperatorCall) -> str:
     found = refs(call.arguments["mask"])
     words = ["b?", "(h g)?", "s?", "t?"]
     return "" if not found else ", " + term(words[4 - len(call.shape(found[0])) :])
 
 
-def convolution(call: Call) -> str:
+def convolution(call: OperatorCall) -> str:
     """Batch, groups and channels; a transposed one has its weight the other way round."""
     weight = "(g i) o _..." if call.arguments["transposed"] else "(g o) i _..."
     tensors = f"n (g={call.arguments['groups']} i) _..., {weight}"
@@ -100,13 +100,13 @@ def convolution(call: Call) -> str:
     return f"{tensors}, (g o) +i -> n (g o) _... | linear {{0 2}} {{1 2}}"
 
 
-def add_product(call: Call) -> str:
+def add_product(call: OperatorCall) -> str:
     """The bias broadcasts, and is added once: partial where the product is."""
     bias = ["m? n?", "n?"][2 - len(call.shape(0))] if call.shape(0) else "()"
     return f"{bias} +k, m k, k n -> m n | linear {{0 1}} {{0 2}}"
 
 
-def convolution_backward(call: Call) -> str:
+def convolution_backward(call: OperatorCall) -> str:
     """As the forward operator, with the gradient's batch and channels summed where they are missing."""
     weight = "(g i) o _..." if call.arguments["transposed"] else "(g o) i _..."
     g = f"g={call.arguments['groups']}"

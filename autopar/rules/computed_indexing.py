@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autopar.rules.signature import Call, refs
+from autopar.rules.signature import OperatorCall, refs
 from autopar.rules.writing import letters, write
 
 
-def index(call: Call) -> str:
+def index(call: OperatorCall) -> str:
     """The indexed dims are whole; the index's own dims and the others are free."""
     if _masks(call):
         return write([["_"] * len(tensor.shape) for tensor in call.inputs], [["_"] * len(call.result())])
@@ -15,7 +15,7 @@ def index(call: Call) -> str:
     return write([words, *indices], [result], "linear {0}")
 
 
-def index_put(call: Call) -> str:
+def index_put(call: OperatorCall) -> str:
     """The indexed dims are whole; the values' index dims add up when they accumulate; a mask with one value is elementwise."""
     if _masks(call):
         return _masked_put(call)
@@ -30,11 +30,11 @@ def index_put(call: Call) -> str:
     return write([whole, *terms], [whole], f"linear {{0 {values}}}")
 
 
-def _masks(call: Call) -> bool:
+def _masks(call: OperatorCall) -> bool:
     return any(call.inputs[item].dtype == "bool" for item in refs(call.arguments["indices"]))
 
 
-def _masked_put(call: Call) -> str:
+def _masked_put(call: OperatorCall) -> str:
     """``x[mask] = value``: free in every dim when there is one mask and one value, else whole."""
     indices = call.arguments["indices"]
     masks, (values,) = refs(indices), refs(call.arguments["values"])
@@ -46,7 +46,7 @@ def _masked_put(call: Call) -> str:
     return write([words, mask, ["1"] * len(call.shape(values))], [words], f"linear {{0 {values}}}")
 
 
-def _indexing(call: Call) -> tuple[list[str], list[str], list[str]]:
+def _indexing(call: OperatorCall) -> tuple[list[str], list[str], list[str]]:
     """(words of the indexed tensor, words of the broadcast index, words of what indexing it gives)."""
     indices = call.arguments["indices"]
     rank = len(call.shape(0))
@@ -61,7 +61,7 @@ def _indexing(call: Call) -> tuple[list[str], list[str], list[str]]:
     return words, placed, before + placed + after
 
 
-def _index_term(call: Call, position: int, placed: list[str]) -> list[str]:
+def _index_term(call: OperatorCall, position: int, placed: list[str]) -> list[str]:
     shape = call.shape(position)
     words = placed[len(placed) - len(shape) :]
     broadcast = [other for other in refs(call.arguments["indices"]) if other != position]
@@ -73,20 +73,20 @@ def _index_term(call: Call, position: int, placed: list[str]) -> list[str]:
     return ["1" if extent == 1 and whole != 1 else word for word, extent, whole in zip(words, shape, full, strict=True)]
 
 
-def gather(call: Call) -> str:
+def gather(call: OperatorCall) -> str:
     """The indexed dim is whole, the index's size along it free."""
     words, index_words = _along_index(call)
     return write([words, index_words], [index_words], "linear {0}")
 
 
-def scatter(call: Call) -> str:
+def scatter(call: OperatorCall) -> str:
     """The indexed dim is whole."""
     words, index_words = _along_index(call, whole=True)
     sources = [index_words] * len(refs(call.arguments.get("src")))
     return write([words, index_words, *sources], [words], "linear {0 2}" if sources else "")
 
 
-def scatter_add(call: Call) -> str:
+def scatter_add(call: OperatorCall) -> str:
     """The indexed dim is whole; parts of the source add up."""
     words, index_words = _along_index(call)
     if not words or call.shape(2) != call.shape(1):
@@ -96,7 +96,7 @@ def scatter_add(call: Call) -> str:
     return write([summed, index_words, index_words], [summed], "linear {0 2}")
 
 
-def scatter_reduce(call: Call) -> str:
+def scatter_reduce(call: OperatorCall) -> str:
     """The indexed dim is whole."""
     (source,) = refs(call.arguments["src"])
     if call.shape(source) != call.shape(1):
@@ -106,7 +106,7 @@ def scatter_reduce(call: Call) -> str:
     return write([words, index_words, index_words], [words])
 
 
-def _along_index(call: Call, *, whole: bool = False) -> tuple[list[str], list[str]]:
+def _along_index(call: OperatorCall, *, whole: bool = False) -> tuple[list[str], list[str]]:
     """Words of a tensor and of an index of as many dims: dims of equal size are shared, the indexed one is not."""
     shape = call.shape(0)
     (position,) = refs(call.arguments["index"])
@@ -119,13 +119,13 @@ def _along_index(call: Call, *, whole: bool = False) -> tuple[list[str], list[st
     return words, index_words
 
 
-def embedding_backward(call: Call) -> str:
+def embedding_backward(call: OperatorCall) -> str:
     """The table's rows are whole; rows of the gradient add up, unless scaled by how often each occurs."""
     whole = "!" if call.arguments["scale_grad_by_freq"] else ""
     return f"...{whole} k, ... -> _ k | linear {{0}}"
 
 
-def negative_log_likelihood(call: Call) -> str:
+def negative_log_likelihood(call: OperatorCall) -> str:
     """Rows are free when the losses are not reduced."""
     weight = "" if call.arguments["weight"] is None else ", c!"
     if len(call.shape(0)) != 2:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from autopar.rules.signature import Call
+from autopar.rules.signature import OperatorCall
 from autopar.rules.writing import letters, write
 
 Shape = tuple[int, ...]
 
 
-def view(call: Call) -> str:
+def view(call: OperatorCall) -> str:
     """The common factors of both shapes, major to minor."""
     inputs, outputs = refine(call.shape(0), call.result())
     return write([inputs], [outputs], "linear {0}")
@@ -77,13 +77,13 @@ def _dim(words: list[str], extent: int) -> str:
     return words[0] if len(words) == 1 else f"({' '.join(words)})"
 
 
-def permute(call: Call) -> str:
+def permute(call: OperatorCall) -> str:
     """Its dims in their new order."""
     names = letters(len(call.shape(0)))
     return write([names], [[names[dim] for dim in call.arguments["dims"]]], "linear {0}")
 
 
-def transpose(call: Call) -> str:
+def transpose(call: OperatorCall) -> str:
     """Two dims change places."""
     names = letters(len(call.shape(0)))
     if not names:
@@ -94,13 +94,13 @@ def transpose(call: Call) -> str:
     return write([names], [turned], "linear {0}")
 
 
-def turned(call: Call) -> str:
+def turned(call: OperatorCall) -> str:
     """A matrix's dims change places."""
     names = letters(len(call.shape(0)))
     return write([names], [names[::-1]], "linear {0}")
 
 
-def squeeze(call: Call) -> str:
+def squeeze(call: OperatorCall) -> str:
     """Dims of size 1 disappear; another dim that is named is never split down to 1, or it would disappear on the ranks."""
     shape = call.shape(0)
     dims = set(range(len(shape)))
@@ -120,7 +120,7 @@ def _never_single(name: str, extent: int) -> str:
     return f"({name}={extent // least} _)" if least < extent else "_"
 
 
-def expand(call: Call) -> str:
+def expand(call: OperatorCall) -> str:
     """New or grown dims are made on each rank."""
     shape, result = call.shape(0), call.result()
     names = letters(len(result))
@@ -129,7 +129,7 @@ def expand(call: Call) -> str:
     return write([words], [names], "linear {0}")
 
 
-def repeat(call: Call) -> str:
+def repeat(call: OperatorCall) -> str:
     """Each dim becomes copies of it, the copies major."""
     shape, repeats = call.shape(0), call.arguments["repeats"]
     names = letters(len(repeats))
@@ -140,7 +140,7 @@ def repeat(call: Call) -> str:
     return write([kept], [words], "linear {0}")
 
 
-def slice_dim(call: Call) -> str:
+def slice_dim(call: OperatorCall) -> str:
     """The sliced dim is whole, unless the slice takes all of it."""
     names = letters(len(call.shape(0)))
     dim = call.arguments["dim"]
@@ -151,7 +151,7 @@ def slice_dim(call: Call) -> str:
     return write([words], [words], "linear {0}")
 
 
-def pad(call: Call) -> str:
+def pad(call: OperatorCall) -> str:
     """Padded dims are whole; linear when the padding is zero."""
     rank, amounts = len(call.shape(0)), call.arguments["pad"]
     names = letters(rank)
@@ -161,7 +161,7 @@ def pad(call: Call) -> str:
     return write([names], [names], "" if call.arguments["value"] else "linear {0}")
 
 
-def roll(call: Call) -> str:
+def roll(call: OperatorCall) -> str:
     """The rolled dims are whole."""
     names = letters(len(call.shape(0)))
     dims = call.arguments["dims"] or tuple(range(len(names)))
@@ -170,7 +170,7 @@ def roll(call: Call) -> str:
     return write([names], [names], "linear {0}")
 
 
-def diagonal_backward(call: Call) -> str:
+def diagonal_backward(call: OperatorCall) -> str:
     """The two dims it is put back into are whole."""
     names = letters(len(call.result()))
     dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}
@@ -178,21 +178,21 @@ def diagonal_backward(call: Call) -> str:
     return write([[*rest, "_"]], [["_" if dim in dims else name for dim, name in enumerate(names)]], "linear {0}")
 
 
-def unfold(call: Call) -> str:
+def unfold(call: OperatorCall) -> str:
     """The windowed dim is whole."""
     names = letters(len(call.shape(0)))
     names[call.arguments["dimension"]] = "_"
     return write([names], [[*names, "_"]], "linear {0}")
 
 
-def unfold_backward(call: Call) -> str:
+def unfold_backward(call: OperatorCall) -> str:
     """The windowed dim is whole."""
     names = letters(len(call.result()))
     names[call.arguments["dim"]] = "_"
     return write([[*names, "_"]], [names], "linear {0}")
 
 
-def diagonal(call: Call) -> str:
+def diagonal(call: OperatorCall) -> str:
     """The two dims it is taken from are whole."""
     names = letters(len(call.shape(0)))
     dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}

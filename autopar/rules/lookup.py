@@ -11,7 +11,7 @@ from autopar.graph import Op, Tensor
 from autopar.rules.binding import bind
 from autopar.rules.notation import parse
 from autopar.rules.rule import ShardingRule
-from autopar.rules.signature import Call, Row, call_of, dims_of
+from autopar.rules.signature import OperatorCall, Row, call_of, dims_of
 from autopar.rules.table import ROWS
 
 BY_NAME: Mapping[str, Row] = {row.name: row for row in ROWS}
@@ -35,14 +35,14 @@ def find_rule(op: Op, tensors: Mapping[str, Tensor]) -> ShardingRule:
     """
     inputs = tuple(tensors[name] for name in op.inputs)
     outputs = tuple(tensors[name] for name in op.outputs)
-    return _find(op.target, op.args, op.kwargs, tuple(_signature(t) for t in inputs), tuple(_signature(t) for t in outputs))
+    return _find(op.target, op.args, op.kwargs, tuple(_shape_dtype(t) for t in inputs), tuple(_shape_dtype(t) for t in outputs))
 
 
-def _signature(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+ShapeDtype = tuple[tuple[int, ...], str]
+
+
+def _shape_dtype(tensor: Tensor) -> ShapeDtype:
     return tensor.shape, tensor.dtype
-
-
-Signature = tuple[tuple[int, ...], str]
 
 
 @lru_cache(maxsize=65536)
@@ -50,8 +50,8 @@ def _find(
     target: str,
     args: tuple[object, ...],
     kwargs: tuple[tuple[str, object], ...],
-    inputs: tuple[Signature, ...],
-    outputs: tuple[Signature, ...],
+    inputs: tuple[ShapeDtype, ...],
+    outputs: tuple[ShapeDtype, ...],
 ) -> ShardingRule:
     row = find_row(target)
     if row is None:
@@ -63,7 +63,7 @@ def _find(
         return unknown(target, [shape for shape, _ in inputs], [shape for shape, _ in outputs], problem.message)
 
 
-def bound(row: Row, call: Call) -> ShardingRule:
+def bound(row: Row, call: OperatorCall) -> ShardingRule:
     """The row's rule with the call's shapes put in."""
     texts = row.rule(call) if callable(row.rule) else row.rule
     slots = list(call.slots) if "(" in row.operator and not callable(row.rule) else None
@@ -82,14 +82,14 @@ def bound(row: Row, call: Call) -> ShardingRule:
     raise problem
 
 
-def _without_boolean_flows(rule: ShardingRule, call: Call) -> ShardingRule:
+def _without_boolean_flows(rule: ShardingRule, call: OperatorCall) -> ShardingRule:
     """A boolean tensor is no sum."""
     boolean = any(tensor.dtype == "bool" for tensor in call.outputs)
     flows = tuple(group for group in rule.flows if not boolean and not any(call.inputs[index].dtype == "bool" for index in group))
     return rule if flows == rule.flows else replace(rule, flows=flows)
 
 
-def _present(text: str, call: Call, row: Row) -> tuple[str, ...]:
+def _present(text: str, call: OperatorCall, row: Row) -> tuple[str, ...]:
     """The rule for the outputs that the call's mask asks for. An output that is not asked for may still be there, of its own
     shape or of none in particular."""
     if not row.mask:

@@ -16,7 +16,7 @@ REQUIRED = object()
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """An operator with its arguments by name, shapes and dtypes.
 
     Args:
@@ -61,7 +61,7 @@ class Row:
 
     family: str
     operator: str
-    rule: str | tuple[str, ...] | Callable[[Call], str]
+    rule: str | tuple[str, ...] | Callable[[OperatorCall], str]
     at: str = ""
     keep: str = ""
     mask: str = ""
@@ -107,7 +107,7 @@ def signature(operator: str) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def call_of(op: Op, row: Row, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Call:
+def call_of(op: Op, row: Row, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> OperatorCall:
     """The operator's arguments by the row's names.
 
     Raises:
@@ -130,7 +130,7 @@ def call_of(op: Op, row: Row, inputs: tuple[Tensor, ...], outputs: tuple[Tensor,
     for name, value in given.items():
         arguments.setdefault(name, value)
     slots = tuple(refs(arguments[parameter.name]) for parameter in parameters if parameter.kind != "plain")
-    return Call(op.target, arguments, inputs, outputs, slots)
+    return OperatorCall(op.target, arguments, inputs, outputs, slots)
 
 
 def refs(argument: Argument) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def refs(argument: Argument) -> tuple[int, ...]:
     return ()
 
 
-def dims_of(call: Call, row: Row) -> tuple[int, ...] | None:
+def dims_of(call: OperatorCall, row: Row) -> tuple[int, ...] | None:
     """The dims the rule is about, as the call's argument gives them; None when the row is not about given dims."""
     if not row.at:
         return None

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from autopar.rules import computed, computed_indexing, computed_layout
-from autopar.rules.signature import Call, Row
+from autopar.rules.signature import OperatorCall, Row
 
 
-def _rows(family: str, operators: str, rule: str | Callable[[Call], str], arguments: str = "", **more: Any) -> tuple[Row, ...]:
+def _rows(family: str, operators: str, rule: str | Callable[[OperatorCall], str], arguments: str = "", **more: Any) -> tuple[Row, ...]:
     """One row for each operator of a list, all with one rule and one signature."""
     return tuple(Row(family, f"aten.{name}" + (f"({arguments})" if arguments else ""), rule, **more) for name in operators.split())
 

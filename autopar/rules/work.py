@@ -22,6 +22,12 @@ def flops(op: Op, tensors: Mapping[str, Tensor]) -> float:
     return _WORK[row.work if row else "elements"](op, tensors)
 
 
+def family(op: Op) -> str:
+    """The operator's family in the table, ``unknown`` without a row: the class by which cost models tell operators apart."""
+    row = find_row(op.target)
+    return "unknown" if row is None else row.family
+
+
 def is_alias(op: Op) -> bool:
     """Whether output 0 shares the storage of input 0 (views)."""
     row = find_row(op.target)

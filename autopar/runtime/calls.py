@@ -24,11 +24,11 @@ def is_leaf(tree: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Signature:
-    """How a module that was captured is called.
+class CallTree:
+    """The nesting of the tensors in a captured call's arguments and result.
 
     Args:
-        arguments: ``Graph.arguments``.
+        arguments: ``Graph.arguments``, the recorded trees.
         forward: the original forward, so that an argument captured by position may be passed by name, and the other way round.
     """
 

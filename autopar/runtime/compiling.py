@@ -16,7 +16,7 @@ from autopar.importer import Capture, capture
 from autopar.program import Program, build_program
 from autopar.recording import replay
 from autopar.runtime.backends import ProcessRanks
-from autopar.runtime.calls import Signature, is_leaf
+from autopar.runtime.calls import CallTree, is_leaf
 from autopar.runtime.emission import emit
 from autopar.runtime.execution import bind, groups_needed
 from autopar.runtime.module import Inputs, ShardedModule, Step, check_gradient_specs
@@ -140,8 +140,8 @@ def compile_program(
     own_constants = {
         item.tensor: place.own_part(constants[item.name], program.specs[item.tensor]) for item in graph.of_kind("constant")
     }  # fmt: skip
-    signature = Signature(graph.arguments, model.forward)
-    return ShardedModule(copy_tree(model, sharded), step, signature, own_constants, plan, still)
+    call_tree = CallTree(graph.arguments, model.forward)
+    return ShardedModule(copy_tree(model, sharded), step, call_tree, own_constants, plan, still)
 
 
 def check_torch(plan: Plan) -> None:

@@ -23,7 +23,7 @@ from autopar.dialect import random_step
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput
 from autopar.program import Program
-from autopar.runtime.calls import Signature
+from autopar.runtime.calls import CallTree as Signature
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Locals, Observed
 from autopar.runtime.placement import local_part

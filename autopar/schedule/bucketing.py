@@ -13,7 +13,7 @@ from itertools import count
 
 from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
 from autopar.schedule.ordering import start_and_wait
-from autopar.schedule.windows import Window, moving, windows
+from autopar.schedule.windows import Window, lazily, moving, windows
 
 JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 """The kinds that are put in buckets."""
@@ -74,35 +74,9 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
         calls[call.id] = call
         pair = start_and_wait(call, schedule.machine, number)
         made.update((item.id, pair) for item in group)
-    producer: dict[str, Instruction] = {}
-    pairs: dict[int, tuple[Instruction, ...]] = {}
-    soft: list[Instruction] = []
-    for item in moving(schedule):
-        both = made.get(item.id) or ((item, waits[item.of]) if item.kind == "start" else (item,))
-        if both[0].id not in pairs:
-            pairs[both[0].id] = both
-            soft.append(both[0])
-            producer.update(dict.fromkeys(both[0].writes, both[0]))
-    found: list[Instruction] = []
-    done: set[int] = set()
+    soft = list({pair[0].id: pair for pair in (made.get(item.id) or _pair(item, waits) for item in moving(schedule))}.values())
+    return replace(schedule, instructions=lazily([item for item in schedule.instructions if item.kind == "run"], soft), collectives=calls)
 
-    def make(item: Instruction) -> None:
-        if item.id not in done:
-            done.add(item.id)
-            for value in item.reads:
-                if value in producer:
-                    make(producer[value])
-            found.extend(pairs[item.id])
 
-    fixed = [item for item in schedule.instructions if item.kind == "run"]
-    for phase in ("forward", "backward"):
-        for item in fixed:
-            if item.phase == phase:
-                for value in item.reads:
-                    if value in producer:
-                        make(producer[value])
-                found.append(item)
-        for item in soft:
-            if item.phase == phase:
-                make(item)
-    return replace(schedule, instructions=tuple(found), collectives=calls)
+def _pair(item: Instruction, waits: Mapping[str, Instruction]) -> tuple[Instruction, ...]:
+    return (item, waits[item.of]) if item.kind == "start" else (item,)

@@ -234,12 +234,12 @@ class Limits:
         bucket_bytes: most bytes of a bucket, and so of what small collectives are joined to; a larger value is a call of its own.
         ahead_bytes: most bytes of collectives in flight ahead of their readers, and of those behind that nobody reads in the phase;
             one call of each is always allowed.
-        fill: operators off the longest chain of dependencies wait for gaps in which others would wait for a collective.
+        aside_bytes: most bytes kept by operators that are set aside to fill gaps in which others would wait for a collective; 0: none are.
     """
 
     bucket_bytes: int = 25 * 2**20
     ahead_bytes: int = 100 * 2**20
-    fill: bool = False
+    aside_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from autopar.graph import Graph
 from autopar.schedule.assignment import Assignment
 from autopar.schedule.bucketing import bucket
+from autopar.schedule.filling import fill
 from autopar.schedule.freeing import free
 from autopar.schedule.instructions import Limits, Schedule
 from autopar.schedule.legality import check_legal
@@ -15,7 +16,9 @@ from autopar.schedule.prefetching import prefetch
 from autopar.schedule.sharing import share
 from cost_models import Machine
 
-PASSES: tuple[tuple[str, Callable[[Schedule], Schedule]], ...] = (("bucket", bucket), ("prefetch", prefetch), ("free", free))
+PASSES: tuple[tuple[str, Callable[[Schedule], Schedule]], ...] = (
+    ("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("free", free),
+)
 """What is done to the list after ``share`` and ``order`` have made it, by name."""
 
 

@@ -1,7 +1,8 @@
 """prefetch: collectives start as early as data and memory allow, and are waited for just before their first reader.
 
-- What is there when the phase begins (weights to gather) starts ahead of its readers, in the order in which they come, as long as what
-  is in flight stays within ``limits.ahead_bytes``.
+- What is there when the phase begins (weights to gather) starts ahead of its readers, just early enough
+  to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. It lets pass
+  what operators will wait for, where it can.
 - What the phase makes starts as soon as it is made.
 - What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
   the oldest is waited for, so that its buffers can be freed.
@@ -10,9 +11,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -21,14 +23,81 @@ from autopar.schedule.windows import Window, anchors, moving, windows
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
     found = windows(schedule)
-    return replace(schedule, instructions=tuple(_Placing(schedule, found).run()))
+    return replace(schedule, instructions=tuple(_Placing(schedule, found, times(schedule, found)).run()))
+
+
+LEAD = 2.0
+"""A gather may start so many times its own length ahead of the moment at which it must be under way to arrive in time."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """When calls that may run ahead should start, by the clock of the operators alone.
+
+    Args:
+        clock: when each anchor begins, and at last when all have ended.
+        early, late: by instruction id the anchor before which a call may start, and the one before which it must.
+        others: for each link the anchors before which what the phase makes starts on it, in order.
+    """
+
+    clock: Sequence[float]
+    early: Mapping[int, int]
+    late: Mapping[int, int]
+    others: Mapping[str, Sequence[int]]
+
+    def holds_up(self, item: Instruction, index: int) -> bool:
+        """Whether a call that starts before anchor ``index`` would keep its link from another for which operators wait, though
+        it could follow that one and still be in time."""
+        for link in item.streams:
+            starts = self.others.get(link, ())
+            place = bisect_right(starts, index)
+            if place < len(starts) and starts[place] <= self.late[item.id]:
+                if self.clock[index] + item.seconds > self.clock[starts[place]]:
+                    return True
+        return False
+
+
+def times(schedule: Schedule, found: Mapping[int, Window]) -> Times:
+    """Links are filled from the end: each call ends before its deadline and before the next one on its link begins."""
+    clock = [0.0]
+    for item in anchors(schedule):
+        clock.append(clock[-1] + item.seconds)
+    starts = [item for item in moving(schedule) if item.kind == "start"]
+    place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
+    early, late = (_latest(starts, found, place, clock, lead) for lead in (LEAD, 1.0))
+    others: dict[str, list[int]] = {}
+    for item in starts:
+        if not found[item.id].ahead and not found[item.id].behind:
+            for link in item.streams:
+                others.setdefault(link, []).append(found[item.id].ready + 1)
+    return Times(clock, early, late, {link: sorted(set(numbers)) for link, numbers in others.items()})
+
+
+def _latest(
+    starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Sequence[float], lead: float
+) -> Mapping[int, int]:  # fmt: skip
+    """For each call that may run ahead, the anchor before which it starts to be in time, ``lead`` times its length ahead."""
+    needed: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    latest: dict[int, int] = {}
+    for item in sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True):
+        end = min([clock[place[item.id]], *(busy.get(link, clock[-1]) for link in item.streams)])
+        if not found[item.id].behind:
+            end = min([end, *(needed.get(value, end) for value in item.writes)])
+        begin = end - item.seconds * lead
+        busy.update(dict.fromkeys(item.streams, end - item.seconds))
+        for value in item.reads:
+            needed[value] = min(needed.get(value, begin), begin)
+        if found[item.id].ahead:
+            latest[item.id] = max(bisect_right(clock, begin) - 1, 0)
+    return latest
 
 
 class _Placing:
     """One sweep over the operators; ``out`` grows."""
 
-    def __init__(self, schedule: Schedule, found: Mapping[int, Window]) -> None:
-        self.schedule, self.found, self.limit = schedule, found, schedule.limits.ahead_bytes
+    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: Times) -> None:
+        self.schedule, self.found, self.times, self.limit = schedule, found, times, schedule.limits.ahead_bytes
         self.soft = moving(schedule)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
@@ -47,15 +116,15 @@ class _Placing:
         numbered = list(enumerate(fixed))
         for phase in ("forward", "backward"):
             gathers = [item for item in self.soft if item.phase == phase and item.kind == "start" and self.found[item.id].ahead]
-            gathers.sort(key=lambda item: (self.found[item.id].deadline, self.found[item.id].depth))
+            gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
             for index, item in numbered:
                 if item.phase != phase:
                     continue
-                self._run_ahead()
+                self._run_ahead(index)
                 for value in item.reads:
                     self._arrive(value)
-                self._run_ahead()
+                self._run_ahead(index)
                 self.out.append(item)
                 for other in made.get(index, ()):
                     self._made(other)
@@ -64,9 +133,16 @@ class _Placing:
                     self._finish(item)
         return self.out
 
-    def _run_ahead(self) -> None:
-        while self.queue and (self.queue[0].id in self.started or not self.ahead or self.ahead + self._held(self.queue[0]) <= self.limit):
-            self._start(self.queue.popleft())
+    def _run_ahead(self, index: int) -> None:
+        """Starts what must be under way when the operator ``index`` runs, as far as the limit allows."""
+        while self.queue:
+            first = self.queue[0]
+            if first.id not in self.started:
+                full = self.ahead and self.ahead + self._held(first) > self.limit
+                if full or self.times.early[first.id] > index or self.times.holds_up(first, index):
+                    return
+                self._start(first)
+            self.queue.popleft()
 
     def _made(self, item: Instruction) -> None:
         """What reads only what is there now: calls start, and slices that nobody in the phase reads are cut, so that the whole can go."""

@@ -87,3 +87,34 @@ def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:
     """For each phase the index before its first anchor and the one after its last."""
     middle = sum(item.phase == "forward" for item in fixed)
     return {"forward": (-1, middle), "backward": (middle - 1, len(fixed))}
+
+
+def lazily(fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]) -> tuple[Instruction, ...]:
+    """Operators in the given order, and everything between them just before its first reader, or at the end of its phase.
+
+    Args:
+        soft: slices, and starts with their waits.
+    """
+    producer = {value: group for group in soft for value in group[0].writes}
+    found: list[Instruction] = []
+    done: set[int] = set()
+
+    def make(group: tuple[Instruction, ...]) -> None:
+        if group[0].id not in done:
+            done.add(group[0].id)
+            for value in group[0].reads:
+                if value in producer:
+                    make(producer[value])
+            found.extend(group)
+
+    for phase in ("forward", "backward"):
+        for item in fixed:
+            if item.phase == phase:
+                for value in item.reads:
+                    if value in producer:
+                        make(producer[value])
+                found.append(item)
+        for group in soft:
+            if group[0].phase == phase:
+                make(group)
+    return tuple(found)

@@ -256,7 +256,7 @@ def _least_held(model: Model, problem: Problem, seed: int) -> np.ndarray:
         np.where(old >= INFINITE, INFINITE, np.rint(part * scale).astype(np.int64))
         for old, part in zip(np.split(problem.costs, problem.node_ptr[1:-1]), np.split(weight, problem.node_ptr[1:-1]), strict=True)
     ]
-    edges = [(u, v, np.where(np.isfinite(table), 0, INFINITE)) for u, v, table in model.edges]
+    edges = [(edge.source, edge.target, np.where(np.isfinite(edge.seconds), 0, INFINITE)) for edge in model.edges]
     found = solve(Problem.build(costs, edges, name="memory"), time_limit=HALVING_SECONDS, gap=1e-3, seed=seed).choices
     assert found is not None, "without a limit every graph has a plan"
     return found

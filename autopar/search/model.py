@@ -20,13 +20,14 @@ more: the bound stays true, and the program's own peak decides in ``find_plan``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from autopar.graph import Graph, Phase
+from autopar.graph import Graph, Phase, Tensor
 from autopar.rules import is_alias
 from autopar.schedule import OUTPUT
 from autopar.search.lives import add_lives
@@ -89,15 +90,37 @@ class Site:
         return [r for r in readers if r.phase == "forward"], [r for r in readers if r.phase == "backward"]
 
 
+@dataclass(frozen=True)
+class Edge:
+    """Seconds between the choices of two nodes; infinite where they do not go together.
+
+    Args:
+        phase: when the reshard it prices runs.
+        tensor: what is resharded; None where nothing is: the finite entries are 0.
+        sources, targets: the specs behind the rows and columns, where something is.
+        readers: among how many readers an equal reshard would be made once.
+    """
+
+    source: int
+    target: int
+    seconds: np.ndarray
+    phase: Phase = "forward"
+    tensor: Tensor | None = None
+    sources: tuple[ShardingSpec, ...] = ()
+    targets: tuple[ShardingSpec, ...] = ()
+    readers: int = 1
+
+
 @dataclass
 class Model:
     """The problem under construction, and what its nodes stand for."""
 
     space: Space
     nodes: list[Node] = field(default_factory=list)
-    edges: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
     number: dict[tuple[str, str], int] = field(default_factory=dict)
     sites: dict[str, Site] = field(default_factory=dict)
+    _made: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
         self.number[node.kind + (node.phase if node.kind == "layout" else ""), node.name] = len(self.nodes)
@@ -106,25 +129,115 @@ class Model:
             node.items = [[] for _ in node.seconds]
         return len(self.nodes) - 1
 
-    def connect(self, source: int, target: int, table: np.ndarray) -> None:
-        self.edges.append((source, target, table))
+    def masked(
+        self, table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], sums: tuple[bool, ...] = ()
+    ) -> np.ndarray:  # fmt: skip
+        """``_without_masks``, once for equal tables."""
+        return self.once((id(table), sums), lambda: _without_masks(table, sources, targets, sums), table)
 
-    def problem(self, limit: int | None) -> tuple[Problem, float]:
+    def followed(self, table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """The table of a view that takes what it can as it is, once for equal tables."""
+
+        def make() -> np.ndarray:
+            same = self.space.equality_table(sources, targets)
+            return np.where((same == 0).any(axis=1, keepdims=True), same, table)
+
+        return self.once((id(table), "follows"), make, table)
+
+    def once_free(self, table: np.ndarray) -> np.ndarray:
+        """``_free``, once for equal tables."""
+        return self.once((id(table), "free"), lambda: _free(table), table)
+
+    def once(self, key: object, make: Callable[[], np.ndarray], *held: np.ndarray) -> np.ndarray:
+        if key not in self._made:
+            self._made[key] = (make(), *held)  # held, so that no other table takes the identity in the key
+        return self._made[key][0]
+
+    def loads(self, edge: Edge, link: str) -> np.ndarray:
+        """Seconds for which an edge's reshards hold ``link``, latencies left out; 0 where nothing is resharded."""
+        assert edge.tensor is not None
+        loads = self.space.load_table(edge.tensor, edge.sources, edge.targets, link)
+        return self.once(
+            (id(edge.seconds), link), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), loads, 0.0), edge.seconds
+        )  # fmt: skip
+
+    def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
+        """Seconds for which an operator's inner collectives hold each link they hold at all."""
+        return {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}
+
+    @cached_property
+    def incoming(self) -> list[list[int]]:
+        """For each node the numbers of the edges that lead to it."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for number, edge in enumerate(self.edges):
+            found[edge.target].append(number)
+        return found
+
+    def in_time(self, phase: Phase) -> list[int]:
+        """The nodes of a phase that time passes through: operators as captured, each after the layouts it reads, then who reads last."""
+        found: dict[int, None] = {}
+        for op in self.space.graph.ops:
+            if op.phase == phase:
+                number = self.number["op", op.name]
+                found.update((self.edges[index].source, None) for index in self.incoming[number] if self._is_layout(index, phase))
+                found[number] = None
+        for number, node in enumerate(self.nodes):
+            if node.kind in ("input", "output"):
+                found.update((self.edges[index].source, None) for index in self.incoming[number] if self._is_layout(index, phase))
+                if any(self.edges[index].phase == phase for index in self.incoming[number]):
+                    found[number] = None
+        return list(found)
+
+    def _is_layout(self, index: int, phase: Phase) -> bool:
+        node = self.nodes[self.edges[index].source]
+        return node.kind == "layout" and node.phase == phase
+
+    def connect(self, source: int, target: int, table: np.ndarray, **more: Any) -> None:
+        self.edges.append(Edge(source, target, table, **more))
+
+    def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
         """The integer problem and its unit in seconds: costs are rounded down to multiples of it, which lowers the bound.
+
+        Args:
+            weights: what each node and edge counts; seconds in sequence when not given.
 
         The unit is chosen so that the sum of the largest finite entries stays under 2**52.
         """
-        ceiling = sum(_largest(node.seconds) for node in self.nodes) + sum(_largest(table) for _, _, table in self.edges)
+        priced = (weights or InSequence()).price(self)
+        ceiling = sum(_largest(table) for table in priced.nodes) + sum(priced.most[id(table)] for table in priced.edges)
         unit = max(ceiling, 1e-30) / 2**52
-        costs = [_integers(node.seconds, unit) for node in self.nodes]
+        costs = [_integers(table, unit) for table in priced.nodes]
         rounded: dict[int, np.ndarray] = {}
         edges = []
-        for source, target, table in self.edges:
+        for edge, table in zip(self.edges, priced.edges, strict=True):
             if id(table) not in rounded:
                 rounded[id(table)] = _integers(table, unit)
-            edges.append((source, target, rounded[id(table)]))
+            edges.append((edge.source, edge.target, rounded[id(table)]))
         items = [node.items for node in self.nodes]
         return Problem.build(costs, edges, items=items, limit=limit, name="plan"), unit
+
+
+class Priced:
+    """Seconds of every node and edge under some weights. Equal tables are one object."""
+
+    def __init__(self, nodes: list[np.ndarray], edges: list[np.ndarray]) -> None:
+        self.nodes, self.edges = nodes, edges
+        self.most = {id(table): 0.0 for table in edges}
+        for table in {id(table): table for table in edges}.values():
+            self.most[id(table)] = _largest(table)
+
+
+class Weights(Protocol):
+    """How much of each node's and edge's seconds counts."""
+
+    def price(self, model: Model) -> Priced: ...
+
+
+class InSequence:
+    """Everything counts: compute, communication and optimizer one after another."""
+
+    def price(self, model: Model) -> Priced:
+        return Priced([node.seconds for node in model.nodes], [edge.seconds for edge in model.edges])
 
 
 def _largest(table: np.ndarray) -> float:
@@ -212,16 +325,16 @@ def _add_site(model: Model, tensor: str, readers: list[Reader]) -> None:
     if early and (len(early) > 1 or late or pinned):
         site.forward = _add_layout(model, site, "forward", source, specs, early, pinned)
         layout = model.nodes[site.forward]
-        _connect_readers(model, tensor, site.forward, layout.specs, early)
+        _connect_readers(model, tensor, site.forward, layout.specs, early, "forward")
         if late:
             site.saved = _add_saved(model, site, layout)
             current, current_specs = site.saved, model.nodes[site.saved].specs
     elif early:
-        _connect_readers(model, tensor, source, specs, early)
+        _connect_readers(model, tensor, source, specs, early, "forward")
     if len(late) > 1 or (late and pinned and not early):
         site.backward = _add_layout(model, site, "backward", current, current_specs, late, pinned if not early else None)
         current, current_specs = site.backward, model.nodes[site.backward].specs
-    _connect_readers(model, tensor, current, current_specs, late)
+    _connect_readers(model, tensor, current, current_specs, late, "backward")
 
 
 def _add_layout(
@@ -232,16 +345,20 @@ def _add_layout(
         wanted = {pinned: None}
     elif len(readers) > 1:
         wanted.update(dict.fromkeys(specs))
-    chosen = tuple(wanted)
-    table = _without_masks(model.space.reshard_table(model.space.graph.tensors[site.tensor], specs, chosen), specs, chosen)
+    chosen, whole = tuple(wanted), model.space.graph.tensors[site.tensor]
+    table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
     reachable = np.isfinite(table).any(axis=0)
-    chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
+    if not reachable.all():
+        chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
+        table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
     node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase))
-    model.connect(source, node, table[:, reachable])
+    model.connect(source, node, table, phase=phase, tensor=whole, sources=specs, targets=chosen)
     return node
 
 
-def _connect_readers(model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader]) -> None:
+def _connect_readers(
+    model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], phase: Phase
+) -> None:  # fmt: skip
     """Edges from what is shared to each reader.
 
     A layout with one reader is that reader's reshard: equality. A view that can take the spec as it is does so:
@@ -250,14 +367,15 @@ def _connect_readers(model: Model, tensor: str, source: int, specs: tuple[Shardi
     alone = len(readers) == 1 and model.nodes[source].kind == "layout"
     for reader in readers:
         if alone and not model.space.pins.tensors.get(tensor):
-            table = model.space.equality_table(specs, reader.specs)
-        else:
-            table = model.space.reshard_table(model.space.graph.tensors[tensor], specs, reader.specs)
-            table = _without_masks(table, specs, reader.specs, reader.sums)
-            if reader.follows:
-                same = model.space.equality_table(specs, reader.specs)
-                table = np.where((same == 0).any(axis=1, keepdims=True), same, table)
-        model.connect(source, reader.node, table)
+            model.connect(source, reader.node, model.space.equality_table(specs, reader.specs), phase=phase)
+            continue
+        whole = model.space.graph.tensors[tensor]
+        table = model.masked(model.space.reshard_table(whole, specs, reader.specs), specs, reader.specs, reader.sums)
+        if reader.follows:
+            table = model.followed(table, specs, reader.specs)
+        model.connect(
+            source, reader.node, table, phase=phase, tensor=whole, sources=specs, targets=reader.specs, readers=len(readers)
+        )  # fmt: skip
 
 
 def _without_masks(
@@ -283,12 +401,17 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
     node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))
     choice = np.array(from_layout)
     same = space.equality_table(site.specs, specs)
-    table = same if stored else _free(space.reshard_table(tensor, site.specs, specs))
-    model.connect(site.producer, node, np.where(choice[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table))
-    table = _free(space.reshard_table(tensor, layout.specs, specs))
+    table = same if stored else model.once_free(space.reshard_table(tensor, site.specs, specs))
+    model.connect(site.producer, node, model.once((id(table), from_layout, "own"), lambda: _own(table, same, choice), table))
+    shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
     assert site.forward is not None
-    model.connect(site.forward, node, np.where(choice[None, :], table, 0.0))
+    model.connect(site.forward, node, model.once((id(shared), from_layout, "made"), lambda: np.where(choice, shared, 0.0), shared))
     return node
+
+
+def _own(table: np.ndarray, same: np.ndarray, from_layout: np.ndarray) -> np.ndarray:
+    """From the producer's version where the choice is of it; else another spec than it has."""
+    return np.where(from_layout[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table)
 
 
 def _free(table: np.ndarray) -> np.ndarray:

@@ -5,13 +5,16 @@ Equal operators (same target, arguments, shapes) share their strategies and pric
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard import find_reshard
+from autopar.reshard.cuts import prime_cut
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT
 from autopar.search.pins import Pins
@@ -28,10 +31,11 @@ would be thousands for one operator, and a problem of hundreds of millions of en
 
 @dataclass(frozen=True)
 class OpChoices:
-    """The strategies of one operator and their seconds (compute and inner collectives)."""
+    """The strategies of one operator, their seconds (compute and inner collectives) and for how long each holds each link."""
 
     strategies: tuple[Strategy, ...]
     seconds: np.ndarray
+    loads: Mapping[str, np.ndarray]
 
     def inputs(self, position: int) -> tuple[ShardingSpec, ...]:
         return tuple(strategy.inputs[position] for strategy in self.strategies)
@@ -55,7 +59,9 @@ class Space:
     pins: Pins
     unknown: dict[str, str] = field(default_factory=dict)
     _ops: dict[object, OpChoices] = field(default_factory=dict)
-    _tables: dict[object, np.ndarray] = field(default_factory=dict)
+    _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    _equal: dict[object, np.ndarray] = field(default_factory=dict)
+    _prices: dict[object, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -75,8 +81,18 @@ class Space:
             seconds = [
                 pricing.compute_seconds(op, self.graph.tensors, s, self.machine) + pricing.inner_seconds(s, self.machine) for s in offered
             ]
-            found = self._ops[key] = OpChoices(offered, np.array(seconds))
+            found = self._ops[key] = OpChoices(offered, np.array(seconds), self._inner_loads(offered))
         return found
+
+    def _inner_loads(self, offered: tuple[Strategy, ...]) -> Mapping[str, np.ndarray]:
+        """The collectives inside operators, which nothing joins: their whole price holds their links."""
+        loads = {link: np.zeros(len(offered)) for link in self.links}
+        for number, strategy in enumerate(offered):
+            for inner in strategy.inner:
+                axes = pricing.whole_axes(inner.axes, self.machine)
+                for link in self.machine.links(axes):
+                    loads[link][number] += self.machine.collective_seconds(inner.kind, inner.bytes, axes)
+        return loads
 
     def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
         """Specs a graph input may have: the pinned one, or all."""
@@ -121,38 +137,69 @@ class Space:
 
     def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
         """Seconds from each source spec to each target spec, shape [sources, targets]; infinite where impossible."""
+        return self._reshard_tables(tensor, sources, targets)[0]
+
+    def load_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], link: str) -> np.ndarray:
+        """Seconds for which each reshard holds ``link``, without latencies: what it adds to the link's work at least, in any bucket."""
+        return self._reshard_tables(tensor, sources, targets)[1 + self.links.index(link)]
+
+    @cached_property
+    def links(self) -> tuple[str, ...]:
+        """Every link that a collective on this mesh may hold."""
+        return tuple(sorted({link for part in prime_cut(self.machine).parts for link in self.machine.links((part,))}))
+
+    def _reshard_tables(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> Sequence[np.ndarray]:
+        """Seconds, then each link's load."""
         key = (tensor.shape, tensor.dtype, sources, targets)
         found = self._tables.get(key)
         if found is None:
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
-            small = np.array([[self._seconds(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(
-                len(distinct_s), len(distinct_t)
+            small = np.array([[self._price(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(
+                len(distinct_s), len(distinct_t), 1 + len(self.links)
             )
             rows = [distinct_s.index(s) for s in sources] if len(distinct_s) < len(sources) else slice(None)
             columns = [distinct_t.index(t) for t in targets] if len(distinct_t) < len(targets) else slice(None)
-            found = self._tables[key] = small[rows][:, columns]
-            found.setflags(write=False)
+            whole = small[rows][:, columns]
+            found = self._tables[key] = tuple(np.ascontiguousarray(whole[:, :, index]) for index in range(whole.shape[2]))
+            for table in found:
+                table.setflags(write=False)
         return found
 
     def equality_table(self, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
         """0 where the specs are the same, infinite elsewhere."""
         key = (sources, targets)
-        found = self._tables.get(key)
+        found = self._equal.get(key)
         if found is None:
             number = {spec: index for index, spec in enumerate(dict.fromkeys((*sources, *targets)))}
             same = np.array([number[s] for s in sources])[:, None] == np.array([number[t] for t in targets])[None, :]
-            found = self._tables[key] = np.where(same, 0.0, IMPOSSIBLE)
+            found = self._equal[key] = np.where(same, 0.0, IMPOSSIBLE)
             found.setflags(write=False)
         return found
 
-    def _seconds(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> float:
+    def _price(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[float, ...]:
+        """Seconds of a reshard, then for how long it holds each link without latencies."""
+        nothing = (0.0,) * (1 + len(self.links))
         if source == target:
-            return 0.0
+            return nothing
         new = [item for item in target.partial if item[0] not in source.partial_axes and item[1] == "sum"]
         if new:  # a whole value becomes a partial sum for nothing: the same price as without, asked once
-            return self._seconds(tensor, source, ShardingSpec(target.dims, tuple(item for item in target.partial if item not in new)))
-        found = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
-        return IMPOSSIBLE if found is None else found.seconds
+            return self._price(tensor, source, ShardingSpec(target.dims, tuple(item for item in target.partial if item not in new)))
+        key = (tensor.shape, tensor.dtype, source, target)
+        price = self._prices.get(key)
+        if price is None:
+            found = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
+            if found is None:
+                price = (IMPOSSIBLE, *nothing[1:])
+            else:
+                held = dict.fromkeys(self.links, 0.0)
+                for step in found.steps:
+                    if step.is_collective:
+                        load = max(step.seconds - self.machine.latency_seconds(step.kind, step.axes), 0.0)
+                        for link in self.machine.links(step.axes):
+                            held[link] += load
+                price = (found.seconds, *held.values())
+            self._prices[key] = price
+        return price
 
 
 def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> list[int]:

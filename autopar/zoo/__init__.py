@@ -1,4 +1,6 @@
-"""The built-in models: plain torch, one file each, no import of autopar's other parts.
+"""The built-in models: plain torch, one file each, none of which imports autopar.
+
+mlp, gpt2, llama3, resnet, moe: each has a function ``build``.
 
 ``build("gpt2", layers=4, batch=8)`` gives a ``Target``. Keys and defaults are tables here, so that listing them needs no
 torch. Defaults are small: a test on a CPU takes about a second, and every dim that one would split divides by 8.
@@ -6,34 +8,16 @@ torch. Defaults are small: a test on a CPU takes about a second, and every dim t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Literal
 
 from autopar.errors import UsageError
+from autopar.target import Target
 
 Keys = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a TARGET of the command line gives: a model and example inputs.
-
-    Args:
-        model: an ``nn.Module``.
-        args, kwargs: example inputs of ``model.forward``.
-        loss, loss_args: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss.
-    """
-
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    loss: Callable[..., Any] | None = None
-    loss_args: tuple[Any, ...] = ()
-
 
 _LLAMA: Keys = {
     "batch": 8, "seq": 16, "layers": 2, "width": 128, "heads": 16, "kv_heads": 8, "hidden": 256, "vocab": 128,

@@ -12,26 +12,35 @@ import pytest
 
 import cost_models
 from cost_models import (
+    Figures,
     Hardware,
     HardwareFileError,
     Machine,
     Mesh,
     MeshError,
+    Operator,
     SubAxis,
     UnknownHardwareError,
     collectives,
-    compute,
     hardware_names,
+    links,
     load_hardware,
     memory,
     mesh,
 )
 from cost_models.collectives import Group
+from cost_models.links import KINDS
 
 H100 = load_hardware("h100-sxm")
 
 
-@pytest.mark.parametrize("module", [collectives, memory, mesh], ids=lambda module: module.__name__)
+def hardware_with(node: dict[str, object], network: dict[str, object] | None = None) -> Hardware:
+    """H100s with these links, all on one node."""
+    links = {"node": node, "network": network or {"latency_seconds": 1.0, "bandwidth": 1.0}}
+    return Hardware.from_dict(H100.to_dict() | {"links": links, "devices_per_node": 1 << 20})
+
+
+@pytest.mark.parametrize("module", [collectives, links, memory, mesh], ids=lambda module: module.__name__)
 def test_examples(module) -> None:
     result = doctest.testmod(module)
     assert result.attempted and not result.failed
@@ -120,10 +129,10 @@ def test_a_group_of_one_rank_is_free() -> None:
 def test_roofline() -> None:
     machine = Machine(Mesh.parse("8"), H100)
     large = 1e15
-    assert machine.compute_seconds(large, 0, "bfloat16") == large / (compute.ARITHMETIC_EFFICIENCY * 989e12)
-    assert machine.compute_seconds(large, 0, "float32") == large / (compute.ARITHMETIC_EFFICIENCY * 67e12)
-    assert machine.compute_seconds(large, 0, "tf32") == large / (compute.ARITHMETIC_EFFICIENCY * 494e12)
-    assert machine.compute_seconds(0, large, "int64") == large / (compute.MEMORY_EFFICIENCY * 3.35e12)
+    assert machine.compute_seconds(large, 0, "bfloat16") == large / (0.7 * 989e12)
+    assert machine.compute_seconds(large, 0, "float32") == large / (0.7 * 67e12)
+    assert machine.compute_seconds(large, 0, "tf32") == large / (0.7 * 494e12)
+    assert machine.compute_seconds(0, large, "int64") == large / (0.7 * 3.35e12)
     assert machine.compute_seconds(1, 1, "float32") == H100.kernel_launch_seconds
     assert machine.compute_seconds(0, 0, "float32") == 0.0
 
@@ -136,8 +145,76 @@ def test_communication_model_has_free_compute() -> None:
 def test_optimizers() -> None:
     machine = Machine(Mesh.parse("8"), H100)
     assert [memory.optimizer_bytes(name, 10, "float32") for name in ("adamw", "sgd", "none")] == [80, 0, 0]
-    assert machine.optimizer_seconds("adamw", 10**9, "bfloat16") == 7 * 2e9 / (compute.MEMORY_EFFICIENCY * 3.35e12)
+    assert machine.optimizer_seconds("adamw", 10**9, "bfloat16") == 7 * 2e9 / (0.7 * 3.35e12)
     assert machine.optimizer_seconds("none", 10**9, "bfloat16") == 0.0
+
+
+# --- links ------------------------------------------------------------------------------------------------------
+
+
+def test_growth_of_the_latency() -> None:
+    """Ring: n - 1 steps, an all-reduce twice as many; tree: log2 n; the first step has a price of its own."""
+    machine = Machine(
+        Mesh.parse("8"), hardware_with({"latency_seconds": 3.0, "bandwidth": 1.0, "step_seconds": 1.0, "latency_growth": "ring"})
+    )
+    axes = (machine.mesh.whole(0),)
+    assert machine.latency_seconds("all_gather", axes) == 3 + 6
+    assert machine.latency_seconds("all_reduce", axes) == 3 + 13
+    assert machine.latency_seconds("permute", axes) == 3
+    assert machine.latency_seconds("slice", axes) == 0
+    tree = Machine(Mesh.parse("8"), hardware_with({"latency_seconds": 3.0, "bandwidth": 1.0, "latency_growth": "tree"}))
+    assert tree.latency_seconds("all_to_all", axes) == 9 and tree.latency_seconds("all_reduce", axes) == 18
+
+
+@pytest.mark.parametrize("growth", ["constant", "ring", "tree"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prices_are_affine(kind: str, growth: str) -> None:
+    node = {"latency_seconds": 3.0, "bandwidth": 2.0, "latency_growth": growth, kind: {"latency_seconds": 5.0, "bandwidth": 4.0}}
+    machine = Machine(Mesh.parse("2x4"), hardware_with(node))
+    for axes in ((machine.mesh.whole(0),), (machine.mesh.whole(0), machine.mesh.whole(1))):
+        group = machine.group(axes, kind)
+        assert group.bandwidth == 4.0 and machine.latency_seconds(kind, axes) >= 5.0
+        expected = machine.latency_seconds(kind, axes) + machine.received_bytes(kind, 80.0, group.size) / 4.0
+        assert machine.collective_seconds(kind, 80.0, axes) == pytest.approx(expected)
+
+
+def test_what_a_kind_does_not_give_is_the_links() -> None:
+    node = {"latency_seconds": 3.0, "bandwidth": 2.0, "latency_growth": "ring", "step_seconds": 1.0, "all_gather": {"bandwidth": 8.0}}
+    link = hardware_with(node).node
+    assert link.figures("all_gather") == Figures(3.0, 8.0, "ring", 1.0)
+    assert link.figures("all_reduce") is link
+
+
+def test_a_ring_crosses_the_network_once_a_node() -> None:
+    node = {"latency_seconds": 1.0, "bandwidth": 2.0, "latency_growth": "ring"}
+    hardware = hardware_with(node, {"latency_seconds": 10.0, "bandwidth": 1.0, "latency_growth": "ring"})
+    machine = Machine(Mesh.parse("32"), Hardware.from_dict(hardware.to_dict() | {"devices_per_node": 8}))
+    assert machine.latency_seconds("all_gather", (machine.mesh.whole(0),)) == 3 * 10 + 28 * 1
+    assert machine.group((machine.mesh.whole(0),), "all_gather").bandwidth == 1.0
+
+
+def test_streams_that_a_collective_occupies() -> None:
+    machine = Machine(Mesh.parse("pp=1,dp=4,tp=4"), H100)  # 16 ranks, 8 to a node
+    whole = machine.mesh.whole
+    assert machine.links((whole(0),)) == machine.links(()) == ()
+    assert machine.links((whole(2),)) == ("node",)
+    assert machine.links((whole(1),)) == machine.links((whole(1), whole(2))) == ("network", "node")
+    assert machine.links((SubAxis(1, 1, 2),)) == ("network",)
+    named = Hardware.from_dict(H100.to_dict() | {"axes": {"dp": {"latency_seconds": 1.0, "bandwidth": 2.0}}})
+    assert Machine(machine.mesh, named).links((whole(1), whole(2))) == ("dp", "node")
+
+
+# --- operators --------------------------------------------------------------------------------------------------
+
+
+def test_efficiency_by_class() -> None:
+    hardware = Hardware.from_dict(H100.to_dict() | {"efficiency": {"contraction": {"arithmetic": 0.9, "launch_seconds": 1e-5}}})
+    machine = Machine(Mesh.parse("8"), hardware)
+    product = Operator("aten.mm.default", "contraction", "bfloat16", ((8, 8), (8, 8)), ((8, 8),), 1e15, 0.0)
+    assert machine.operator_seconds(product) == 1e15 / (0.9 * 989e12)
+    assert machine.operator_seconds(product._replace(flops=1.0)) == 1e-5
+    assert machine.operator_seconds(product._replace(family="pointwise")) == 1e15 / (0.7 * 989e12)
+    assert hardware.efficiency("contraction").memory == 0.7
 
 
 # --- hardware files ---------------------------------------------------------------------------------------------
@@ -158,6 +235,28 @@ def test_built_in_files(name: str) -> None:
         assert not figure or "#" in line, f"without a source: {line}"
 
 
+def test_every_optional_field_survives_the_file() -> None:
+    data = H100.to_dict() | {
+        "overlap_slowdown": 0.1,
+        "efficiency": {"default": {"arithmetic": 0.6}, "contraction": {"memory": 0.5, "launch_seconds": 1e-6}},
+        "axes": {"dp": {"latency_seconds": 1.0, "bandwidth": 2.0, "all_to_all": {"latency_growth": "tree"}}},
+        "links": {
+            "node": {
+                "latency_seconds": 1.0,
+                "bandwidth": 2.0,
+                "latency_growth": "ring",
+                "step_seconds": 0.5,
+                "permute": {"bandwidth": 1.0},
+            },
+            "network": {"latency_seconds": 3.0, "bandwidth": 1.0},
+        },
+    }
+    hardware = Hardware.from_dict(data)
+    assert Hardware.from_dict(hardware.to_dict()) == hardware
+    assert hardware.efficiency("view").arithmetic == hardware.efficiency("contraction").arithmetic == 0.6
+    assert "overlap_slowdown" not in H100.to_dict() or H100.overlap_slowdown
+
+
 def test_files_are_read_by_path(tmp_path: Path) -> None:
     text = (resources.files(cost_models) / "hardware" / "h100-sxm.toml").read_text()
     (tmp_path / "mine.toml").write_text(text.replace('"h100-sxm"', '"mine"'))
@@ -176,6 +275,10 @@ BROKEN = {
     "links.network": lambda data: data["links"].pop("network"),
     "links.node.bandwidth": lambda data: data["links"]["node"].update(bandwidth=math.inf),
     "axes.dp.latency_seconds": lambda data: data.update(axes={"dp": {"bandwidth": 1.0}}),
+    "overlap_slowdown": lambda data: data.update(overlap_slowdown=1.5),
+    "links.node.latency_growth": lambda data: data["links"]["node"].update(latency_growth="square"),
+    "links.node.all_reduce.bandwidth": lambda data: data["links"]["node"].update(all_reduce={"bandwidth": 0.0}),
+    "efficiency.contraction.memory": lambda data: data.update(efficiency={"contraction": {"memory": -1.0}}),
     "colour": lambda data: data.update(colour="green"),
     "name": lambda data: data.update(name=""),
 }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autopar import zoo
 from autopar.importer import Capture, capture
-from autopar.runtime.trials import Case, Trial, run_single
+from autopar.verify.trials import Case, Trial, run_single
 
 SIZES: dict[str, dict[str, str]] = {
     "mlp": {},

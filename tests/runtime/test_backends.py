@@ -13,9 +13,9 @@ from autopar.reshard import find_reshard
 from autopar.runtime.backends import Exchange, LockstepRanks, ProcessRanks
 from autopar.runtime.execution import bind, groups_needed, simulate
 from autopar.runtime.groups import group_of, groups
-from autopar.runtime.launch import run_ranks
 from autopar.runtime.placement import local_part
 from autopar.sharding import ShardingSpec
+from autopar.verify.launch import run_ranks
 from cost_models import Mesh, SubAxis
 from tests.runtime.plans import machine
 from tests.runtime.test_placement import every_spec

@@ -18,13 +18,14 @@ from autopar.errors import MismatchError, UsageError
 from autopar.plan import Plan
 from autopar.runtime import compile_plan
 from autopar.runtime.compiling import example_call
-from autopar.runtime.launch import run_ranks
+from autopar.target import Target
+from autopar.verify.launch import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @lru_cache
-def mlp() -> zoo.Target:
+def mlp() -> Target:
     torch.manual_seed(0)
     return zoo.build("mlp")
 

@@ -18,7 +18,7 @@ from autopar.errors import MismatchError, UsageError
 from autopar.importer import capture
 from autopar.program import Program
 from autopar.runtime import ShardedModule, compile_program
-from autopar.runtime.launch import run_ranks
+from autopar.verify.launch import run_ranks
 from tests.runtime.models import Example, example, sixes
 from tests.runtime.plans import machine, random_program
 

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _MaskPartial
 
 from autopar.errors import MismatchError
-from autopar.runtime.launch import run_ranks
 from autopar.runtime.placement import from_placements, gather, local_part, replica_difference, scatter, to_dtensor, to_placements
 from autopar.sharding import ShardingSpec, splits
+from autopar.verify.launch import run_ranks
 from cost_models import Mesh
 
 SHAPE = (24, 12)

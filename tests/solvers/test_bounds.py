@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from solvers import evaluate
-from solvers.elimination import desk, sweep
+from solvers.desk import desk
+from solvers.elimination import sweep
+from solvers.items import Items
 from solvers.messages import certify, no_messages, pass_backward, pass_forward, priced
-from solvers.neighbourhood import Items, seed_thread, total_cost
+from solvers.neighbourhood import seed_thread, total_cost
 from solvers.pairs import pairs
 from solvers.prices import Dual
 from solvers.reduction import Core, unreduced

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from solvers import elimination_numpy, messages, messages_numpy, neighbourhood, neighbourhood_numpy, prices
-from solvers.elimination import desk, sweep
+from solvers.desk import desk
+from solvers.elimination import sweep
+from solvers.items import Items
 from solvers.layered import layered
-from solvers.neighbourhood import Items
 from solvers.pairs import FAR, pairs
 from solvers.reduction import unreduced
 from tests.solvers.problems import random_problem

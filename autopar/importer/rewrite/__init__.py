@@ -2,6 +2,9 @@
 
 One table at the end: torch operator to a function of the same arguments. The functions run under the joint tracing, so
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
+
+contractions, convolutions, attentions, normalisation, losses, reductions, draws: the functions, by kind.
+patterns: dialect operators that a model writes out.
 """
 
 from __future__ import annotations

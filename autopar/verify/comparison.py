@@ -1,30 +1,18 @@
-"""verify: a plan's sharded program on N ranks against the single-device model.
-
-Outputs, every gradient, ten AdamW steps, the collectives executed against those planned, and memory measured against predicted.
-This process never runs the model: autograd's threads do not survive a fork, so capture and the single-device run have a
-process of their own, and so has each rank.
-"""
+"""The ranks' trials against the single-device one: errors, their tolerances, collectives, memory."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.program import Program
-from autopar.runtime.calls import leaves
-from autopar.runtime.compiling import check_torch, compile_program, rebuild
-from autopar.runtime.examples import with_example_values, with_values
-from autopar.runtime.launch import run_ranks
-from autopar.runtime.trials import Case, Trial, run_sharded, run_simulated, run_single
-
-Backend = Literal["gloo", "simulate"]
+from autopar.verify.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -103,82 +91,6 @@ class Verification:
         lines.append(f"  collectives  {len(self.observed)} executed, {same}")
         lines.append(f"  peak memory  {self.measured_bytes:,} bytes a rank measured, {self.predicted_bytes:,} predicted")
         return "\n".join([*lines, *(f"  problem      {problem}" for problem in self.problems)])
-
-
-@dataclass(frozen=True)
-class Call:
-    """A target's parts."""
-
-    model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    loss: Callable[..., Any] | None
-    loss_args: tuple[Any, ...]
-
-
-def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 10, seed: int = 0, timeout: float = 300.0) -> Verification:
-    """Runs the plan and the plain model side by side and compares them. The target's model is not changed.
-
-    Args:
-        target: ``(model, args)``, ``(model, args, kwargs)``, or an object with ``model, args, kwargs, loss, loss_args``.
-            Real weights and inputs are used as they are; meta and fake ones are filled from ``seed``.
-        backend: ``gloo``: one process a rank; ``simulate``: all ranks in one process.
-        steps: of AdamW, for a training plan.
-        timeout: seconds that a rank waits for the others in a collective.
-
-    Raises:
-        MismatchError: the plan is not for this model. VerificationError: a rank died.
-    """
-    if backend not in ("gloo", "simulate"):
-        raise UsageError(f"unknown backend {backend!r}", "use gloo or simulate")
-    check_torch(plan)
-    call = _parts(target)
-    model = with_values(call.model, seed)
-
-    def alone(_: int) -> tuple[Program, Mapping[str, torch.Tensor], Case, Trial]:
-        captured, program = rebuild(model, plan, loss=call.loss, example=(call.args, call.kwargs, call.loss_args))
-        case = _case(captured.graph, model, call, steps, seed)
-        return program, captured.constants, _without_model(case), run_single(case)
-
-    program, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
-    case = Case(**{**vars(bare), "model": model, "loss": call.loss})
-
-    def rank_main(_: int) -> Trial:
-        return run_sharded(case, compile_program(model, program, constants, plan=plan, device="cpu", dropout=False))
-
-    if backend == "gloo":
-        trials = run_ranks(rank_main, program.machine.mesh.ranks, timeout=timeout)
-    else:
-        trials = run_ranks(lambda _: run_simulated(case, program, constants), 1, alone=True)
-    return compare(plan, program, single, trials)
-
-
-def _parts(target: Any) -> Call:
-    if isinstance(target, (tuple, list)):
-        if len(target) not in (2, 3):
-            raise UsageError(f"the target has {len(target)} parts", "give (model, args) or (model, args, kwargs)")
-        model, args, *rest = target
-        return Call(model, tuple(args), dict(rest[0] if rest else {}), None, ())
-    model, args, kwargs = target.model, target.args, getattr(target, "kwargs", None)
-    return Call(model, tuple(args), dict(kwargs or {}), getattr(target, "loss", None), tuple(getattr(target, "loss_args", None) or ()))
-
-
-def _case(graph: Graph, model: torch.nn.Module, call: Call, steps: int, seed: int) -> Case:
-    trees = graph.arguments
-    places = (("args", list(call.args)), ("kwargs", call.kwargs), ("loss_args", list(call.loss_args)))
-    names = {id(tensor): name for key, value in places for name, tensor in leaves(trees[key], value)}
-    args, kwargs, loss_args = with_example_values((call.args, call.kwargs, call.loss_args), names, graph, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    tangents = {}
-    for item in graph.of_kind("tangent"):
-        tensor = graph.tensors[item.tensor]
-        tangents[item.name] = torch.randn(tensor.shape, generator=generator).to(getattr(torch, tensor.dtype))
-    return Case(graph, model, args, kwargs, call.loss, loss_args, tangents, steps)
-
-
-def _without_model(case: Case) -> Case:
-    """What of the case goes between processes."""
-    return Case(**{**vars(case), "model": None, "loss": None})
 
 
 def compare(plan: Plan, program: Program, single: Trial, trials: list[Trial]) -> Verification:

@@ -23,12 +23,12 @@ from autopar.program import Program
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.execution import STILL_NORMAL, STILL_UNIFORM, Locals, Observed, bind
-from autopar.runtime.live_memory import LiveMemory
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, gather, replica_difference, scatter
 from autopar.runtime.weights import Place
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import map_tensors, replaced_on_cpu, replaced_operators
+from autopar.verify.live_memory import LiveMemory
 
 LEARNING_RATE = 2e-4
 """Small: where a gradient is zero but for rounding, AdamW takes whole steps of this size in directions that rounding chooses."""

@@ -20,15 +20,16 @@ import autopar
 from autopar import zoo
 from autopar.errors import FileError, MismatchError, UsageError, VerificationError
 from autopar.plan import Plan
-from autopar.runtime import trials
-from autopar.runtime.examples import index_bound, with_values
-from autopar.verify import error, relative, verify
+from autopar.target import Target
+from autopar.verify import trials, verify, verifying
+from autopar.verify.comparison import error, relative
+from autopar.verify.examples import index_bound, with_values
 
 KEYS = {"passed", "ranks", "outputs", "gradients", "losses", "collectives", "peak_memory_bytes_per_rank"}
 
 
 @lru_cache
-def target(name: str = "mlp", mode: str = "train") -> zoo.Target:
+def target(name: str = "mlp", mode: str = "train") -> Target:
     torch.manual_seed(0)
     return zoo.build(name, mode=mode)
 
@@ -195,7 +196,7 @@ def die_in_rank_1(case: Any, module: Any) -> Any:
 
 
 def test_a_rank_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["autopar.verify"], "run_sharded", die_in_rank_1)
+    monkeypatch.setattr(verifying, "run_sharded", die_in_rank_1)
     with pytest.raises(VerificationError, match="rank 1 of 4 died: it was killed by SIGKILL; the other 3 were stopped"):
         verify(plan_of(), target(), timeout=60.0)
 
@@ -217,7 +218,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     assert run_command(path, "zoo:gpt2") == 3
     assert "hint: " in capfd.readouterr().err
     assert run_command(path, "zoo:mlp", "--backend", "none") == 2
-    monkeypatch.setattr(sys.modules["autopar.verify"], "run_sharded", die_in_rank_1)
+    monkeypatch.setattr(verifying, "run_sharded", die_in_rank_1)
     assert run_command(path, "zoo:mlp") == 1
     out, err = capfd.readouterr()
     assert out == "" and "rank 1 of 2 died: it was killed by SIGKILL" in err and "hint: " in err

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import UsageError, VerificationError
-from autopar.runtime.launch import run_ranks
+from autopar.verify.launch import run_ranks
 
 
 def children() -> set[int]:

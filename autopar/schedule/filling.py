@@ -1,0 +1,127 @@
+"""fill: operators that little depends on wait for gaps in which the others would stand still for a collective.
+
+In a backward pass the gradients of activations form one long chain, the gradients of weights hang off it. Run as captured, the chain
+waits for its collectives although work is there that could be done meanwhile. So operators after which little remains are set
+aside, and run when the next one of the chain would have to wait; or when what they keep in memory comes to ``limits.aside_bytes``, or at the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.graph import Phase
+from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.windows import anchors, lazily, moving, windows
+
+SHORT = 0.25
+"""An operator may wait when the longest chain of operators after it is less than this share of what remains to be run."""
+OVERSHOOT = 2.0
+"""It fills a gap when it is at most so many times as long."""
+
+
+def fill(schedule: Schedule) -> Schedule:
+    """The schedule with operators in an order that leaves fewer gaps, when ``limits.aside_bytes`` allows any to be set aside."""
+    if not schedule.limits.aside_bytes:
+        return schedule
+    fixed = anchors(schedule)
+    ordered = [item for phase in ("forward", "backward") for item in _Filling(schedule, fixed, phase).run()]
+    waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
+    soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in moving(schedule)]
+    return replace(schedule, instructions=lazily(ordered, soft))
+
+
+class _Filling:
+    """One phase: its operators in order, and when the values they read arrive if collectives start at once."""
+
+    def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], phase: Phase) -> None:
+        self.schedule = schedule
+        self.fixed = [item for item in fixed if item.phase == phase]
+        found = windows(schedule)
+        self.soft = [item for item in moving(schedule) if item.phase == phase and not found[item.id].ahead]
+        self.waiting: dict[str, list[Instruction]] = {}
+        self.missing: dict[int, int] = {}
+        made = {value for item in (*self.fixed, *self.soft) for value in item.writes}
+        for item in self.soft:
+            reads = [value for value in dict.fromkeys(item.reads) if value in made]
+            self.missing[item.id] = len(reads)
+            for value in reads:
+                self.waiting.setdefault(value, []).append(item)
+        self.made = made
+        self.arrival: dict[str, float] = {}
+        self.free: dict[str, float] = {}
+        self.now = 0.0
+        self.out: list[Instruction] = []
+        self.aside: deque[Instruction] = deque()
+        self.kept: dict[int, int] = {}
+
+    def run(self) -> list[Instruction]:
+        short = self._short()
+        for item in self.fixed:
+            if item.id in short:
+                self.aside.append(item)
+                self.kept[item.id] = sum(self.schedule.values[value].bytes for value in dict.fromkeys(item.reads))
+                while self.aside and sum(self.kept.values()) > self.schedule.limits.aside_bytes:
+                    self._set(self.aside.popleft())
+                continue
+            self._make_what(item)
+            self._fill_until(self._ready(item))
+            self._set(item)
+        while self.aside:
+            self._set(self.aside.popleft())
+        return self.out
+
+    def _short(self) -> set[int]:
+        """The operators after which little remains: by the longest chain of operators that follows from each."""
+        tail: dict[str, float] = {}
+        chain: dict[int, float] = {}
+        for item in sorted((*self.fixed, *self.soft), key=lambda item: item.id, reverse=True):
+            longest = max([tail.get(value, 0.0) for value in item.writes], default=0.0)
+            chain[item.id] = longest + (item.seconds if item.kind == "run" else 0.0)
+            for value in item.reads:
+                tail[value] = max(tail.get(value, 0.0), chain[item.id])
+        remaining, found = 0.0, set()
+        for item in reversed(self.fixed):
+            remaining += item.seconds
+            if chain[item.id] < SHORT * remaining:
+                found.add(item.id)
+        return found
+
+    def _make_what(self, item: Instruction) -> None:
+        """Runs of what was set aside as much as it needs, oldest first."""
+        while any(value in self.made and value not in self.arrival for value in item.reads):
+            self._set(self.aside.popleft())
+
+    def _ready(self, item: Instruction) -> float:
+        return max([self.arrival.get(value, 0.0) for value in item.reads], default=0.0)
+
+    def _fill_until(self, time: float) -> None:
+        """Runs what was set aside, oldest first, while it is shorter than the gap or little longer."""
+        passed: deque[Instruction] = deque()
+        while self.aside and self.now < time:
+            item = self.aside.popleft()
+            gap = time - self.now
+            blocked = any(value in other.writes for other in passed for value in item.reads)
+            if blocked or self._ready(item) > self.now or item.seconds > OVERSHOOT * gap:
+                passed.append(item)
+            else:
+                self._set(item)
+        self.aside.extendleft(reversed(passed))
+
+    def _set(self, item: Instruction) -> None:
+        self.kept.pop(item.id, None)
+        self.now = max(self.now, self._ready(item)) + item.seconds
+        self.out.append(item)
+        for value in item.writes:
+            self._arrive(value, self.now)
+
+    def _arrive(self, value: str, time: float) -> None:
+        self.arrival[value] = time
+        for item in self.waiting.get(value, ()):
+            self.missing[item.id] -= 1
+            if not self.missing[item.id]:
+                begin = max(self._ready(item), *(self.free.get(link, 0.0) for link in item.streams), 0.0)
+                self.free.update(dict.fromkeys(item.streams, begin + item.seconds))
+                for written in item.writes:
+                    self._arrive(written, begin + item.seconds)

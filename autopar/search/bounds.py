@@ -1,0 +1,226 @@
+"""Bounds on the step that hold for every plan and every order.
+
+Let T be the time from the first instruction of a phase to its last. For every plan p and every order of its instructions, T is at least
+
+- ``compute``: the seconds of all operators of the phase (one compute stream), and ``overlap_slowdown`` times a link's work with it,
+  since while the link is busy operators lose that share of their speed, and while they stand still they do not run at all;
+- a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
+  share a bucket;
+- the seconds along any path of data dependencies, operators and the reshards between them, latencies included.
+
+Phases follow one another, and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with
+weights that sum to 1 in each phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by
+cutting planes: each answer's sums bound what any weights can reach, and the best weights for the answers so far are asked next.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from autopar.graph import Phase
+from autopar.search.model import Edge, Model, Priced
+
+PHASES: tuple[Phase, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Path:
+    """A chain of data dependencies: numbers of the operators' nodes and of the model's edges on it."""
+
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One sum that bounds a phase: a path's, a link's, or that of compute (with ``link``: of compute slowed beside that link)."""
+
+    phase: Phase
+    link: str = ""
+    compute: bool = False
+    path: Path | None = None
+
+
+PATHS = 3
+"""Paths taken from each answer and phase: parallel branches (the queries', keys' and values' projections) are all to count."""
+
+Sums = Mapping[Term, float]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Weights of terms, at least 0, that sum to 1 in each phase. The optimum of the problem priced so bounds every step.
+
+    Args:
+        slowdown: the hardware's ``overlap_slowdown``.
+    """
+
+    weights: Mapping[Term, float]
+    slowdown: float
+
+    def price(self, model: Model) -> Priced:
+        compute: dict[Phase, float] = defaultdict(float)
+        between: dict[tuple[Phase, str], float] = defaultdict(float)
+        inside: dict[tuple[Phase, str], float] = defaultdict(float)
+        on_node, on_edge = np.zeros(len(model.nodes)), np.zeros(len(model.edges))
+        for term, weight in self.weights.items():
+            if term.path is not None:
+                on_node[list(term.path.nodes)] += weight
+                on_edge[list(term.path.edges)] += weight
+            elif term.compute:
+                compute[term.phase] += weight
+                between[term.phase, term.link] += weight * self.slowdown
+            else:
+                between[term.phase, term.link] += weight
+                inside[term.phase, term.link] += weight
+        nodes = []
+        for number, node in enumerate(model.nodes):
+            priced = node.seconds
+            if node.kind == "op":
+                priced = (compute[node.phase] + on_node[number]) * node.seconds
+                for link, load in model.node_loads(node).items():
+                    priced = priced + inside[node.phase, link] * load
+            nodes.append(priced)
+        made: dict[object, np.ndarray] = {}
+        edges = []
+        for number, edge in enumerate(model.edges):
+            if edge.tensor is None:
+                edges.append(edge.seconds)
+                continue
+            shares = tuple(between[edge.phase, link] / edge.readers for link in model.space.links)
+            key = id(edge.seconds), on_edge[number], shares
+            if key not in made:
+                made[key] = _mixed(model, edge, on_edge[number], shares)
+            edges.append(made[key])
+        return Priced(nodes, edges)
+
+
+def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float]) -> np.ndarray:
+    finite = np.isfinite(edge.seconds)
+    total = on_path * np.where(finite, edge.seconds, 0.0)
+    for link, share in zip(model.space.links, shares, strict=True):
+        if share:
+            total = total + share * model.loads(edge, link)
+    return np.where(finite, total, np.inf)
+
+
+def blend(one: Mixture, other: Mixture, share: float) -> Mixture:
+    """``share`` of the first and the rest of the second."""
+    terms = dict.fromkeys((*one.weights, *other.weights))
+    return Mixture({term: share * one.weights.get(term, 0.0) + (1 - share) * other.weights.get(term, 0.0) for term in terms}, one.slowdown)
+
+
+class Answer:
+    """What one choice for each node costs: seconds of each node and edge, each link's work, and the longest path of each phase."""
+
+    def __init__(self, model: Model, choices: np.ndarray) -> None:
+        self.model, self.choices = model, choices
+        self.nodes = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
+        self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
+        self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
+        self.compute: dict[Phase, float] = {
+            phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "op" and node.phase == phase)
+            for phase in PHASES
+        }
+        self.between: dict[tuple[Phase, str], float] = defaultdict(float)
+        self.inside: dict[tuple[Phase, str], float] = defaultdict(float)
+        for number, node in enumerate(model.nodes):
+            if node.kind == "op":
+                for link, load in model.node_loads(node).items():
+                    self.inside[node.phase, link] += load[choices[number]]
+        for number, edge in enumerate(model.edges):
+            if edge.tensor is not None and self.edges[number] > 0.0:
+                for link in model.space.links:
+                    load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
+                    self.between[edge.phase, link] += load / edge.readers
+
+    def sum_of(self, term: Term, slowdown: float) -> float:
+        """The term's sum for these choices."""
+        if term.path is not None:
+            return float(self.nodes[list(term.path.nodes)].sum() + self.edges[list(term.path.edges)].sum())
+        if term.compute:
+            return self.compute[term.phase] + slowdown * self.between[term.phase, term.link]
+        return self.between[term.phase, term.link] + self.inside[term.phase, term.link]
+
+    def longest_paths(self, phase: Phase) -> list[Path]:
+        """The chain of operators and reshards of ``phase`` that takes longest, and others beside it: each the longest when operators
+        of those before count half."""
+        found: list[Path] = []
+        share = np.ones(len(self.nodes))
+        for _ in range(PATHS):
+            path = self._longest_path(phase, share)
+            if not path.nodes or path in found:
+                break
+            found.append(path)
+            share[list(path.nodes)] /= 2
+        return found
+
+    def _longest_path(self, phase: Phase, share: np.ndarray) -> Path:
+        model = self.model
+        arrival: dict[int, float] = {}
+        before: dict[int, tuple[int, int]] = {}
+        order = model.in_time(phase)
+        for number in order:
+            best, via = 0.0, None
+            for index in model.incoming[number]:
+                edge = model.edges[index]
+                if edge.phase == phase:
+                    reached = arrival.get(edge.source, 0.0) + self.edges[index]
+                    if reached > best:
+                        best, via = reached, (index, edge.source)
+            node = model.nodes[number]
+            arrival[number] = best + (share[number] * self.nodes[number] if node.kind == "op" else 0.0)
+            if via is not None:
+                before[number] = via
+        last = max(order, key=lambda number: arrival[number], default=None)
+        nodes, edges = [], []
+        while last is not None:
+            if model.nodes[last].kind == "op":
+                nodes.append(last)
+            index, last = before.get(last, (None, None))  # type: ignore[assignment]
+            if index is not None:
+                edges.append(index)
+        return Path(tuple(nodes), tuple(edges))
+
+
+class Cuts:
+    """The terms known so far and the answers that bound what any weights of them can reach."""
+
+    def __init__(self, model: Model, slowdown: float) -> None:
+        self.model, self.slowdown = model, slowdown
+        links = model.space.links
+        self.terms: list[Term] = []
+        for phase in PHASES:
+            self.terms += [Term(phase, link, compute=True) for link in (links if slowdown and links else ("",))]
+            self.terms += [Term(phase, link) for link in links]
+        self.answers: list[Answer] = []
+
+    def add(self, answer: Answer) -> None:
+        """Takes an answer in, and its longest paths as terms."""
+        self.answers.append(answer)
+        for phase in PHASES:
+            for path in answer.longest_paths(phase):
+                if Term(phase, path=path) not in self.terms:
+                    self.terms.append(Term(phase, path=path))
+
+    def best(self) -> tuple[Mixture, float]:
+        """The weights with the highest bound that the answers allow, and that bound: a linear program of a few rows."""
+        problem = pulp.LpProblem("weights", pulp.LpMaximize)
+        weight = {term: pulp.LpVariable(f"w{number}", 0, 1) for number, term in enumerate(self.terms)}
+        top = pulp.LpVariable("bound")
+        scale = max(max(answer.sum_of(term, self.slowdown) for term in self.terms) for answer in self.answers) or 1.0
+        problem += top
+        for phase in PHASES:
+            problem += pulp.lpSum(weight[term] for term in self.terms if term.phase == phase) == 1
+        for answer in self.answers:
+            sums = pulp.lpSum(weight[term] * (answer.sum_of(term, self.slowdown) / scale) for term in self.terms)
+            problem += top <= sums + answer.optimizer / scale
+        problem.solve(pulp.HiGHS(msg=False))
+        found = {term: max(weight[term].value(), 0.0) for term in self.terms}
+        total = {phase: sum(value for term, value in found.items() if term.phase == phase) for phase in PHASES}
+        return Mixture({term: value / total[term.phase] for term, value in found.items() if value}, self.slowdown), top.value() * scale

@@ -1,0 +1,16 @@
+"""verify: a plan's sharded program on N ranks against the single-device model.
+
+Outputs, every gradient, ten AdamW steps, the collectives executed against those planned, and memory measured against predicted.
+
+verifying      verify: both runs, then the comparison
+comparison     errors and their tolerances; the Verification
+trials         the same steps on the plain model, on ranks, and on simulated ranks
+launch         ranks as forked processes of this machine
+examples       values for weights and inputs that have none
+live_memory    bytes of live tensors, operator by operator
+"""
+
+from autopar.verify.comparison import Verification
+from autopar.verify.verifying import verify
+
+__all__ = ["Verification", "verify"]

@@ -1,0 +1,91 @@
+"""``verify``: the steps of a trial of the plain model and of the sharded program, each in processes of their own.
+
+This process never runs the model: autograd's threads do not survive a fork, so capture and the single-device run have a
+process of their own, and so has each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from autopar.errors import UsageError
+from autopar.graph import Graph
+from autopar.plan import Plan
+from autopar.program import Program
+from autopar.runtime.calls import leaves
+from autopar.runtime.compiling import check_torch, compile_program, rebuild
+from autopar.target import Target
+from autopar.verify.comparison import Verification, compare
+from autopar.verify.examples import with_example_values, with_values
+from autopar.verify.launch import run_ranks
+from autopar.verify.trials import Case, Trial, run_sharded, run_simulated, run_single
+
+Backend = Literal["gloo", "simulate"]
+
+
+def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 10, seed: int = 0, timeout: float = 300.0) -> Verification:
+    """Runs the plan and the plain model side by side and compares them. The target's model is not changed.
+
+    Args:
+        target: ``(model, args)``, ``(model, args, kwargs)``, or an object with ``model, args, kwargs, loss, loss_args``.
+            Real weights and inputs are used as they are; meta and fake ones are filled from ``seed``.
+        backend: ``gloo``: one process a rank; ``simulate``: all ranks in one process.
+        steps: of AdamW, for a training plan.
+        timeout: seconds that a rank waits for the others in a collective.
+
+    Raises:
+        MismatchError: the plan is not for this model. VerificationError: a rank died.
+    """
+    if backend not in ("gloo", "simulate"):
+        raise UsageError(f"unknown backend {backend!r}", "use gloo or simulate")
+    check_torch(plan)
+    parts = _read(target)
+    model = with_values(parts.model, seed)
+
+    def alone(_: int) -> tuple[Program, Mapping[str, torch.Tensor], Case, Trial]:
+        captured, program = rebuild(model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
+        case = _case(captured.graph, model, parts, steps, seed)
+        return program, captured.constants, _without_model(case), run_single(case)
+
+    program, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
+    case = Case(**{**vars(bare), "model": model, "loss": parts.loss})
+
+    def rank_main(_: int) -> Trial:
+        return run_sharded(case, compile_program(model, program, constants, plan=plan, device="cpu", dropout=False))
+
+    if backend == "gloo":
+        trials = run_ranks(rank_main, program.machine.mesh.ranks, timeout=timeout)
+    else:
+        trials = run_ranks(lambda _: run_simulated(case, program, constants), 1, alone=True)
+    return compare(plan, program, single, trials)
+
+
+def _read(target: Any) -> Target:
+    if isinstance(target, (tuple, list)):
+        if len(target) not in (2, 3):
+            raise UsageError(f"the target has {len(target)} parts", "give (model, args) or (model, args, kwargs)")
+        model, args, *rest = target
+        return Target(model, tuple(args), dict(rest[0] if rest else {}), None, ())
+    model, args, kwargs = target.model, target.args, getattr(target, "kwargs", None)
+    return Target(model, tuple(args), dict(kwargs or {}), getattr(target, "loss", None), tuple(getattr(target, "loss_args", None) or ()))
+
+
+def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int) -> Case:
+    trees = graph.arguments
+    places = (("args", list(target.args)), ("kwargs", target.kwargs), ("loss_args", list(target.loss_args)))
+    names = {id(tensor): name for key, value in places for name, tensor in leaves(trees[key], value)}
+    args, kwargs, loss_args = with_example_values((target.args, target.kwargs, target.loss_args), names, graph, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    tangents = {}
+    for item in graph.of_kind("tangent"):
+        tensor = graph.tensors[item.tensor]
+        tangents[item.name] = torch.randn(tensor.shape, generator=generator).to(getattr(torch, tensor.dtype))
+    return Case(graph, model, args, kwargs, target.loss, loss_args, tangents, steps)
+
+
+def _without_model(case: Case) -> Case:
+    """What of the case goes between processes."""
+    return Case(**{**vars(case), "model": None, "loss": None})

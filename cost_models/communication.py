@@ -1,0 +1,16 @@
+"""Collectives alone: operators and the optimizer take no time. The literature's known optima are stated under this model."""
+
+from __future__ import annotations
+
+from cost_models.hardware import Hardware
+from cost_models.operator import Operator
+
+
+class Communication:
+    """Everything that a rank does alone is free."""
+
+    def operator_seconds(self, operator: Operator, hardware: Hardware) -> float:
+        return 0.0
+
+    def optimizer_seconds(self, optimizer: str, elements: int, dtype: str, hardware: Hardware) -> float:
+        return 0.0

@@ -1,0 +1,23 @@
+"""CostModel: the interface. Seconds of an operator and of the optimizer's step on one rank; collectives are the links' business.
+
+One more model is one file with an implementation, and its name in ``cost_models.registry``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cost_models.hardware import Hardware
+from cost_models.operator import Operator
+
+
+class CostModel(Protocol):
+    """Prices work on one rank. Implementations are stateless: what differs between machines is in the hardware file."""
+
+    def operator_seconds(self, operator: Operator, hardware: Hardware) -> float:
+        """Seconds of ``operator`` on one device, without the collectives inside it."""
+        ...
+
+    def optimizer_seconds(self, optimizer: str, elements: int, dtype: str, hardware: Hardware) -> float:
+        """Seconds of the step of ``optimizer`` on one parameter of which the rank holds ``elements`` elements of ``dtype``."""
+        ...

@@ -1,0 +1,38 @@
+"""A problem's numbers as flat int64 arrays.
+
+Flat arrays because every solver loops over them in compiled code and two processes or threads share them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """The fields of ``Problem``, which says what they mean, unchecked: what a file holds."""
+
+    name: str
+    node_ptr: Ints
+    costs: Ints
+    edges: Ints
+    edge_ptr: Ints
+    edge_costs: Ints
+    item_ptr: Ints
+    item_begin: Ints
+    item_end: Ints
+    item_usage: Ints
+    limit: int | None = None
+
+
+def offsets(counts: Sequence[int] | Ints) -> Ints:
+    """[a, b, c] -> [0, a, a + b, a + b + c]."""
+    result = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=result[1:])
+    return result
