@@ -211,12 +211,13 @@ class Order:
                     yield self._say(self.starts[name], f"{held} bytes are in flight {side}, over limits.ahead_bytes, {limit}")
 
     def _chain(self, names: list[str]) -> int:
-        """How many of the calls are steps of one reshard, which follow one another: so many may pass the limit."""
-        of_value: dict[str, int] = {}
+        """How many of the calls follow one another, each reading what another makes: so many may pass the limit."""
+        longest: dict[str, int] = {}
         for name in names:
-            for value in {leg.row.value for leg in self.calls[name].legs}:
-                of_value[value] = of_value.get(value, 0) + 1
-        return max(of_value.values(), default=1)
+            sources = {leg.source for leg in self.calls[name].legs}
+            feeding = [longest[other] for other in longest if sources & {leg.target for leg in self.calls[other].legs}]
+            longest[name] = 1 + max(feeding, default=0)
+        return max(longest.values(), default=1)
 
     def _reach(self) -> Mapping[str, tuple[bool, bool]]:
         """For each call: whether an operator of its phase feeds it, and whether one needs it, through other moves of the phase or not."""

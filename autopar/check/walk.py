@@ -226,12 +226,11 @@ class Walk:
         self.legs[row.value] = tuple(legs(row, local, found.steps, itemsize, tensor.dtype))
 
     def _first_readers(self) -> Iterator[Difference]:
-        """``before`` of each reshard is an operator or output, and nobody who reads the value comes before it."""
+        """``before`` of each reshard is an operator or output, and no operator that reads the value was captured before it."""
         place = {row.name: float(index) for index, row in enumerate(sorted(self.plan.ops, key=lambda row: row.phase != "forward"))}
         maker = {entry.tensor: place[row.name] for row in self.plan.ops for entry in row.outputs}
         place |= {f"{OUTPUT}{index}": maker.get(row.tensor, -1.0) + 0.5 for index, (_, _, row) in enumerate(self.plan.leaving)}
         readers = [(row.name, entry.value) for row in self.plan.ops for entry in row.inputs]
-        readers += [(f"{OUTPUT}{index}", row.value) for index, (_, _, row) in enumerate(self.plan.leaving)]
         first: dict[str, str] = {}
         for reader, value in sorted(readers, key=lambda item: place[item[0]]):
             while value in self.legs:
