@@ -259,13 +259,11 @@ class CollectivePlan(_Row):
 
 
 class LimitsPlan(_Row):
-    """What the schedule keeps to: most bytes of a bucket, of collectives in flight ahead of their readers or behind, and of what
-    operators that are set aside to fill gaps keep.
-    """
+    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps."""
 
     bucket_bytes: Count
     ahead_bytes: Count
-    aside_bytes: Count = 0
+    aside_bytes: Count
 
 
 class InstructionPlan(_Row):

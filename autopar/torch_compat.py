@@ -172,6 +172,16 @@ def split_factor_of(placement: Any) -> int | None:
     return 1 if isinstance(placement, Shard) else None
 
 
+def dtensor_like(local: torch.Tensor, like: Any) -> Any:
+    """The DTensor of which this rank holds ``local``, placed as ``like`` is, of its shape and dtype.
+
+    The public way derives placements and strides anew each time, which for a model's gradients takes milliseconds a step.
+    """
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(local, like._spec, requires_grad=False)
+
+
 def functional_collectives() -> Any:
     """``torch.ops._c10d_functional``, with its operators registered."""
     import torch.distributed._functional_collectives  # registers them

@@ -86,7 +86,7 @@ def _schedule(data: dict[str, Any], name: str) -> Plan:
 
 def _without_schedule(data: dict[str, Any]) -> dict[str, Any]:
     """The old data with the keys of this schema, so that one reader says what is wrong in both."""
-    found = {**data, "schema": SCHEMA, "schedule": [], "collectives": [], "limits": {"bucket_bytes": 0, "ahead_bytes": 0}}
+    found = {**data, "schema": SCHEMA, "schedule": [], "collectives": [], "limits": {"bucket_bytes": 0, "ahead_bytes": 0, "aside_bytes": 0}}
     if isinstance(data.get("predicted"), dict):
         found["predicted"] = {**data["predicted"], "sequential_seconds": 0.0}
     return found

@@ -4,6 +4,8 @@ placement      global tensors <-> parts, ShardingSpec <-> DTensor placements
 groups         the ranks behind a tuple of sub-axes
 backends       collectives: all ranks in one process, or this process as one rank
 operators      operators by target
+kernels        one operator on one rank, bound once
+fusion         operators that run as one kernel, or write over what they read last
 inner          bodies of the operators with collectives inside
 execution      the interpreter; simulate
 emission       the same instructions as torch.fx graphs

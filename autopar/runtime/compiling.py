@@ -121,7 +121,7 @@ def compile_program(
     where = find_device(device)
     place = Place(mesh, device_mesh_of(mesh, where), dist.get_rank(), where)
     backend = ProcessRanks(mesh, groups_needed(program))
-    executable = bind(program, backend, where, dropout=dropout)
+    executable = bind(program, backend, where, dropout=dropout, in_place=execute == "eager")
     if execute not in get_args(Execute):
         raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(get_args(Execute))}")
     if execute != "eager":

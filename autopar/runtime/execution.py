@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 
+from autopar.graph import Op
 from autopar.program import Move, Program, Run
 from autopar.reshard import Step
 from autopar.rules import localize
 from autopar.runtime.backends import Backend, Exchange, LockstepRanks, part
+from autopar.runtime.fusion import Instruction, Local, bind_in_place, bind_pair, find_fusion
 from autopar.runtime.inner import body
+from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.placement import gather, scatter
 from cost_models import Mesh, SubAxis
@@ -45,11 +48,19 @@ class Observed:
 
 @dataclass(frozen=True)
 class Call:
-    """An operator bound to this backend's ranks: the same function, arguments by rank."""
+    """Operators bound to this backend's ranks: one, or several as one kernel; none where an earlier call has done the work.
+
+    Args:
+        run: the operator that stands here.
+        reads, writes: the values; a kernel of several operators reads and writes theirs.
+        kernels: by rank. With collectives inside, ``arguments`` by rank are used instead.
+    """
 
     run: Run
-    function: Callable[..., Any]
-    arguments: tuple[tuple[list[Any], dict[str, Any]], ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    kernels: tuple[Kernel, ...] = ()
+    arguments: tuple[tuple[list[Any], dict[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,7 @@ class Executable:
             if isinstance(step, Move):
                 values[step.layout.value] = self._move(step, values[step.layout.source], observed)
             else:
-                made = self._call(step, [values[name] for name in step.run.reads], observed)
-                values.update(zip(step.run.op.outputs, made, strict=True))
+                self._call(step, values, observed)
             for name in self.drops[index]:
                 del values[name]
 
@@ -121,17 +131,19 @@ class Executable:
     def _mask(self, step: Step, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         return torch.zeros_like(tensor) if self.backend.mesh.index(rank, step.axes) else tensor.clone()
 
-    def _call(self, call: Call, inputs: Sequence[Locals], observed: list[Observed] | None) -> list[Locals]:
-        op, bound = call.run.op, []
-        for position, (args, kwargs) in enumerate(call.arguments):
-            tensors = [value[position] for value in inputs]
-            bound.append((with_tensors(args, tensors), with_tensors(kwargs, tensors)))
+    def _call(self, call: Call, values: dict[str, Locals], observed: list[Observed] | None) -> None:
+        inputs = [values[name] for name in call.reads]
         if call.run.strategy.inner:
+            bound = []
+            for position, (args, kwargs) in enumerate(call.arguments):
+                tensors = [value[position] for value in inputs]
+                bound.append((with_tensors(args, tensors), with_tensors(kwargs, tensors)))
             results = self._call_with_collectives(call, bound, observed)
+            made = [named_results(call.run.op, result) for result in results]
         else:
-            results = [call.function(*args, **kwargs) for args, kwargs in bound]
-        by_rank = [named_results(op, result) for result in results]
-        return [list(parts) for parts in zip(*by_rank, strict=True)]
+            made = [kernel([value[position] for value in inputs]) for position, kernel in enumerate(call.kernels)]
+        for place, name in enumerate(call.writes):
+            values[name] = [results[place] for results in made]
 
     def _call_with_collectives(
         self, call: Call, bound: Sequence[tuple[list[Any], dict[str, Any]]], observed: list[Observed] | None
@@ -161,11 +173,11 @@ class Executable:
 
 
 def _reads(step: Call | Move) -> tuple[str, ...]:
-    return step.run.reads if isinstance(step, Call) else step.reads
+    return step.reads
 
 
 def _writes(step: Call | Move) -> tuple[str, ...]:
-    return step.run.writes if isinstance(step, Call) else step.writes
+    return step.writes
 
 
 def groups_needed(program: Program) -> tuple[tuple[SubAxis, ...], ...]:
@@ -173,33 +185,63 @@ def groups_needed(program: Program) -> tuple[tuple[SubAxis, ...], ...]:
     return tuple(dict.fromkeys(item.axes for item in program.collectives()))
 
 
-def bind(program: Program, backend: Backend, device: torch.device, *, dropout: bool = True) -> Executable:
+def bind(program: Program, backend: Backend, device: torch.device, *, dropout: bool = True, in_place: bool = True) -> Executable:
     """The program on the backend's ranks and ``device``.
 
     Args:
         dropout: False lets every dropout keep all elements (and still scale by ``1 / (1 - p)``, which the backward graph
             has baked in) and makes every other random number a constant, so that runs can be compared.
+        in_place: whether operators may write over what they read last (see ``fusion``).
     """
-    steps = tuple(item if isinstance(item, Move) else _bind(item, program, backend, device, dropout) for item in program.instructions)
-    backward = [index for index, item in enumerate(program.instructions) if item.phase == "backward"]
-    forward_end = backward[0] if backward else len(steps)
-    assert len(backward) == len(steps) - forward_end, "forward instructions after backward ones"
-    return Executable(program, backend, steps, tuple(_drops(program)), forward_end)
+    items = program.instructions
+    backward = [index for index, item in enumerate(items) if item.phase == "backward"]
+    forward_end = backward[0] if backward else len(items)
+    assert len(backward) == len(items) - forward_end, "forward instructions after backward ones"
+    fusion = find_fusion(
+        [Instruction(_plain_op(item), item.reads, item.writes, item.phase) for item in items],
+        program.storage, [value for _, value in program.outputs], lambda value: _local(program, value), in_place=in_place,
+    )  # fmt: skip
+    steps = [item if isinstance(item, Move) else _bind(item, program, backend, device, dropout, fusion.in_place.get(index))
+             for index, item in enumerate(items)]  # fmt: skip
+    drops = list(_drops(program))
+    for pair in fusion.pairs.values():
+        first, second = steps[pair.contraction], steps[pair.addition]
+        assert isinstance(first, Call) and isinstance(second, Call)
+        addend = second.reads[pair.addend]
+        shapes = [_local(program, value).shape for value in first.reads]
+        kernel = bind_pair(pair, first.run.op, shapes, _local(program, addend).shape)
+        steps[pair.contraction] = Call(first.run, (*first.reads, addend), second.writes, (kernel,) * len(backend.ranks))
+        steps[pair.addition] = Call(second.run, (), ())
+        drops[pair.addition] = tuple(value for value in drops[pair.addition] if value not in first.writes)
+    return Executable(program, backend, tuple(steps), tuple(drops), forward_end)
 
 
-def _bind(run: Run, program: Program, backend: Backend, device: torch.device, dropout: bool) -> Call:
-    mesh = backend.mesh
-    arguments = []
+def _plain_op(item: Run | Move) -> Op | None:
+    return item.op if isinstance(item, Run) and not item.strategy.inner else None
+
+
+def _local(program: Program, value: str) -> Local:
+    tensor = program.graph.tensors[program.tensor_of[value]]
+    return Local(tuple(program.specs[value].local_shape(tensor.shape, program.machine.mesh.sizes)), tensor.dtype)
+
+
+def _bind(run: Run, program: Program, backend: Backend, device: torch.device, dropout: bool, in_place: int | None) -> Call:
+    mesh, arguments = backend.mesh, []
     for rank in backend.ranks:
         args, kwargs = localize(run.op, program.graph.tensors, run.strategy, mesh.sizes, mesh.coordinates(rank))
         keywords = with_torch_values(dict(kwargs))
         if takes_device(run.op):
             keywords["device"] = device
         arguments.append((with_torch_values(args), keywords))
+    if run.strategy.inner:
+        return Call(run, run.reads, run.writes, arguments=tuple(arguments))
+    if in_place is not None:
+        return Call(run, run.reads, run.writes, tuple(bind_in_place(run.op, in_place, args, kwargs) for args, kwargs in arguments))
     function = find_operator(run.op.target)
     if not dropout:
         function = STILL.get(run.op.target, function)
-    return Call(run, function, tuple(arguments))
+    shapes = [_local(program, value).shape for value in run.reads]
+    return Call(run, run.reads, run.writes, tuple(bind_kernel(run.op, function, args, kwargs, shapes) for args, kwargs in arguments))
 
 
 def keep_all(x: torch.Tensor, p: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

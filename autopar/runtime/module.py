@@ -29,7 +29,7 @@ from autopar.runtime.execution import Executable, Locals, Observed
 from autopar.runtime.placement import local_part
 from autopar.runtime.weights import Place, as_placed
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import keeps_autograd_graph
+from autopar.torch_compat import dtensor_like, keeps_autograd_graph
 
 Inputs = Literal["global", "local"]
 
@@ -57,6 +57,11 @@ class Step:
         """The value of the gradient of each graph input that has one."""
         found = {output.name: value for output, value in self.executable.program.outputs if output.kind == "gradient"}
         return {item.tensor: found[item.name] for item in self.graph.inputs if item.kind != "tangent" and item.name in found}
+
+    @cached_property
+    def parameters(self) -> Set[str]:
+        """Graph inputs whose gradients lie as they do (``check_gradient_specs``)."""
+        return {item.tensor for item in self.graph.of_kind("parameter")}
 
     def spec(self, value: str) -> ShardingSpec:
         """The spec of a value of the program."""
@@ -246,6 +251,8 @@ class Call:
         if tensor in self.local_inputs:
             return local
         program = self.step.executable.program
+        if tensor in self.step.parameters:
+            return dtensor_like(local, self.owners[tensor])
         made = self.step.place.dtensor(local, program.specs[value], self.step.graph.tensors[program.tensor_of[value]].shape)
         return made.full_tensor() if tensor in self.global_inputs else made
 

@@ -4,6 +4,7 @@ assignment     what a search decides
 instructions   Instruction, Collective, Schedule: the values
 ordering       order: the list in program order
 sharing        share: equal reshards once
+filling        fill: what little depends on waits for gaps
 windows        where collectives may stand
 bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
@@ -16,10 +17,10 @@ liveness       how much memory
 from autopar.schedule.assignment import OUTPUT, Assignment, Layout
 from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
 from autopar.schedule.liveness import Memory, memory
-from autopar.schedule.passes import make_schedule
+from autopar.schedule.passes import make_schedule, ordered, run_passes
 from autopar.schedule.simulation import Slot, makespan, simulate, step_seconds
 
 __all__ = [
     "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule", "makespan",
-    "memory", "simulate", "step_seconds",
+    "memory", "ordered", "run_passes", "simulate", "step_seconds",
 ]  # fmt: skip

@@ -2,18 +2,19 @@
 
 In a backward pass the gradients of activations form one long chain, the gradients of weights hang off it. Run as captured, the chain
 waits for its collectives although work is there that could be done meanwhile. So operators after which little remains are set
-aside, and run when the next one of the chain would have to wait; or when what they keep in memory comes to ``limits.aside_bytes``, or at the end.
+aside, and run when the next one of the chain would have to wait; or when what they keep in memory comes to ``limits.aside_bytes``, or
+at the end.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.graph import Phase
 from autopar.schedule.instructions import Instruction, Schedule
-from autopar.schedule.windows import anchors, lazily, moving, windows
+from autopar.schedule.windows import Window, anchors, lazily, moving, windows
 
 SHORT = 0.25
 """An operator may wait when the longest chain of operators after it is less than this share of what remains to be run."""
@@ -26,7 +27,8 @@ def fill(schedule: Schedule) -> Schedule:
     if not schedule.limits.aside_bytes:
         return schedule
     fixed = anchors(schedule)
-    ordered = [item for phase in ("forward", "backward") for item in _Filling(schedule, fixed, phase).run()]
+    found = windows(schedule)
+    ordered = [item for phase in ("forward", "backward") for item in _Filling(schedule, fixed, found, phase).run()]
     waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
     soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in moving(schedule)]
     return replace(schedule, instructions=lazily(ordered, soft))
@@ -35,10 +37,9 @@ def fill(schedule: Schedule) -> Schedule:
 class _Filling:
     """One phase: its operators in order, and when the values they read arrive if collectives start at once."""
 
-    def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], phase: Phase) -> None:
+    def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], found: Mapping[int, Window], phase: Phase) -> None:
         self.schedule = schedule
         self.fixed = [item for item in fixed if item.phase == phase]
-        found = windows(schedule)
         self.soft = [item for item in moving(schedule) if item.phase == phase and not found[item.id].ahead]
         self.waiting: dict[str, list[Instruction]] = {}
         self.missing: dict[int, int] = {}

@@ -238,8 +238,8 @@ class Limits:
     """
 
     bucket_bytes: int = 25 * 2**20
-    ahead_bytes: int = 100 * 2**20
-    aside_bytes: int = 0
+    ahead_bytes: int = 400 * 2**20
+    aside_bytes: int = 50 * 2**20
 
 
 @dataclass(frozen=True)

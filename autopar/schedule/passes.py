@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from autopar.graph import Graph
 from autopar.schedule.assignment import Assignment
@@ -16,34 +17,54 @@ from autopar.schedule.prefetching import prefetch
 from autopar.schedule.sharing import share
 from cost_models import Machine
 
-PASSES: tuple[tuple[str, Callable[[Schedule], Schedule]], ...] = (
-    ("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("free", free),
-)
-"""What is done to the list after ``share`` and ``order`` have made it, by name."""
+Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
+
+PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch))
+"""What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
+PASSES: Passes = (*PLACING, ("free", free))
+"""All that is done."""
 
 
-def make_schedule(
-    graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None, *, checked: bool = True
-) -> Schedule:  # fmt: skip
-    """The schedule of an assignment.
+def ordered(graph: Graph, assignment: Assignment, machine: Machine) -> Schedule:
+    """What the passes begin with: equal reshards shared, everything in program order.
+
+    Raises:
+        AssertionError: an assignment that is not consistent.
+    """
+    return order(graph, share(assignment), machine, default_limits(machine))
+
+
+def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = False) -> Schedule:
+    """The passes after ``order``, by the schedule's limits.
 
     Args:
-        limits: what the passes keep to.
+        passes: those to run.
         checked: after each pass, its legality is checked; a search that tries many leaves it out and checks the one it keeps.
 
     Raises:
-        ScheduleError: a pass that made something illegal, by its name. AssertionError: an assignment that is not consistent.
+        ScheduleError: a pass that made something illegal, by its name.
     """
-    schedule = order(graph, share(assignment), machine, limits or default_limits(machine))
     if checked:
         check_legal(schedule, "order")
-    for name, run in PASSES:
+    for name, run in passes:
         schedule = run(schedule)
         if checked:
             check_legal(schedule, name)
     return schedule
 
 
+def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None) -> Schedule:
+    """The schedule of an assignment, its legality checked after each pass.
+
+    Args:
+        limits: what the passes keep to.
+
+    Raises:
+        ScheduleError: a pass that made something illegal, by its name. AssertionError: an assignment that is not consistent.
+    """
+    return run_passes(replace(ordered(graph, assignment, machine), limits=limits or default_limits(machine)), checked=True)
+
+
 def default_limits(machine: Machine) -> Limits:
     """What is kept to when nothing else is said. Under the communication model nothing overlaps and nothing is joined."""
-    return Limits(0, 0) if machine.cost_model == "communication" else Limits()
+    return Limits(0, 0, 0) if machine.cost_model == "communication" else Limits()

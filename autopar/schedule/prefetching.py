@@ -51,9 +51,9 @@ class Times:
         for link in item.streams:
             starts = self.others.get(link, ())
             place = bisect_right(starts, index)
-            if place < len(starts) and starts[place] <= self.late[item.id]:
-                if self.clock[index] + item.seconds > self.clock[starts[place]]:
-                    return True
+            after = starts[place] if place < len(starts) else None
+            if after is not None and after <= self.late[item.id] and self.clock[index] + item.seconds > self.clock[after]:
+                return True
         return False
 
 

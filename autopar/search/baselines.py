@@ -5,14 +5,18 @@ among those that need no communication but the reduction of a partial sum. A par
 
 ===========  =========================================================================================
 ddp          tokens over every axis, parameters replicated
-zero2        ddp with parameters, gradients and optimizer state split; parameters gathered once a step
-fsdp         the same, gathered again in backward (ZeRO-3)
+zero1        ddp with the optimizer's state split: parameters gathered once a step, gradients reduced whole
+zero2        the same, gradients reduced to the part that is kept
+fsdp         the same, parameters gathered again in backward (ZeRO-3)
 hsdp         fsdp over the last axis, replicated over the others (two axes or more)
 megatron     tokens over every axis but the last, contraction weights by columns then rows over the last
 megatron_sp  the same, with the sequence split over the last axis between contractions
+expert       ddp with the weights of experts split by expert over the last axis, tokens sent to them
 ===========  =========================================================================================
 
-Tokens are the first dim of the inputs (batch) over as many axes as divide it, and their second (sequence) over the rest.
+Tokens are the first dim of the inputs (batch) over as many axes as divide it, and their second (sequence) over the rest. Parameters,
+gradients and optimizer state share one spec, so that zero1 differs from zero2 in its collectives and not in what is kept. A pin takes the
+place of what a baseline would choose; one that says otherwise than the baseline does leaves it out, with the reason.
 """
 
 from __future__ import annotations
@@ -42,41 +46,69 @@ class Recipe:
         stored: axes that split each parameter where it is kept.
         tensor: axis that splits the weights of contractions, if any.
         kept: gathered parameters stay for backward.
+        whole: gradients are reduced whole before the part that is kept is cut.
         sequence: partial sums over ``tensor`` are scattered along the second dim, and gathered for contractions.
+        experts: axis that splits the weights of experts, if any.
     """
 
     tokens: tuple[int, ...]
     stored: tuple[int, ...] = ()
     tensor: int | None = None
     kept: bool = False
+    whole: bool = False
     sequence: bool = False
+    experts: int | None = None
 
 
 def recipes(space: Space) -> Mapping[str, Recipe]:
-    """The baselines that apply to this mesh and mode."""
+    """The baselines that apply to this mesh, mode and model."""
     axes = tuple(axis for axis, size in enumerate(space.sizes) if size > 1)
     found = {"ddp": Recipe(axes), "fsdp": Recipe(axes, axes)}
     if space.graph.mode == "train":
+        found["zero1"] = Recipe(axes, axes, kept=True, whole=True)
         found["zero2"] = Recipe(axes, axes, kept=True)
     if len(axes) > 1:
         found["hsdp"] = Recipe(axes, axes[-1:])
     if axes:
         found["megatron"] = Recipe(axes[:-1], tensor=axes[-1])
         found["megatron_sp"] = Recipe(axes[:-1], tensor=axes[-1], sequence=True)
+        if any(weight_of_experts(space, item.tensor) for item in space.graph.of_kind("parameter")):
+            found["expert"] = Recipe(axes, experts=axes[-1])
     return found
 
 
-def find_baselines(space: Space) -> dict[str, Assignment]:
-    """The assignment of each baseline; those whose batch does not split are left out."""
-    pins = space.pins
-    if pins.inputs or pins.outputs or pins.tensors:
-        return {}
-    found = {}
+def weight_of_experts(space: Space, tensor: str) -> bool:
+    """Whether a parameter holds one matrix for each expert: contractions read it with a batch factor as its first dim."""
+    graph = space.graph
+    if len(graph.tensors[tensor].shape) != 3:
+        return False
+    reads = [(graph.ops[index], position) for index, position in graph.consumers[tensor]]
+    return bool(reads) and all(op.target == CONTRACTION and _batched(op, position) for op, position in reads)
+
+
+def _batched(op: Op, position: int) -> bool:
+    """Whether the first dim of an operand of a contraction is one of both operands and of the result."""
+    equation = next((value for value in (*op.args, *dict(op.kwargs).values()) if isinstance(value, str) and "->" in value), "")
+    operands, _, result = equation.partition("->")
+    terms = [term.replace(" ", "") for term in operands.split(",")]
+    first = terms[position][:1] if position < len(terms) else ""
+    return bool(first) and all(first in term for term in terms) and first in result
+
+
+def find_baselines(space: Space) -> tuple[dict[str, Assignment], dict[str, str]]:
+    """The assignment of each baseline, and for those that contradict a pin the reason. Those whose batch does not split are left out."""
+    found: dict[str, Assignment] = {}
+    contradicted: dict[str, str] = {}
     for name, recipe in recipes(space).items():
         walk = _Walk(space, recipe)
         if walk.applies:
-            found[name] = walk.run()
-    return found
+            made = walk.run()
+            reason = walk.against_pins(made)
+            if reason:
+                contradicted[name] = reason
+            else:
+                found[name] = made
+    return found, contradicted
 
 
 class _Walk:
@@ -91,6 +123,7 @@ class _Walk:
         self.made: dict[tuple[str, ShardingSpec, Phase], str] = {}
         self.reads: dict[tuple[str, int], str] = {}
         self.strategies: dict[str, Strategy] = {}
+        self.reasons: list[str] = []
         self.applies = self._place_inputs()
 
     def _place_inputs(self) -> bool:
@@ -106,10 +139,29 @@ class _Walk:
                 spec = ShardingSpec((*place, *((),) * len(shape))[: len(shape)])
             elif item.kind == "parameter" and item.trained and self.recipe.stored:
                 spec = _split_first(shape, self.recipe.stored, self.space.sizes)
+            elif item.kind == "parameter" and self.recipe.experts is not None and weight_of_experts(self.space, item.tensor):
+                spec = _split_first(shape[:1], (self.recipe.experts,), self.space.sizes)
+                spec = ShardingSpec((*spec.dims, *((),) * (len(shape) - 1)))
             elif item.kind == "parameter" and self.recipe.tensor is not None:
                 self.undecided.add(item.tensor)
+            pinned = self.space.pins.inputs.get(item.tensor)
+            if pinned is not None:
+                if item.tensor not in self.undecided and spec != pinned:
+                    self.reasons.append(f"it keeps {item.name} as {str(spec)!r}, the pin says {str(pinned)!r}")
+                self.undecided.discard(item.tensor)
+                spec = pinned
             self._place(item.tensor, spec)
         return True
+
+    def against_pins(self, made: Assignment) -> str:
+        """Why the baseline is not one under the pins; empty when it is."""
+        for tensor, pinned in self.space.pins.tensors.items():
+            producer = self.graph.producer.get(tensor)
+            if producer is not None:
+                spec = made.strategies[producer.name].outputs[producer.outputs.index(tensor)]
+                if spec != pinned:
+                    self.reasons.append(f"it makes {tensor} as {str(spec)!r}, the pin says {str(pinned)!r}")
+        return self.reasons[0] if self.reasons else ""
 
     def _tokens(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Axes of the batch and of the sequence of inputs of ``shape``, innermost major; None when they do not divide."""
@@ -132,7 +184,7 @@ class _Walk:
             self._run_op(op, parameters)
         for index, output in enumerate(self.graph.outputs):
             if output.kind == "output":
-                self._finish(index, None)
+                self._finish(index, self.space.pins.outputs.get(f"{OUTPUT}{index}"))
         for op in backward:
             self._run_op(op, parameters)
         named = {item.name: item.tensor for item in self.graph.inputs}
@@ -167,6 +219,9 @@ class _Walk:
                 total += 0.0 if spec.is_replicated else FORCED
                 continue
             _, current = self.current[tensor]
+            if tensor in parameters and self.recipe.experts is not None:
+                total += 0.0 if spec == current else FORCED
+                continue
             cost = float(self.space.reshard_table(shape, (current,), (spec,))[0, 0])
             if not set(spec.partial_axes) <= set(current.partial_axes):
                 total = math.inf
@@ -188,7 +243,9 @@ class _Walk:
         return 0.0 if whole or wanted.get(op.target, True) else FORCED
 
     def _means(self, op: Op, current: ShardingSpec, spec: ShardingSpec) -> bool:
-        """Whether the recipe wants this communication: reductions in place and, with ``sequence``, along the second dim."""
+        """Whether the recipe wants this communication: reductions in place, along the second dim with ``sequence``, tokens to experts."""
+        if self.recipe.experts is not None and self.recipe.experts in (*current.split_axes, *spec.split_axes):
+            return True
         if not self.recipe.sequence or len(spec.dims) < 3:
             return spec.dims == current.dims
         rest = all(mine == other for dim, (mine, other) in enumerate(zip(current.dims, spec.dims, strict=True)) if dim != 1)
@@ -224,6 +281,8 @@ class _Walk:
         phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
         _, current = self.current[output.tensor]
         target = spec if spec is not None else ShardingSpec(current.dims)
+        if self.recipe.whole and output.kind == "gradient" and current.partial:
+            self._read(f"{OUTPUT}{index}", 0, output.tensor, ShardingSpec(current.dims), phase)
         self._read(f"{OUTPUT}{index}", 0, output.tensor, target, phase)
         for item in self.graph.of_kind("tangent"):
             if output.kind == "output" and item.name == output.name:

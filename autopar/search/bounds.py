@@ -208,11 +208,19 @@ class Cuts:
                 if Term(phase, path=path) not in self.terms:
                     self.terms.append(Term(phase, path=path))
 
+    def first(self) -> Mixture:
+        """What is asked first: operators alone, which every plan must run."""
+        found: dict[Term, float] = {}
+        for phase in PHASES:
+            terms = [term for term in self.terms if term.phase == phase and term.compute]
+            found.update((term, 1 / len(terms)) for term in terms)
+        return Mixture(found, self.slowdown)
+
     def best(self) -> tuple[Mixture, float]:
         """The weights with the highest bound that the answers allow, and that bound: a linear program of a few rows."""
         problem = pulp.LpProblem("weights", pulp.LpMaximize)
-        weight = {term: pulp.LpVariable(f"w{number}", 0, 1) for number, term in enumerate(self.terms)}
-        top = pulp.LpVariable("bound")
+        weight = {term: problem.add_variable(f"w{number}", 0, 1) for number, term in enumerate(self.terms)}
+        top = problem.add_variable("bound")
         scale = max(max(answer.sum_of(term, self.slowdown) for term in self.terms) for answer in self.answers) or 1.0
         problem += top
         for phase in PHASES:

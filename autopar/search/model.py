@@ -36,6 +36,7 @@ from autopar.sharding import ShardingSpec
 from solvers import INFINITE, Problem
 
 Kind = Literal["input", "op", "output", "layout", "saved"]
+Side = Literal["ahead", "between", "behind"]
 Item = tuple[int, int, int]
 
 
@@ -99,6 +100,8 @@ class Edge:
         tensor: what is resharded; None where nothing is: the finite entries are 0.
         sources, targets: the specs behind the rows and columns, where something is.
         readers: among how many readers an equal reshard would be made once.
+        side: where the reshard stands beside the operators: ``ahead`` of them, since its source is there when the phase begins,
+            ``behind``, since nobody in the phase reads its result, or ``between``.
     """
 
     source: int
@@ -109,6 +112,7 @@ class Edge:
     sources: tuple[ShardingSpec, ...] = ()
     targets: tuple[ShardingSpec, ...] = ()
     readers: int = 1
+    side: Side = "between"
 
 
 @dataclass
@@ -120,6 +124,7 @@ class Model:
     edges: list[Edge] = field(default_factory=list)
     number: dict[tuple[str, str], int] = field(default_factory=dict)
     sites: dict[str, Site] = field(default_factory=dict)
+    side_of_layout: dict[int, Side] = field(default_factory=dict)
     _made: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
@@ -352,8 +357,20 @@ def _add_layout(
         chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
         table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
     node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase))
-    model.connect(source, node, table, phase=phase, tensor=whole, sources=specs, targets=chosen)
+    side = _side(model, source, phase, all(reader.name.startswith(OUTPUT) for reader in readers))
+    model.side_of_layout[node] = side
+    model.connect(source, node, table, phase=phase, tensor=whole, sources=specs, targets=chosen, side=side)
     return node
+
+
+def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
+    """Where a reshard of what ``source`` gives stands: see ``Edge``. A layout stands where its own reshard does."""
+    node = model.nodes[source]
+    if node.kind == "layout" and node.phase == phase:
+        return "ahead" if model.side_of_layout[source] == "ahead" else "behind" if leaves else "between"
+    if node.kind in ("input", "saved") or node.phase != phase:
+        return "ahead"
+    return "behind" if leaves else "between"
 
 
 def _connect_readers(
@@ -374,7 +391,8 @@ def _connect_readers(
         if reader.follows:
             table = model.followed(table, specs, reader.specs)
         model.connect(
-            source, reader.node, table, phase=phase, tensor=whole, sources=specs, targets=reader.specs, readers=len(readers)
+            source, reader.node, table, phase=phase, tensor=whole, sources=specs, targets=reader.specs, readers=len(readers),
+            side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
         )  # fmt: skip
 
 

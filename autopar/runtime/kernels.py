@@ -1,0 +1,126 @@
+"""One operator on one rank, bound once and called every step: local tensors in, local tensors out.
+
+What can be settled before the first step is settled here: which function runs, where its tensors go among the arguments, and for a
+contraction the shapes of the two matrices it multiplies, so that a step pays for neither ``einsum`` nor the dispatch of a custom operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.dialect.contraction import parse
+from autopar.graph import Op, Ref
+from autopar.runtime.operators import named_results, with_tensors
+
+Kernel = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""The local tensors that are read, in order -> those that are written, in order."""
+Shapes = Sequence[Sequence[int]]
+
+
+def bind_kernel(op: Op, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Shapes) -> Kernel:
+    """The operator as a kernel.
+
+    Args:
+        function: the operator that the target names, or what runs in its place.
+        args, kwargs: its arguments on this rank, ``Ref`` in place of tensors.
+        shapes: local shapes of its inputs.
+    """
+    product = find_product(op, shapes)
+    if product is not None:
+        return product.multiply
+    simple = not kwargs and all(isinstance(item, Ref) or not _holds_tensors(item) for item in args)
+    places = [(place, item.index) for place, item in enumerate(args) if isinstance(item, Ref)]
+    single = len(op.outputs) == 1
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if simple:
+            given = list(args)
+            for place, index in places:
+                given[place] = tensors[index]
+            result = function(*given)
+        else:
+            result = function(*with_tensors(list(args), tensors), **with_tensors(dict(kwargs), tensors))
+        return (result,) if single and isinstance(result, Tensor) else named_results(op, result)
+
+    return run
+
+
+def _holds_tensors(argument: Any) -> bool:
+    if isinstance(argument, Mapping):
+        return any(map(_holds_tensors, argument.values()))
+    return isinstance(argument, Ref) or (isinstance(argument, (list, tuple)) and any(map(_holds_tensors, argument)))
+
+
+# --- contractions as products of two matrices --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction that is ``[m, k] @ [k, n]`` without moving anything in memory.
+
+    Args:
+        left, right: which input is the left matrix, which the right.
+        left_shape, right_shape: the shapes in which they are read.
+        turned: whether each of them is then transposed.
+        shape: of the result.
+    """
+
+    left: int
+    right: int
+    left_shape: tuple[int, int]
+    right_shape: tuple[int, int]
+    turned: tuple[bool, bool]
+    shape: tuple[int, ...]
+
+    def matrices(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Both matrices, as views where memory allows."""
+        left, right = tensors[self.left].reshape(self.left_shape), tensors[self.right].reshape(self.right_shape)
+        return left.t() if self.turned[0] else left, right.t() if self.turned[1] else right
+
+    @property
+    def flat_shape(self) -> tuple[int, int]:
+        """Of the result as a matrix."""
+        return self.left_shape[self.turned[0]], self.right_shape[not self.turned[1]]
+
+    def multiply(self, tensors: Sequence[Tensor]) -> tuple[Tensor]:
+        """The contraction."""
+        return (torch.mm(*self.matrices(tensors)).view(self.shape),)
+
+
+def find_product(op: Op, shapes: Shapes) -> Product | None:
+    """The contraction as a product of matrices; None for other operators, for batched ones, and where factors lie mixed.
+
+    >>> op = Op("y", "autopar.contract.default", ("x", "w"), ("y",), (Ref(0), Ref(1), "b s k, n k -> b s n"))
+    >>> find_product(op, [(2, 3, 8), (4, 8)])
+    Product(left=0, right=1, left_shape=(6, 8), right_shape=(4, 8), turned=(False, True), shape=(2, 3, 4))
+    """
+    if op.target != "autopar.contract.default" or op.args[:2] != (Ref(0), Ref(1)) or op.kwargs:
+        return None
+    first, second, result = parse(op.args[2])
+    if any(len(set(term)) < len(term) for term in (first, second, result)):
+        return None
+    summed = set(first) & set(second)
+    if not summed or summed & set(result) or set(result) != set(first) ^ set(second):
+        return None
+    size = dict(zip((*first, *second), (*shapes[0], *shapes[1]), strict=True))
+    terms = [(0, first), (1, second)]
+    if result[:1] and result[0] in second:
+        terms.reverse()
+    (left, rows), (right, columns) = terms
+    ahead, behind = (tuple(factor for factor in term if factor not in summed) for term in (rows, columns))
+    order = tuple(factor for factor in rows if factor in summed)
+    if result != ahead + behind or order != tuple(factor for factor in columns if factor in summed):
+        return None
+    turned = (rows != ahead + order, columns != order + behind)
+    if (turned[0] and rows != order + ahead) or (turned[1] and columns != behind + order):
+        return None
+    m, k, n = (math.prod(size[factor] for factor in term) for term in (ahead, order, behind))
+    return Product(
+        left, right, (k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n), turned, tuple(size[factor] for factor in result)
+    )

@@ -1,0 +1,337 @@
+"""The search: solve, schedule, simulate, learn what was waited for, solve again; and beside it the bound.
+
+Under a model of time the objective is the step of the schedule. Each round prices the integer problem by what the best schedule so far
+showed (``exposure``) or by weights whose optimum bounds every step (``bounds``); every answer is scheduled and simulated, and the best is
+kept. Plans written by hand go through the same passes first. Under the communication model nothing overlaps: the problem in sequence is
+solved once and its bound is the bound.
+
+The integer problem leaves out some of what a schedule holds in memory, so its bound is true and the schedule's own peak decides: where
+that is over the limit, the problem's limit is lowered by the excess and it is solved again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import numpy as np
+
+from autopar.errors import TimeLimitError
+from autopar.graph import Graph
+from autopar.schedule import Limits, Memory, Schedule
+from autopar.schedule.legality import check_legal
+from autopar.search.baselines import find_baselines
+from autopar.search.bounds import Answer, Cuts, blend
+from autopar.search.exposure import Exposure
+from autopar.search.extract import extract
+from autopar.search.lean import infeasible, smallest
+from autopar.search.model import InSequence, Model, Weights, build_model
+from autopar.search.pins import resolve_pins
+from autopar.search.space import Space
+from autopar.search.tuning import Timed, best_schedule
+from cost_models import Machine
+from solvers import Solution, Status, solve
+
+PROOF = 1e-6
+"""A plan is called optimal when its gap is at most this."""
+CLOSE = 2e-3
+"""The gap at which one solve of a large problem stops: the last tenths of a percent would cost more time than all before."""
+LARGE = 1_000_000
+"""Edge entries from which a problem is large."""
+TIGHTENINGS = 8
+EXPOSURES = 6
+"""Rounds of prices by exposure, at most."""
+BOUNDS = 12
+"""Rounds of weights for the bound, at most."""
+IDLE = 2
+"""Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
+GAIN = 1e-3
+"""Relative change that counts as a gain."""
+SHARE = 0.3
+"""Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
+
+Progress = Callable[[float, float, float, float], None]
+"""Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A plan a person would write, in the same terms: its schedule and what it costs.
+
+    ``seconds`` is the objective: the step, or the sum of its collectives under the communication model.
+    """
+
+    schedule: Schedule
+    seconds: float
+    memory: Memory
+    feasible: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search found.
+
+    Args:
+        schedule: what every rank runs.
+        seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
+            collectives.
+        bound_seconds: no plan for this mesh, in any order, costs less.
+        gap: (seconds - bound) / seconds.
+        status: ``optimal`` or ``feasible``.
+        solver: method that gave the choices.
+        contradicted: baselines that are not there because they contradict a pin, with the reason.
+        unknown: operators without a rule, with a line where each stands; they run replicated.
+        sizes: nodes, choices, edges and edge entries of the problem.
+        stages: CPU seconds of enumerate, price, model, baselines, solve.
+    """
+
+    schedule: Schedule
+    seconds: float
+    bound_seconds: float
+    gap: float
+    status: str
+    solve_seconds: float
+    solver: str
+    optimizer: str
+    memory: Memory
+    baselines: Mapping[str, Baseline]
+    contradicted: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+
+def find_plan(
+    graph: Graph,
+    machine: Machine,
+    *,
+    memory_bytes: int | None = None,
+    optimizer: str = "adamw",
+    constraints: Mapping[str, str] | None = None,
+    time_limit: float = 60.0,
+    gap: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    baselines: bool = True,
+) -> Found:
+    """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
+
+    Args:
+        gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
+
+    Raises:
+        UsageError: a pin that names nothing or is illegal.
+        InfeasibleError: nothing fits; says the least memory known to do, and the biggest items.
+        TimeLimitError: the time limit passed without an answer.
+    """
+    limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
+    clock = _Clock()
+    space = Space(graph, machine, optimizer if graph.mode == "train" else "none", resolve_pins(graph, machine.mesh, constraints or {}))
+    for op in graph.ops:
+        space.op_choices(op)
+    clock.lap("enumerate")
+    model = build_model(space)
+    clock.lap("price")
+    search = _Search(model, limit, time_limit, PROOF if gap is None else gap, seed, progress)
+    clock.lap("model")
+    rivals: dict[str, Timed] = {}
+    contradicted: dict[str, str] = {}
+    if baselines:
+        assignments, contradicted = find_baselines(space)
+        for name, assignment in assignments.items():
+            rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=search.tries)
+            search.offer(rivals[name], "baseline")
+    clock.lap("baselines")
+    search.run()
+    clock.lap("solve")
+    best = search.best
+    assert best is not None
+    check_legal(best.schedule, "the search")
+    bound = min(search.bound, best.seconds)
+    achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
+    return Found(
+        best.schedule, best.seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", search.seconds, search.method,
+        space.optimizer, best.memory,
+        {name: Baseline(rival.schedule, rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
+        contradicted, dict(space.unknown), search.sizes, clock.laps,
+    )  # fmt: skip
+
+
+class _Clock:
+    """CPU seconds (this process and its finished children) of each stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = sum(os.times()[:4])
+
+    def lap(self, stage: str) -> None:
+        now = sum(os.times()[:4])
+        self.laps[stage], self._last = now - self._last, now
+
+
+class _Search:
+    """The best schedule and the best bound so far, and the rounds that improve them."""
+
+    def __init__(self, model: Model, limit: int, time_limit: float, gap: float, seed: int, progress: Progress | None) -> None:
+        self.model, self.limit, self.gap, self.seed, self.progress = model, limit, gap, seed, progress
+        self.time_limit, self.began = time_limit, perf_counter()
+        self.problem, self.unit = model.problem(limit)
+        self.sizes = {
+            "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
+            "edge_entries": len(self.problem.edge_costs),
+        }  # fmt: skip
+        self.large = len(self.problem.edge_costs) > LARGE
+        self.tries, self.idle = (3, 1) if self.large else (100, IDLE)
+        self.best: Timed | None = None
+        self.bound, self.method, self.seconds = 0.0, "", 0.0
+        self.lowered: int | None = None
+        self.start: np.ndarray | None = None
+        self.last: Solution | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.time_limit - (perf_counter() - self.began)
+
+    @property
+    def reached(self) -> float:
+        """The gap so far; infinite without an answer that fits."""
+        if self.best is None or self.best.memory.peak > self.limit:
+            return math.inf
+        return (self.best.seconds - self.bound) / self.best.seconds if self.best.seconds > 0 else 0.0
+
+    def offer(self, found: Timed, method: str) -> bool:
+        """Takes a schedule in; whether it is a gain."""
+        if not found.better(self.best, self.limit):
+            return False
+        gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
+        self.best, self.method = found, method
+        return gain
+
+    def run(self) -> None:
+        """All rounds, and an error when nothing fits."""
+        if self.model.space.machine.cost_model == "communication":
+            self._in_sequence()
+        else:
+            self._by_step()
+        self.seconds = perf_counter() - self.began
+        if self.best is None or self.best.memory.peak > self.limit:
+            self._without_answer()
+
+    def _in_sequence(self) -> None:
+        for _ in range(TIGHTENINGS):
+            found = self._solve(InSequence(), CLOSE if self.large else self.gap, proves=True)
+            if found is None or found.memory.peak <= self.limit:
+                return
+
+    def _by_step(self) -> None:
+        exposure, idle = Exposure.first(), 0
+        seen: list[np.ndarray] = []
+        for _ in range(EXPOSURES):
+            found = self._solve(exposure, CLOSE)
+            if found is None:
+                break
+            idle = 0 if self.gained else idle + 1
+            if found.memory.peak <= self.limit:
+                assert self.start is not None
+                if idle >= self.idle or self._spent() or any(np.array_equal(self.start, other) for other in seen):
+                    break
+                seen.append(self.start)
+                exposure = exposure.learn(found.schedule, found.slots)
+            elif self._spent():
+                break
+        self._prove()
+        if self.best is not None and not self.best.memory.peak > self.limit:
+            self._polish()
+
+    def _prove(self) -> None:
+        """Bounds under weights that the answers so far suggest; their answers are plans to try as well."""
+        slowdown = self.model.space.machine.hardware.overlap_slowdown
+        cuts = Cuts(self.model, slowdown)
+        center, idle = cuts.first(), 0
+        mixture = center
+        for _ in range(BOUNDS):
+            before = self.bound
+            found = self._solve(mixture, CLOSE, proves=True)
+            if found is None or self.start is None or self._spent():
+                return
+            cuts.add(Answer(self.model, self.start))
+            gained = self.bound > before * (1 + GAIN)
+            if gained:
+                center = mixture
+            idle = 0 if gained or self.gained else idle + 1
+            wanted, most = cuts.best()
+            if self.large or idle >= self.idle or most <= self.bound * (1 + GAIN):
+                return
+            mixture = blend(wanted, center, SHARE)
+
+    def _polish(self) -> None:
+        """More limits for the best schedule."""
+        best = self.best
+        assert best is not None
+        if self.left > 0:
+            space = self.model.space
+            limits = best.schedule.limits
+            found = best_schedule(
+                space.graph, best.assignment, space.machine, space.optimizer, self.limit, start=limits, tries=4 * self.tries
+            )  # fmt: skip
+            self.offer(found, self.method)
+
+    def _spent(self) -> bool:
+        return self.left <= 0 or self.reached <= self.gap
+
+    def _solve(self, weights: Weights, gap: float, *, proves: bool = False) -> Timed | None:
+        """One solve, its schedule taken in; None without choices.
+
+        Args:
+            proves: the optimum under these weights bounds every step. Its bound counts where the problem's own limit holds.
+        """
+        self.gained = False
+        space = self.model.space
+        problem, unit = self.model.problem(self.limit, weights)
+        if self.lowered is not None and not proves:
+            problem = replace(problem, limit=self.lowered)
+
+        def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
+            if self.progress is not None:
+                known = max(self.bound, bound * unit) if proves else self.bound
+                best = self.best.seconds if self.best is not None else math.inf
+                self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
+
+        solution = solve(problem, time_limit=max(self.left, 1.0), gap=gap, seed=self.seed, start=self.start, progress=report)
+        self.last = solution
+        if proves and problem.limit == self.limit:
+            self.bound = max(self.bound, solution.bound * unit)
+        if solution.choices is None:
+            return None
+        self.start = solution.choices
+        limits: Limits | None = self.best.schedule.limits if self.best is not None else None
+        found = best_schedule(
+            space.graph, extract(self.model, solution.choices), space.machine, space.optimizer, self.limit, start=limits, tries=self.tries
+        )  # fmt: skip
+        if found.memory.peak > self.limit:
+            assert problem.limit is not None
+            self.lowered = max(int(problem.limit - (found.memory.peak - self.limit) - self.limit // 2000), 0)
+        self.gained = self.offer(found, solution.method)
+        return found
+
+    def _without_answer(self) -> None:
+        """The plan of least memory, if that fits after all.
+
+        Raises:
+            InfeasibleError, TimeLimitError.
+        """
+        last = self.last
+        if self.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
+            raise TimeLimitError(
+                f"no plan was found in {self.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins"
+            )  # fmt: skip
+        found = smallest(self.model, self.problem, self.limit, self.seed)
+        self.offer(found, "least memory")
+        assert self.best is not None
+        if self.best.memory.peak > self.limit:
+            proved = last is not None and last.status is Status.INFEASIBLE and last.choices is None and self.lowered is None
+            raise infeasible(self.best.memory, self.limit, proved)

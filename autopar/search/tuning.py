@@ -1,0 +1,107 @@
+"""The best schedule of an assignment: the limits of the passes are tried, since nobody knows them in advance.
+
+What is gathered ahead hides collectives and costs memory; large buckets save latency and start late; operators set aside fill gaps and
+delay the reductions of gradients. One limit is changed at a time, from the best so far, while that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.graph import Graph
+from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, makespan, memory, ordered, run_passes, simulate
+from autopar.schedule.freeing import free
+from autopar.schedule.passes import PLACING, default_limits
+from cost_models import Machine
+
+MIB = 2**20
+LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("ahead_bytes", tuple(size * MIB for size in (0, 25, 100, 400, 1600))),
+    ("aside_bytes", tuple(size * MIB for size in (0, 50, 200, 800))),
+    ("bucket_bytes", tuple(size * MIB for size in (1, 6, 25, 100))),
+)
+"""The values tried for each limit: from nothing to more than a large layer."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The schedule of an assignment with what it costs.
+
+    ``seconds`` is the objective: the step, or under the communication model the sum of its collectives.
+    """
+
+    assignment: Assignment
+    schedule: Schedule
+    slots: tuple[Slot, ...]
+    seconds: float
+    step_seconds: float
+    memory: Memory
+
+    def better(self, other: Timed | None, limit: int) -> bool:
+        """Whether this is the one to keep: what fits before what does not, then the shorter, or the smaller where neither fits."""
+        if other is None:
+            return True
+        mine, theirs = self.memory.peak <= limit, other.memory.peak <= limit
+        if mine != theirs:
+            return mine
+        return self.seconds < other.seconds if mine else self.memory.peak < other.memory.peak
+
+
+class _Trying:
+    """One assignment under one limits after another."""
+
+    def __init__(self, graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int) -> None:
+        self.first = ordered(graph, assignment, machine)
+        self.assignment, self.optimizer, self.limit = assignment, optimizer, limit
+        self.best: Timed | None = None
+        self.looked: set[Limits] = set()
+
+    def look(self, limits: Limits) -> None:
+        """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
+        self.looked.add(limits)
+        placed = run_passes(replace(self.first, limits=limits), PLACING)
+        machine = placed.machine
+        step = makespan(simulate(placed.instructions, machine.hardware.overlap_slowdown)) + placed.optimizer_seconds(self.optimizer)
+        seconds = placed.communication_seconds() if machine.cost_model == "communication" else step
+        if self.best is not None and self.best.memory.peak <= self.limit and seconds >= self.best.seconds:
+            return
+        whole = free(placed)
+        slots = simulate(whole.instructions, machine.hardware.overlap_slowdown)
+        found = Timed(self.assignment, whole, slots, seconds, step, memory(whole, self.optimizer))
+        if found.better(self.best, self.limit):
+            self.best = found
+
+
+def best_schedule(
+    graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, *, start: Limits | None = None, tries: int = 100
+) -> Timed:  # fmt: skip
+    """The best schedule found for an assignment within ``limit`` bytes a rank.
+
+    Args:
+        start: the limits to begin from.
+        tries: how many others are looked at, at most; none under the communication model, where nothing overlaps.
+    """
+    trying = _Trying(graph, assignment, machine, optimizer, limit)
+    trying.look(start or default_limits(machine))
+    best = trying.best
+    assert best is not None
+    for _ in range(len(LADDERS) if machine.cost_model != "communication" else 0):
+        before = best
+        for name, ladder in LADDERS:
+            for limits in _steps(best.schedule.limits, name, ladder):
+                if limits not in trying.looked and len(trying.looked) <= tries:
+                    trying.look(limits)
+                    best = trying.best or best
+        if best is before:
+            break
+    return best
+
+
+def _steps(limits: Limits, name: str, ladder: Sequence[int]) -> Iterator[Limits]:
+    """The same with one limit one rung or two up or down."""
+    value = getattr(limits, name)
+    place = min(range(len(ladder)), key=lambda index: abs(ladder[index] - value))
+    for rung in (place + 1, place - 1, place + 2, place - 2):
+        if 0 <= rung < len(ladder):
+            yield replace(limits, **{name: ladder[rung]})

@@ -1,0 +1,205 @@
+"""What runs as one kernel and what is written over: the rules one by one, and that a step's values and peak memory allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from autopar.runtime.live_memory import LiveMemory
+from torch import Tensor, nn
+
+from autopar.graph import Op, Ref
+from autopar.importer import capture
+from autopar.program import Assignment, Program, build_program
+from autopar.rules import find_rule, strategies
+from autopar.runtime.backends import LockstepRanks
+from autopar.runtime.execution import bind, simulate
+from autopar.runtime.fusion import Fusion, Instruction, Local, find_fusion
+from autopar.runtime.kernels import bind_kernel, find_product
+from autopar.runtime.operators import find_operator
+from autopar.sharding import ShardingSpec
+from tests.runtime.plans import machine
+
+B, N, K = 6, 4, 8
+
+
+def contraction(equation: str, reads: tuple[str, str], result: str, phase: Any = "forward") -> Instruction:
+    op = Op(result, "autopar.contract.default", reads, (result,), (Ref(0), Ref(1), equation))
+    return Instruction(op, reads, (result,), phase)
+
+
+def pointwise(target: str, reads: tuple[str, ...], result: str, phase: Any = "forward") -> Instruction:
+    op = Op(result, target, reads, (result,), tuple(map(Ref, range(len(reads)))))
+    return Instruction(op, reads, (result,), phase)
+
+
+def move(read: str, result: str) -> Instruction:
+    return Instruction(None, (read,), (result,), "forward")
+
+
+SHAPES: Mapping[str, tuple[int, ...]] = {"x": (B, K), "w": (N, K), "bias": (N,), "column": (B, 1), "one": (1,), "n": (N, N), "m": (N, N)}
+
+
+def fused(*items: Instruction, outputs: tuple[str, ...] = ("out",), views: Mapping[str, str] | None = None, **dtypes: str) -> Fusion:
+    """What is found; values are ``[B, N]`` float32 but for ``SHAPES``, and their own memory but for ``views``."""
+    names = {name for item in items for name in (*item.reads, *item.writes)}
+    root = {name: (views or {}).get(name, name) for name in names}
+    return find_fusion(items, root, outputs, lambda name: Local(SHAPES.get(name, (B, N)), dtypes.get(name, "float32")))
+
+
+LINEAR = contraction("b k, n k -> b n", ("x", "w"), "y")
+
+
+@pytest.mark.parametrize("other", ["bias", "whole"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_contraction_takes_the_addition_that_reads_it(other: str, first: bool) -> None:
+    found = fused(LINEAR, pointwise("aten.add.Tensor", ("y", other) if first else (other, "y"), "out"))
+    assert [(pair.contraction, pair.addition, pair.addend) for pair in found.pairs.values()] == [(0, 1, int(first))]
+
+
+ADD = pointwise("aten.add.Tensor", ("y", "bias"), "out")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        pytest.param((LINEAR, ADD, pointwise("aten.mul.Tensor", ("y", "out"), "z")), id="another reader"),
+        pytest.param((LINEAR, pointwise("aten.add.Tensor", ("y", "column"), "out")), id="a column is no row"),
+        pytest.param((LINEAR, pointwise("aten.add.Tensor", ("y", "one"), "out")), id="nor is a single entry"),
+        pytest.param((LINEAR, pointwise("aten.add.Tensor", ("y", "y"), "out")), id="added to itself"),
+        pytest.param((LINEAR, pointwise("aten.sub.Tensor", ("y", "bias"), "out")), id="no addition"),
+        pytest.param((LINEAR, move("whole", "late"), pointwise("aten.add.Tensor", ("y", "late"), "out")), id="not there yet"),
+        pytest.param((LINEAR, pointwise("aten.add.Tensor", ("y", "bias"), "out", "backward")), id="in the other phase"),
+        pytest.param((contraction("g b k, g n k -> g b n", ("a", "c"), "y"), ADD), id="batched"),
+    ],
+)
+def test_what_is_no_pair(items: tuple[Instruction, ...]) -> None:
+    shapes = {"a": (2, B, K), "c": (2, N, K)}
+    root = {name: name for item in items for name in (*item.reads, *item.writes)}
+    found = find_fusion(items, root, ["out"], lambda name: Local({**SHAPES, **shapes}.get(name, (B, N)), "float32"))
+    assert not found.pairs
+
+
+def test_a_product_that_leaves_and_one_of_another_dtype_are_no_pair() -> None:
+    assert not fused(LINEAR, ADD, outputs=("y", "out")).pairs
+    assert not fused(LINEAR, ADD, bias="float64").pairs
+
+
+MAKE = pointwise("aten.mul.Tensor", ("a", "b"), "t")
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "expected"),
+    [
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("t", "c"), "out")), {}, {1: 0}, id="first"),
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("c", "t"), "out")), {}, {1: 1}, id="second"),
+        pytest.param((MAKE, pointwise("aten.gelu_backward.default", ("t", "c"), "out")), {}, {1: 0}, id="gelu_backward"),
+        pytest.param((MAKE, pointwise("aten.gelu_backward.default", ("c", "t"), "out")), {}, {}, id="only the gradient"),
+        pytest.param((MAKE, pointwise("aten.maximum.default", ("c", "t"), "out")), {}, {}, id="no row in the table"),
+        pytest.param((pointwise("aten.add.Tensor", ("a", "c"), "out"),), {}, {}, id="an input of the graph"),
+        pytest.param((move("a", "t"), pointwise("aten.add.Tensor", ("t", "c"), "out")), {}, {}, id="made by a reshard"),
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("t", "c"), "out"), pointwise("aten.mul.Tensor", ("t", "out"), "z")), {},
+                     {2: 0}, id="read later"),
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("t", "c"), "out")), {"outputs": ("t",)}, {}, id="leaves"),
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("t", "t"), "out")), {}, {}, id="read twice at once"),
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("t", "c"), "out", "backward")), {}, {}, id="made in the other phase"),
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("t", "c"), "out")), {"out": "float64"}, {}, id="another dtype"),
+        pytest.param((MAKE, pointwise("aten.add.Tensor", ("bias", "t"), "out")), {}, {1: 1}, id="not the smaller one"),
+        pytest.param((MAKE, pointwise("aten.transpose.int", ("t",), "v"), pointwise("aten.add.Tensor", ("v", "c"), "out")),
+                     {"views": {"v": "t"}}, {}, id="a view"),
+        pytest.param((MAKE, pointwise("aten.transpose.int", ("t",), "v"), pointwise("aten.add.Tensor", ("t", "c"), "out"),
+                      pointwise("aten.mul.Tensor", ("v", "out"), "z")), {"views": {"v": "t"}}, {}, id="a view is read later"),
+    ],
+)  # fmt: skip
+def test_what_is_written_over(items: tuple[Instruction, ...], options: dict[str, Any], expected: dict[int, int]) -> None:
+    assert fused(*items, **options).in_place == expected
+
+
+def test_a_sum_of_gradients_is_added_where_it_lies() -> None:
+    add = pointwise("aten.add.Tensor", ("y", "t"), "out")
+    (pair,) = fused(MAKE, LINEAR, add).pairs.values()
+    assert pair.in_place
+    (pair,) = fused(MAKE, LINEAR, pointwise("aten.mul.Tensor", ("t", "b"), "z"), add).pairs.values()
+    assert not pair.in_place, "the pair runs where the contraction stood, before the other reader"
+
+
+EQUATIONS = [
+    ("b s k, n k -> b s n", True), ("b s n, b s k -> n k", True), ("b s n, n k -> b s k", True), ("n k, b k -> b n", True),
+    ("k, n k -> n", True), ("b k, k -> b", True), ("b s h d, h d n -> b s n", True), ("b s n, b s h d -> h d n", True),
+    ("b h s d, h d n -> b s n", False), ("g m k, g k n -> g m n", False), ("m k, k n -> n m", True), ("k, k -> ()", True),
+    ("m, n -> m n", False), ("b s k, s n k -> b s n", False), ("b k n, k b -> n", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("equation", "plain"), EQUATIONS)
+def test_contractions_as_products_of_matrices(equation: str, plain: bool) -> None:
+    size = dict(zip("bskndhgm", (2, 3, 5, 4, 6, 7, 3, 5), strict=True))
+    terms = equation.replace("()", "").replace(" -> ", ", ").split(", ")
+    a, b = (torch.randn([size[factor] for factor in term.split()], dtype=torch.float64) for term in terms[:2])
+    op = Op("y", "autopar.contract.default", ("a", "b"), ("y",), (Ref(0), Ref(1), equation))
+    shapes = [tuple(a.shape), tuple(b.shape)]
+    assert (find_product(op, shapes) is not None) == plain
+    wanted = torch.einsum(equation.replace("()", "").replace(" ", ""), a, b)
+    for first in (a, a.mT.contiguous().mT if a.dim() > 1 else a):
+        (found,) = bind_kernel(op, find_operator(op.target), op.args, {}, shapes)([first, b])
+        assert found.shape == wanted.shape and found.is_contiguous()
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+class Deep(nn.Module):
+    """Linears with biases, a residual and a value with two uses, so that every rule has work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(16, 16, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        return (self.second(x) + nn.functional.gelu(self.third(x)) + x).square().sum()
+
+
+def deep_program() -> tuple[Program, dict[str, Tensor]]:
+    """Rows over the first axis; the values that enter."""
+    torch.manual_seed(0)
+    model, x = Deep(), torch.randn(8, 16, dtype=torch.float64)
+    graph, where = capture(model, (x,), mode="train").graph, machine("1")
+    chosen = {}
+    for op in graph.ops:
+        of_op = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+        chosen[op.name] = strategies(find_rule(op, graph.tensors), of_op, where.mesh.sizes)[0]
+    whole = {item.tensor: ShardingSpec.replicated(len(graph.tensors[item.tensor].shape)) for item in graph.inputs}
+    held = {**dict(model.named_parameters()), "x": x}
+    return build_program(graph, Assignment(whole, chosen), where), {item.tensor: held[item.name].detach() for item in graph.inputs}
+
+
+def test_a_step_is_the_same_with_less_memory_and_fewer_passes() -> None:
+    program, values = deep_program()
+    peaks, found = {}, {}
+    for in_place in (False, True):
+        executable = bind(program, LockstepRanks(program.machine.mesh), torch.device("cpu"), in_place=in_place)
+        current = {name: [tensor.clone()] for name, tensor in values.items()}
+        with torch.no_grad(), LiveMemory([tensor for (tensor,) in current.values()]) as memory:
+            executable.forward(current)
+            executable.backward(current)
+        peaks[in_place] = memory.peak
+        found[in_place] = [current[value][0] for _, value in program.outputs]
+        assert all(current[name][0].equal(tensor) for name, tensor in values.items() if name in current), "inputs are never written"
+    torch.testing.assert_close(found[True], found[False], rtol=1e-12, atol=1e-12)
+    assert peaks[True] <= peaks[False] <= program.memory("none").peak
+
+
+def test_backward_may_run_twice_on_what_forward_left() -> None:
+    program, values = deep_program()
+    executable = bind(program, LockstepRanks(program.machine.mesh), torch.device("cpu"))
+    current = {name: [tensor] for name, tensor in values.items()}
+    executable.forward(current)
+    gradients = [value for output, value in program.outputs if output.kind == "gradient"]
+    twice = []
+    for _ in range(2):
+        after = dict(current)
+        executable.backward(after)
+        twice.append([after[value][0].clone() for value in gradients])
+    torch.testing.assert_close(twice[0], twice[1], rtol=0, atol=0)
+    torch.testing.assert_close(simulate(program, values).outputs[1:], tuple(twice[0]), rtol=1e-12, atol=1e-12)
