@@ -52,6 +52,9 @@ class Order:
         yield from self._phases()
         yield from self._stages()
         yield from self._in_flight()
+        for value, place in {**self.coming, **self.there}.items():
+            if value not in self.going and value not in self.kept:
+                yield self._say(place, f"makes {value}, which nobody frees, though it does not leave", runs=True)
 
     @cached_property
     def kept(self) -> set[str]:
@@ -83,6 +86,8 @@ class Order:
                     if value in self.going:
                         yield self._say(place, f"frees {value} a second time, after instruction {self.rows[self.going[value]].id}")
                     self.going.setdefault(value, place)
+                if row.of:
+                    yield self._say(place, "belongs to nothing")
                 yield from self._is(place, row, None, (), row.phase, "")
                 continue
             if row.kind == "run":
