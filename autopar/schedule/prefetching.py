@@ -26,7 +26,7 @@ def prefetch(schedule: Schedule) -> Schedule:
     return replace(schedule, instructions=tuple(_Placing(schedule, found, times(schedule, found)).run()))
 
 
-LEAD = 2.0
+LEAD = 4.0
 """A gather may start so many times its own length ahead of the moment at which it must be under way to arrive in time."""
 
 
