@@ -2,7 +2,7 @@
 
 A plan is self-contained: every tensor's shape, dtype and spec, every operator with its arguments, every reshard, every collective and the
 schedule are in it, so that ``check`` can recompute it and a runtime can run it. One parameter, operator, reshard, collective and
-instruction a line, stable order, units in the keys: ``git diff`` is the review. What says nothing is left out of an instruction's line.
+instruction a line, stable order, units in the keys: ``git diff`` is the review.
 """
 
 from __future__ import annotations
@@ -378,9 +378,7 @@ class Plan(_Row):
 
     def to_json(self) -> str:
         """The file's text: one row a line."""
-        data = self.model_dump(by_alias=True, exclude_none=True)
-        data["schedule"] = [{key: value for key, value in row.items() if value or key not in _SAYS_NOTHING} for row in data["schedule"]]
-        return "".join(_lines(data))
+        return "".join(_lines(self.model_dump(by_alias=True, exclude_none=True)))
 
     @staticmethod
     def from_json(text: str, name: str = "the plan") -> Plan:
@@ -448,8 +446,6 @@ _BY_ROW = (
     "baselines", "inputs", "outputs", "parameters", "buffers", "constants", "tangents",
     "gradients", "buffer_updates", "ops", "reshards", "collectives", "schedule",
 )  # fmt: skip
-_SAYS_NOTHING = ("stage", "microbatch", "stream", "reads", "writes", "seconds", "bytes", "of")
-"""Keys of an instruction that are left out of the file where they are zero or empty."""
 
 
 def _lines(data: Mapping[str, Any]) -> Iterator[str]:

@@ -36,7 +36,7 @@ def random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
         known = made.get((tensor, spec))
         if known is None or chance.random() < 0.2:
             source = tensor
-            options = [layout for layout in layouts if layout.tensor == tensor]
+            options = [layout for layout in layouts if layout.tensor == tensor and layout.phase in ("forward", phase)]
             if options and chance.random() < 0.3:
                 other = chance.choice(options)
                 value = graph.tensors[tensor]

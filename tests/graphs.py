@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from autopar.graph import Dtype, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.plan import Plan
 from autopar.recording import record
@@ -48,6 +50,67 @@ def two_layers(batch: int = 16, width: int = 8, hidden: int = 32) -> Graph:
         ),
         arguments={"args": ({"tensor": "x"},), "kwargs": {}, "loss_args": (), "outputs": {"tensor": "loss"}},
     )
+
+
+def random_graph(seed: int, layers: int = 5, batch: int = 16, width: int = 8) -> Graph:
+    """Layers drawn at random, forward and backward: products, sums, views, softmax (collectives inside), dropout (two results)."""
+    chance = random.Random(seed)
+    tensors = {"x": Tensor("x", (batch, width), "float32"), "mean": Tensor("mean", (width,), "float32")}
+    inputs = [GraphInput("x", "input", "x"), GraphInput("mean", "buffer", "mean")]
+    ops: list[Op] = []
+    outputs: list[GraphOutput] = []
+
+    def add(op: Op, shape: tuple[int, ...] = (batch, width)) -> str:
+        ops.append(op)
+        tensors[op.name] = Tensor(op.name, shape, "float32")
+        return op.name
+
+    made, undo = ["x"], []
+    for index in range(layers):
+        name, kind, last = f"f{index}", chance.choice(("contract", "contract", "add", "softmax", "alias", "dropout")), made[-1]
+        if kind == "contract":
+            weight = f"w{index}"
+            tensors[weight] = Tensor(weight, (width, width), "float32")
+            inputs.append(GraphInput(weight, "parameter", f"layers.{index}.weight", trained=True))
+            undo.append((kind, last, weight))
+            made.append(add(_contract(name, "b k, n k -> b n", last, weight)))
+        elif kind == "add":
+            undo.append((kind, chance.choice(made), ""))
+            made.append(add(Op(name, "aten.add.Tensor", (last, undo[-1][1]), (name,), (Ref(0), Ref(1)))))
+        elif kind == "softmax":
+            undo.append((kind, name, ""))
+            made.append(add(Op(name, "aten._softmax.default", (last,), (name,), (Ref(0), -1, False))))
+        elif kind == "alias":
+            undo.append((kind, "", ""))
+            made.append(add(Op(name, "aten.alias.default", (last,), (name,), (Ref(0),))))
+        else:
+            mask = f"{name}:1"
+            tensors[mask] = Tensor(mask, (batch, width), "bool")
+            undo.append((kind, mask, ""))
+            made.append(add(Op(name, "aten.native_dropout.default", (last,), (name, mask), (Ref(0), 0.5, True))))
+    add(Op("loss", "aten.sum.default", (made[-1],), ("loss",), (Ref(0),)), ())
+    add(Op("mean2", "aten.mul.Tensor", ("mean",), ("mean2",), (Ref(0), 0.9)), (width,))
+    outputs += [GraphOutput("loss", "output", "loss"), GraphOutput("mean2", "buffer", "mean")]
+    if chance.random() < 0.5:
+        outputs.append(GraphOutput(chance.choice(made[1:]), "output", "hidden"))
+    size = ((batch, width), 1.0)
+    grad = add(Op("g", "aten.full.default", (), ("g",), size, (("dtype", Dtype("float32")),), phase="backward"))
+    for index, (kind, first, weight) in reversed(list(enumerate(undo))):
+        name = f"b{index}"
+        if kind == "contract":
+            add(_contract(f"gw{index}", "b n, b k -> n k", grad, first, "backward"), (width, width))
+            outputs.append(GraphOutput(f"gw{index}", "gradient", f"layers.{index}.weight"))
+            grad = add(_contract(name, "b n, n k -> b k", grad, weight, "backward"))
+        elif kind == "add":
+            grad = add(Op(name, "aten.add.Tensor", (grad, first), (name,), (Ref(0), Ref(1)), phase="backward"))
+        elif kind == "softmax":
+            arguments = (Ref(0), Ref(1), -1, Dtype("float32"))
+            grad = add(Op(name, "aten._softmax_backward_data.default", (grad, first), (name,), arguments, phase="backward"))
+        elif kind == "alias":
+            grad = add(Op(name, "aten.alias.default", (grad,), (name,), (Ref(0),), phase="backward"))
+        else:
+            grad = add(Op(name, "aten.mul.Tensor", (grad, first), (name,), (Ref(0), Ref(1)), phase="backward"))
+    return Graph("train", tensors, tuple(inputs), tuple(ops), tuple(outputs))
 
 
 def machine(mesh: str, cost_model: str = "roofline") -> Machine:

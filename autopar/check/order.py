@@ -52,6 +52,9 @@ class Order:
         yield from self._phases()
         yield from self._stages()
         yield from self._in_flight()
+        for value, place in {**self.coming, **self.there}.items():
+            if value not in self.going and value not in self.kept:
+                yield self._say(place, f"makes {value}, which nobody frees, though it does not leave", runs=True)
 
     @cached_property
     def kept(self) -> set[str]:
@@ -83,6 +86,8 @@ class Order:
                     if value in self.going:
                         yield self._say(place, f"frees {value} a second time, after instruction {self.rows[self.going[value]].id}")
                     self.going.setdefault(value, place)
+                if row.of:
+                    yield self._say(place, "belongs to nothing")
                 yield from self._is(place, row, None, (), row.phase, "")
                 continue
             if row.kind == "run":
@@ -211,12 +216,13 @@ class Order:
                     yield self._say(self.starts[name], f"{held} bytes are in flight {side}, over limits.ahead_bytes, {limit}")
 
     def _chain(self, names: list[str]) -> int:
-        """How many of the calls are steps of one reshard, which follow one another: so many may pass the limit."""
-        of_value: dict[str, int] = {}
+        """How many of the calls follow one another, each reading what another makes: so many may pass the limit."""
+        longest: dict[str, int] = {}
         for name in names:
-            for value in {leg.row.value for leg in self.calls[name].legs}:
-                of_value[value] = of_value.get(value, 0) + 1
-        return max(of_value.values(), default=1)
+            sources = {leg.source for leg in self.calls[name].legs}
+            feeding = [longest[other] for other in longest if sources & {leg.target for leg in self.calls[other].legs}]
+            longest[name] = 1 + max(feeding, default=0)
+        return max(longest.values(), default=1)
 
     def _reach(self) -> Mapping[str, tuple[bool, bool]]:
         """For each call: whether an operator of its phase feeds it, and whether one needs it, through other moves of the phase or not."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from autopar.check.differences import Difference, seconds
+from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Leg, legs
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
@@ -131,6 +131,7 @@ class Walk:
         self.strategies[op.name] = strategy
         self.seconds[op.name] = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
+        yield from count(f"{where}.times", row.times, 1)
 
     def _read(self, where: str, entry: TensorSpec, value: str) -> Iterator[Difference]:
         """What is read exists, is this tensor, and has this spec."""
@@ -183,9 +184,7 @@ class Walk:
         shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
         moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
-        return self.machine.operator_seconds(
-            Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved)
-        )
+        return self.machine.operator_seconds(Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved))
 
     def _make(self, value: str) -> Iterator[Difference]:
         """Follows the reshard that makes ``value``, if one does, and those it is made from."""
@@ -211,6 +210,7 @@ class Walk:
             yield Difference(where, f"is made from {row.source}, which is a layout of {self.tensor_of[row.source]}, as {row.tensor}")
         tensor = self.tensors[row.tensor]
         if self.specs[row.source] != source:
+            self.broken = True
             yield Difference(where, f"{row.source} has the spec {str(self.specs[row.source])!r}, the reshard starts from {row.from_spec!r}")
         yield from self._legal(where, tensor.shape, target)
         self.specs[row.value], self.tensor_of[row.value] = target, row.tensor
@@ -226,12 +226,11 @@ class Walk:
         self.legs[row.value] = tuple(legs(row, local, found.steps, itemsize, tensor.dtype))
 
     def _first_readers(self) -> Iterator[Difference]:
-        """``before`` of each reshard is an operator or output, and nobody who reads the value comes before it."""
+        """``before`` of each reshard is an operator or output, and no operator that reads the value was captured before it."""
         place = {row.name: float(index) for index, row in enumerate(sorted(self.plan.ops, key=lambda row: row.phase != "forward"))}
         maker = {entry.tensor: place[row.name] for row in self.plan.ops for entry in row.outputs}
         place |= {f"{OUTPUT}{index}": maker.get(row.tensor, -1.0) + 0.5 for index, (_, _, row) in enumerate(self.plan.leaving)}
         readers = [(row.name, entry.value) for row in self.plan.ops for entry in row.inputs]
-        readers += [(f"{OUTPUT}{index}", row.value) for index, (_, _, row) in enumerate(self.plan.leaving)]
         first: dict[str, str] = {}
         for reader, value in sorted(readers, key=lambda item: place[item[0]]):
             while value in self.legs:

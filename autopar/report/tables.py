@@ -35,7 +35,7 @@ class Table:
 def overview(plan: Plan) -> Table:
     """What a person asks first: where, how fast, how sure, how much memory."""
     objective, predicted, memory = plan.objective, plan.predicted, plan.predicted.memory
-    what = " a step" if plan.created_by.cost_model != "communication" else " (collectives alone)"
+    what = " (collectives alone)" if plan.created_by.cost_model == "communication" else " a step"
     parts = [(name, getattr(memory, name)) for name in ("parameters", "gradients", "optimizer", "activations", "temporaries")]
     rows = [
         ("model", f"{plan.model.target}, {plan.model.mode}" + (f", {plan.model.optimizer}" if plan.model.optimizer != "none" else "")),
@@ -95,7 +95,7 @@ def baselines(plan: Plan) -> Table:
             continue
         ratio = f"{row.objective_seconds / mine:.2f}x" if mine > 0 else ""
         rows.append((name, units.seconds(row.objective_seconds), ratio, units.size(row.peak_memory_bytes_per_rank), fits))
-    what = "step" if plan.created_by.cost_model == "roofline" else "collectives"
+    what = "collectives" if plan.created_by.cost_model == "communication" else "step"
     return Table(("baseline", what, "ratio", "memory", "fits"), tuple(rows), frozenset({what, "ratio", "memory"}))
 
 
@@ -108,7 +108,7 @@ def tensors(plan: Plan) -> Table:
     )  # fmt: skip
     for kind, items in tables:
         for name, count, row in _folded(items):
-            held = units.size(local_bytes(row, plan))
+            held = _held(row, plan)
             rows.append((kind, name, str(count) if count > 1 else "", units.shape(row.shape), row.dtype, row.spec or "R", held))
     return Table(("kind", "name", "times", "shape", "dtype", "spec", "on a rank"), tuple(rows), frozenset({"times", "on a rank"}))
 
@@ -131,10 +131,12 @@ def collectives(plan: Plan) -> Table:
     )
 
 
-def local_bytes(row: TensorSpec, plan: Plan) -> int:
-    """Bytes of one rank's part."""
+def _held(row: TensorSpec, plan: Plan) -> str:
+    """Bytes of one rank's part; none where the spec does not fit the shape."""
     spec = ShardingSpec.parse(row.spec)
-    return math.prod(spec.local_shape(row.shape, plan.sizes)) * DTYPE_BYTES.get(row.dtype, 0)
+    if row.dtype not in DTYPE_BYTES or spec.problem(row.shape, plan.sizes) is not None:
+        return "-"
+    return units.size(math.prod(spec.local_shape(row.shape, plan.sizes)) * DTYPE_BYTES[row.dtype])
 
 
 def pattern(name: str) -> str:

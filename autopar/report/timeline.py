@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.errors import FileError
+from autopar.compare.moments import Moments
 from autopar.plan import CollectivePlan, Plan
-from autopar.schedule import Instruction, Slot, simulate
 from autopar.schedule.instructions import COMPUTE
-from cost_models import CostModelError, Hardware
 
 
 @dataclass(frozen=True)
@@ -21,23 +19,6 @@ class Bar:
     kind: str
     begin: float
     end: float
-
-
-def slots(plan: Plan) -> tuple[Slot, ...]:
-    """When each instruction happens.
-
-    Raises:
-        FileError: a schedule that waits for what was not started.
-    """
-    try:
-        slowdown = Hardware.from_dict(plan.hardware, "the plan's hardware").overlap_slowdown
-    except CostModelError as error:
-        raise FileError(error.message, error.hint) from error
-    try:
-        return simulate((Instruction(**vars(row)) for row in plan.schedule), slowdown)
-    except KeyError as missing:
-        hint = "autopar check lists all that is wrong with the plan; undo the edit, or plan again"
-        raise FileError(f"the plan's schedule waits for {missing}, which it has not started before", hint) from missing
 
 
 def bars(plan: Plan) -> tuple[Bar, ...]:
@@ -59,7 +40,7 @@ def call_name(row: CollectivePlan) -> str:
 
 def _bars(plan: Plan) -> Iterator[Bar]:
     calls = {row.id: call_name(row) for row in plan.collectives if row.id is not None}
-    for slot in slots(plan):
+    for slot in Moments(plan).slots:
         item = slot.instruction
         if item.kind == "wait":
             yield Bar(COMPUTE, f"waits for {calls.get(item.of, item.of)}", "stalled", slot.begin, slot.end)

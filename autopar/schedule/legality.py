@@ -133,11 +133,13 @@ def _within_limits(schedule: Schedule) -> Violations:
 
 
 def _chain(schedule: Schedule, flying: dict[str, int]) -> int:
-    """How many calls in flight may pass the limit: those of one value's reshard, which follow one another."""
+    """How many calls in flight may pass the limit: those that follow one another, each reading what the one before makes."""
     lengths: dict[str, int] = {}
+    maker: dict[str, str] = {}
     for name in flying:
-        for value in {part.layout.value for part in schedule.collectives[name].parts}:
-            lengths[value] = lengths.get(value, 0) + 1
+        parts = schedule.collectives[name].parts
+        lengths[name] = 1 + max((lengths[maker[part.source]] for part in parts if part.source in maker), default=0)
+        maker.update((part.target, name) for part in parts)
     return max(lengths.values(), default=1)
 
 

@@ -105,6 +105,7 @@ class _Placing:
         self.started: set[int] = set()
         self.done: set[int] = set()
         self.ahead = self.behind = 0
+        self.leading: list[Instruction] = []
         self.trailing: deque[Instruction] = deque()
 
     def run(self) -> list[Instruction]:
@@ -167,13 +168,22 @@ class _Placing:
                 self._start(maker)
             elif maker is not None:
                 self._finish(maker)
-        self.out.append(item)
         window = self.found[item.id]
         if window.ahead:
+            self._make_room(item)
+        self.out.append(item)
+        if window.ahead:
             self.ahead += self._held(item)
+            self.leading.append(item)
         elif window.behind:
             self.behind += self._held(item)
             self.trailing.append(item)
+
+    def _make_room(self, item: Instruction) -> None:
+        """Waits for others that run ahead, oldest first, where an operator needs ``item`` now and the limit is reached."""
+        for other in tuple(self.leading):
+            if self.ahead + self._held(item) > self.limit and not set(other.writes) & set(item.reads):
+                self._finish(other)
 
     def _arrive(self, value: str) -> None:
         if value in self.producer:
@@ -194,5 +204,6 @@ class _Placing:
         window = self.found[item.id]
         if window.ahead:
             self.ahead -= self._held(item)
+            self.leading.remove(item)
         elif window.behind:
             self.behind -= self._held(item)

@@ -1,0 +1,34 @@
+"""explain and diff: why one thing in a plan is as it is, and what changed between two plans. Words for people; from the plans alone.
+
+story    the lines about one thing
+changes  the lines about two plans
+moments  when each instruction happens
+words    how rows are called
+"""
+
+from __future__ import annotations
+
+from autopar.compare.changes import changes
+from autopar.compare.story import Story
+from autopar.plan import Plan
+
+__all__ = ["UNCHANGED", "diff", "explain"]
+
+UNCHANGED = "the plans choose the same"
+
+
+def explain(plan: Plan, name: str) -> tuple[str, ...]:
+    """Lines that say what ``name`` is, where it comes from, who reads it in which spec, and what the collectives around it cost and delay.
+
+    Args:
+        name: a parameter, buffer, input (``input:NAME``), output (``output:NAME``), operator, tensor, reshard or collective.
+
+    Raises:
+        UsageError: the plan has nothing of that name; names the nearest. FileError: a schedule that cannot be simulated.
+    """
+    return tuple(Story(plan).tell(name))
+
+
+def diff(first: Plan, second: Plan) -> tuple[str, ...]:
+    """Lines that say what changed from ``first`` to ``second``; empty when both choose the same at the same cost."""
+    return tuple(changes(first, second))

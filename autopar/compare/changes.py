@@ -1,0 +1,114 @@
+"""What changed from one plan to another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from autopar.compare.words import count, spec_text, where
+from autopar.plan import InstructionPlan, OpPlan, Plan, TensorSpec
+
+
+def changes(first: Plan, second: Plan) -> Iterator[str]:
+    for what, old, new in (
+        ("model", first.model.target, second.model.target), ("mode", first.model.mode, second.model.mode),
+        ("graph", first.model.graph_sha256[:12], second.model.graph_sha256[:12]),
+        ("mesh", _mesh(first), _mesh(second)), ("hardware", first.hardware.get("name"), second.hardware.get("name")),
+        ("cost model", first.created_by.cost_model, second.created_by.cost_model),
+        ("optimizer", first.model.optimizer, second.model.optimizer),
+    ):  # fmt: skip
+        if old != new:
+            yield f"{what}: {old} -> {new}"
+    yield from _figures(first, second)
+    for kind in ("inputs", "parameters", "buffers", "constants", "outputs"):
+        yield from _specs(kind.removesuffix("s"), getattr(first, kind), getattr(second, kind))
+    yield from _operators(first, second)
+    yield from _collectives(first, second)
+    yield from _schedules(first, second)
+
+
+def _figures(first: Plan, second: Plan) -> Iterator[str]:
+    for key, old, new in (
+        ("objective.seconds", first.objective.seconds, second.objective.seconds),
+        ("predicted.step_seconds", first.predicted.step_seconds, second.predicted.step_seconds),
+        ("predicted.sequential_seconds", first.predicted.sequential_seconds, second.predicted.sequential_seconds),
+        ("predicted.received_bytes_per_rank", first.predicted.received_bytes_per_rank, second.predicted.received_bytes_per_rank),
+        ("predicted.peak_memory_bytes_per_rank", first.predicted.peak_memory_bytes_per_rank, second.predicted.peak_memory_bytes_per_rank),
+    ):  # fmt: skip
+        if old != new:
+            change = f" ({100 * (new - old) / old:+.1f} %)" if old else ""
+            yield f"{key}: {old:.6g} -> {new:.6g}{change}"
+
+
+def _specs(kind: str, old: Mapping[str, TensorSpec], new: Mapping[str, TensorSpec]) -> Iterator[str]:
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in new:
+            yield f"{kind} {name}: only in the first, {spec_text(old[name].spec)}"
+        elif name not in old:
+            yield f"{kind} {name}: only in the second, {spec_text(new[name].spec)}"
+        elif old[name].shape != new[name].shape or old[name].dtype != new[name].dtype:
+            yield f"{kind} {name}: {old[name].dtype}{list(old[name].shape)} -> {new[name].dtype}{list(new[name].shape)}"
+        elif old[name].spec != new[name].spec:
+            yield f"{kind} {name}: {spec_text(old[name].spec)} -> {spec_text(new[name].spec)}"
+
+
+def _operators(first: Plan, second: Plan) -> Iterator[str]:
+    old, new = ({row.name: row for row in plan.ops} for plan in (first, second))
+    changed = [(old[name], new[name]) for name in old if name in new and _strategy(old[name]) != _strategy(new[name])]
+    for before, after in changed:
+        yield f"operator {where(before)}: {_strategy(before)} -> {_strategy(after)}"
+    for names, word in (([n for n in old if n not in new], "first"), ([n for n in new if n not in old], "second")):
+        if names:
+            yield f"{len(names)} operators only in the {word}, e.g. {names[0]}"
+
+
+def _collectives(first: Plan, second: Plan) -> Iterator[str]:
+    old, new = _counts(first), _counts(second)
+    for key in [*old, *(key for key in new if key not in old)]:
+        before, after = old.get(key, (0, 0, 0)), new.get(key, (0, 0, 0))
+        if before != after:
+            kind, axes, phase = key
+            yield f"{kind} over {axes}, {phase}: {_counted(*before)} -> {_counted(*after)}"
+
+
+def _counts(plan: Plan) -> dict[tuple[str, str, str], tuple[int, int, int]]:
+    """By kind, axes and phase: calls, values that they move, bytes in all."""
+    found: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+    for row in plan.collectives:
+        key = (row.kind, ",".join(row.axes), row.phase)
+        calls, values, size = found.get(key, (0, 0, 0))
+        found[key] = calls + row.times, values + (len(row.members) or 1) * row.times, size + row.bytes * row.times
+    return found
+
+
+def _counted(calls: int, values: int, size: int) -> str:
+    shared = f" for {count(values, 'value')}" if values != calls else ""
+    return f"{count(calls, 'call')}{shared}, {size} bytes in all"
+
+
+def _schedules(first: Plan, second: Plan) -> Iterator[str]:
+    """What differs in the order of things: a line on limits, a line on the lists."""
+    limits = [", ".join(f"{key} {value}" for key, value in vars(plan.limits).items()) for plan in (first, second)]
+    if limits[0] != limits[1]:
+        yield f"limits: {limits[0]} -> {limits[1]}"
+    old, new = ([row for row in plan.schedule if row.kind != "free"] for plan in (first, second))
+    if list(map(_what, old)) == list(map(_what, new)):
+        return
+    place = next((index for index, pair in enumerate(zip(old, new, strict=False)) if _what(pair[0]) != _what(pair[1])), None)
+    where_ = f", first at instruction {old[place].id}: {_what(old[place])} -> {_what(new[place])}" if place is not None else ""
+    if Counter(map(_what, old)) == Counter(map(_what, new)):
+        yield f"schedule: the same {len(old)} instructions in another order{where_}"
+    else:
+        yield f"schedule: {len(old)} -> {len(new)} instructions{where_}"
+
+
+def _what(row: InstructionPlan) -> str:
+    return f"{row.kind} of {row.of}"
+
+
+def _strategy(row: OpPlan) -> str:
+    return f"{', '.join(spec_text(entry.spec) for entry in row.inputs)} -> {', '.join(spec_text(entry.spec) for entry in row.outputs)}"
+
+
+def _mesh(plan: Plan) -> str:
+    return ",".join(f"{name}={size}" for name, size in plan.mesh.items())

@@ -1,0 +1,26 @@
+"""How operators, collectives and specs are called in sentences."""
+
+from __future__ import annotations
+
+from autopar.plan import CollectivePlan, OpPlan
+
+
+def call(row: CollectivePlan) -> str:
+    """A collective with its price; of a bucket also how many values share it."""
+    shared = f", a bucket of {count(len(row.members), 'value')}" if row.parts is not None else ""
+    return f"{row.kind} over {','.join(row.axes)} of {row.bytes} bytes ({row.seconds:.3g} s{shared})"
+
+
+def where(row: OpPlan) -> str:
+    """An operator with its module."""
+    return f"{row.name} ({row.op}{', ' + row.module if row.module else ''})"
+
+
+def spec_text(text: str) -> str:
+    """A spec in quotes: that of a scalar is empty."""
+    return f"'{text}'"
+
+
+def count(number: int, what: str) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
