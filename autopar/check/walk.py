@@ -157,7 +157,7 @@ class Walk:
         if isinstance(strategy, Difference):
             yield strategy
             return
-        seconds = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
+        seconds = self._operator_seconds(row, op, strategy)
         if not close(row.seconds, seconds):
             yield Difference(f"{where}.seconds", f"{row.seconds:.6g} in the plan, {seconds:.6g} recomputed")
         self.compute += seconds
@@ -215,11 +215,11 @@ class Walk:
         sizes = self.plan.sizes
         entries = (*row.inputs, *row.outputs)
         shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
-        moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
+        moved = 0
+        if not is_alias(op):
+            moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
-        return self.machine.operator_seconds(
-            Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved)
-        )
+        return self.machine.operator_seconds(Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved))
 
     def _reshard(self, index: int, row: ReshardPlan) -> Iterator[Difference]:
         where = f"reshards.{row.value}"
