@@ -25,6 +25,8 @@ CLEARLY = 0.9
 """A growth with more steps is taken when its error is less than this share of the simpler one's."""
 BETTER = 0.98
 """More points bound by arithmetic, or by their launch, are taken as such when the error is less than this share of what it was."""
+EXACT = 1e-9
+"""A mean error that counts as none."""
 LEAST = 1e-18
 """Seconds a byte or an operation: below it a term is not there, and its rate is as if it were this."""
 
@@ -111,7 +113,7 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime]) -> tuple[Figures
         latency, step, inverse = relative_least_squares(np.stack([np.ones(len(points)), further, received], axis=1), seconds)
         predicted = latency + step * further + inverse * received
         error = float(np.mean(np.abs(predicted / seconds - 1)))
-        if best is None or error < best[0] * CLEARLY:
+        if best is None or error < best[0] * CLEARLY - EXACT:
             figures = Figures(float(latency), 1 / max(float(inverse), LEAST), growth, None if growth == "constant" else float(step))
             best = (error, figures, residual(predicted, seconds))
     assert best is not None
@@ -149,7 +151,7 @@ def fit_efficiency(
             work = np.maximum(found[1] * arithmetic, found[2] * memory)
             predicted = np.maximum(found[0], work) if overlaps else found[0] + work
             error = float(np.mean(np.minimum(np.abs(predicted / seconds - 1), 1.0)))
-            if best is None or error < best[0] * BETTER:
+            if best is None or error < best[0] * BETTER - EXACT:
                 best = (error, found, predicted)
     assert best is not None
     launch, inverse_arithmetic, inverse_memory = (float(item) for item in best[1])
