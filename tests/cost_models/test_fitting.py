@@ -75,7 +75,7 @@ def test_efficiencies_are_found_again(truth: Efficiency, overlaps: bool) -> None
     found, residual = fit_efficiency(points, [PEAK] * len(points), BANDWIDTH, overlaps=overlaps)
     assert residual.largest < 1e-6
     assert (found.arithmetic, found.memory) == pytest.approx((truth.arithmetic, truth.memory))
-    assert found.launch_seconds == pytest.approx(truth.launch_seconds, abs=1e-9)
+    assert found.launch_seconds == pytest.approx(truth.launch_seconds, abs=2e-8)  # as long as the fastest point tells
 
 
 def test_work_that_never_binds_has_a_share_of_one() -> None:
