@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
 from autopar import zoo
-from autopar.runtime.launch import run_ranks
+from autopar.verify.launch import run_ranks
 from autopar.runtime.placement import local_part
 from autopar.runtime.trials import name_of
 

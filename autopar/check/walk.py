@@ -128,10 +128,22 @@ class Walk:
             self.broken = True
             yield strategy
             return
+<<<<<<< HEAD
         self.strategies[op.name] = strategy
         self.seconds[op.name] = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
         yield from count(f"{where}.times", row.times, 1)
+=======
+        seconds = self._operator_seconds(row, op, strategy)
+        if not close(row.seconds, seconds):
+            yield Difference(f"{where}.seconds", f"{row.seconds:.6g} in the plan, {seconds:.6g} recomputed")
+        self.compute += seconds
+        self.collectives += [self._inside(row, inner) for inner in strategy.inner]
+
+    def _make(self, index: int, value: str, storage: str) -> None:
+        self.storage[value] = storage
+        self.made.setdefault(storage, index)
+>>>>>>> cost
 
     def _read(self, where: str, entry: TensorSpec, value: str) -> Iterator[Difference]:
         """What is read exists, is this tensor, and has this spec."""
@@ -182,7 +194,9 @@ class Walk:
         sizes = self.plan.sizes
         entries = (*row.inputs, *row.outputs)
         shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
-        moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
+        moved = 0
+        if not is_alias(op):
+            moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
         return self.machine.operator_seconds(Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved))
 
