@@ -128,22 +128,10 @@ class Walk:
             self.broken = True
             yield strategy
             return
-<<<<<<< HEAD
         self.strategies[op.name] = strategy
         self.seconds[op.name] = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
         yield from count(f"{where}.times", row.times, 1)
-=======
-        seconds = self._operator_seconds(row, op, strategy)
-        if not close(row.seconds, seconds):
-            yield Difference(f"{where}.seconds", f"{row.seconds:.6g} in the plan, {seconds:.6g} recomputed")
-        self.compute += seconds
-        self.collectives += [self._inside(row, inner) for inner in strategy.inner]
-
-    def _make(self, index: int, value: str, storage: str) -> None:
-        self.storage[value] = storage
-        self.made.setdefault(storage, index)
->>>>>>> cost
 
     def _read(self, where: str, entry: TensorSpec, value: str) -> Iterator[Difference]:
         """What is read exists, is this tensor, and has this spec."""
