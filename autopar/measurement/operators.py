@@ -18,9 +18,9 @@ from autopar import pricing, zoo
 from autopar.graph import Graph, GraphInput, Op
 from autopar.importer import capture
 from autopar.measurement.clock import Clock, mean_over_ranks
-from autopar.verify.examples import index_bound
 from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.sharding import ShardingSpec, Strategy
+from autopar.verify.examples import index_bound
 from cost_models import Hardware, Link, Machine, Mesh
 from cost_models.fitting import OperatorTime
 
