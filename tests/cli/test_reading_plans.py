@@ -113,7 +113,7 @@ def test_check(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "edited.json").write_text(json.dumps(data))
     ran = autopar(capsys, "check", tmp_path / "edited.json")
     assert ran.status == 1
-    assert ran.out.startswith("collectives[0]: all_reduce of loss over dp,tp, 8 bytes")
+    assert ran.out.startswith("collectives[0].bytes: 8 in the plan, 4 recomputed")
     assert "the first at collectives[0]" in ran.err and ran.err.strip().splitlines()[-1].startswith("hint: ")
     data["hardware"]["memory_bandwidth"] = "fast"
     (tmp_path / "edited.json").write_text(json.dumps(data))
