@@ -44,15 +44,20 @@ KEPT = 0.6
 @dataclass(frozen=True)
 class Exposure:
     """As ``Weights`` of a problem: operators count whole, reshards by the share of their seconds that operators wait for, and their
-    latency, which a bucket pays once, by how many values share a call."""
+    latency, which a bucket pays once, by how many values share a call.
+
+    Args:
+        slowdown: the hardware's ``overlap_slowdown``: what is hidden costs that share all the same.
+    """
 
     beliefs: Mapping[Place, Belief]
+    slowdown: float
 
     @staticmethod
-    def first() -> Exposure:
+    def first(slowdown: float) -> Exposure:
         """What is believed before anything was simulated."""
         phases: tuple[Phase, ...] = ("forward", "backward")
-        return Exposure({(phase, side): belief for phase in phases for side, belief in FIRST.items()})
+        return Exposure({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
 
     def price(self, model: Model) -> Priced:
         made: dict[object, np.ndarray] = {}
@@ -64,14 +69,15 @@ class Exposure:
             belief = self.beliefs[edge.phase, edge.side]
             key = id(edge.seconds), belief
             if key not in made:
-                made[key] = belief.waited * (edge.seconds - (1.0 - belief.calls) * _latency(model, edge))
+                share = belief.waited + (1.0 - belief.waited) * self.slowdown
+                made[key] = share * (edge.seconds - (1.0 - belief.calls) * _latency(model, edge))
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
     def learn(self, schedule: Schedule, slots: Sequence[Slot]) -> Exposure:
         """The belief after a simulated schedule; where it has no collectives, what was believed stays."""
         seen = exposed(schedule, slots)
-        return Exposure({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()})
+        return Exposure({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
 
 
 def _latency(model: Model, edge: Edge) -> np.ndarray:
