@@ -25,19 +25,20 @@ def whole_axes(axes: tuple[int, ...], machine: Machine) -> tuple[SubAxis, ...]:
 
 
 def local_operator(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> Operator:
-    """The operator as one rank runs it, in the words of the cost model."""
+    """The operator as one rank runs it, in the words of the cost model. A view moves nothing."""
     sizes = machine.mesh.sizes
     inputs = tuple([spec.local_shape(tensors[name].shape, sizes) for name, spec in zip(op.inputs, strategy.inputs, strict=True)])
     outputs = tuple([spec.local_shape(tensors[name].shape, sizes) for name, spec in zip(op.outputs, strategy.outputs, strict=True)])
-    moved = sum([math.prod(shape) * DTYPE_BYTES[tensors[name].dtype] for name, shape in zip(op.inputs, inputs, strict=True)])
-    moved += sum([math.prod(shape) * DTYPE_BYTES[tensors[name].dtype] for name, shape in zip(op.outputs, outputs, strict=True)])
-    dtype = tensors[(op.inputs or op.outputs)[0]].dtype
-    return Operator(op.target, family(op), dtype, inputs, outputs, flops(op, tensors) / strategy.parts, moved)
+    dtypes = [tensors[name].dtype for name in (*op.inputs, *op.outputs)]
+    moved = 0
+    if not is_alias(op):
+        moved = sum([math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip((*inputs, *outputs), dtypes, strict=True)])
+    return Operator(op.target, family(op), dtypes[0], inputs, outputs, flops(op, tensors) / strategy.parts, moved)
 
 
 def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:
-    """Seconds of the local operator by the machine's cost model; views cost nothing."""
-    return 0.0 if is_alias(op) else machine.operator_seconds(local_operator(op, tensors, strategy, machine))
+    """Seconds of the local operator by the machine's cost model, without the collectives inside it."""
+    return machine.operator_seconds(local_operator(op, tensors, strategy, machine))
 
 
 def inner_seconds(strategy: Strategy, machine: Machine) -> float:

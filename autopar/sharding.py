@@ -82,7 +82,9 @@ class ShardingSpec:
 
     def local_shape(self, shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
         """The shape one rank holds of a tensor of global ``shape``."""
-        return tuple(extent // self.parts(dim, sizes) for dim, extent in enumerate(shape))
+        if not self.split_axes:
+            return tuple(shape)
+        return tuple([extent // math.prod([sizes[axis] for axis in axes]) for extent, axes in zip(shape, self.dims, strict=True)])
 
     def start(self, dim: int, extent: int, sizes: Sequence[int], coordinates: Sequence[int]) -> int:
         """The first global index along ``dim`` (of global ``extent``) held by the rank at ``coordinates``."""

@@ -189,6 +189,11 @@ def functional_collectives() -> Any:
     return torch.ops._c10d_functional
 
 
+def copy_each(into: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+    """Copies each tensor into the one at its place, in one call (``_foreach_copy_``)."""
+    torch._foreach_copy_(into, given)
+
+
 def keeps_autograd_graph() -> bool:
     """Whether the backward pass that is running was asked to keep the graph (``retain_graph=True``)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

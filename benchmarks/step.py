@@ -34,9 +34,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
 from autopar import zoo
-from autopar.runtime.launch import run_ranks
 from autopar.runtime.placement import local_part
-from autopar.runtime.trials import name_of
+from autopar.verify.launch import run_ranks
+from autopar.verify.trials import name_of
 
 COLUMNS, ROWS = ("attn.query", "attn.key", "attn.value", "up"), ("attn.out", "down")
 """The linears of a block that tensor parallelism splits by columns, and by rows."""
@@ -199,9 +199,9 @@ def make_plans(names: Sequence[str], sizes: Sizes, ranks: int, hardware: str, fo
 def ours(target: zoo.Target, plan: autopar.Plan) -> Contestant:
     """A plan's module; each rank passes its own part."""
     module: Any = autopar.compile(target.model, plan, inputs="local")
-    place, program, graph = module.place, module.program, module.program.graph
+    place, schedule, graph = module.place, module.schedule, module.schedule.graph
     names = [item.name for item in graph.of_kind("input")]
-    specs = [program.specs[name_of(graph, name)] for name in names]
+    specs = [schedule.specs[name_of(graph, name)] for name in names]
     parts = [local_part(tensor, spec, place.mesh, place.rank).clone() for tensor, spec in zip(target.args, specs, strict=True)]
     return Contestant(module, tuple(parts))
 

@@ -1,6 +1,7 @@
 """Seconds and bytes of operators, collectives and the optimizer on a described machine. Pure functions; no torch."""
 
 from cost_models.collectives import Group
+from cost_models.efficiency import Efficiency, Residual
 from cost_models.errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError
 from cost_models.hardware import Hardware, hardware_names, load_hardware
 from cost_models.links import Figures, Link
@@ -16,6 +17,7 @@ __all__ = [
     "OPTIMIZERS",
     "CostModel",
     "CostModelError",
+    "Efficiency",
     "Figures",
     "Group",
     "Hardware",
@@ -25,6 +27,7 @@ __all__ = [
     "Mesh",
     "MeshError",
     "Operator",
+    "Residual",
     "SubAxis",
     "UnknownHardwareError",
     "hardware_names",

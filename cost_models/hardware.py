@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cost_models.efficiency import Efficiency
+from cost_models.efficiency import Efficiency, Residual
 from cost_models.errors import HardwareFileError, UnknownHardwareError
 from cost_models.hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry
 from cost_models.links import Link
@@ -41,7 +41,9 @@ class Hardware:
         axes: ``(mesh axis name, link)`` pairs that override the two links.
         overlap_slowdown: share of the compute speed that is lost while any collective is in flight: 0 loses nothing, at 1 nothing is
             hidden (gloo where ranks outnumber cores).
-        efficiencies: ``(class of operators, efficiency)`` pairs; ``default`` holds for the others.
+        efficiencies: ``(class of operators or operator, efficiency)`` pairs; ``default`` holds for the others.
+        launch_overlaps: the next operator is launched while this one runs, as on a GPU's stream; else its launch is time of its own.
+        residuals: ``(fit, residual)`` pairs of what ``profile`` measured; no price depends on them.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Hardware:
     axes: tuple[tuple[str, Link], ...] = ()
     overlap_slowdown: float = 0.0
     efficiencies: tuple[tuple[str, Efficiency], ...] = ()
+    launch_overlaps: bool = True
+    residuals: tuple[tuple[str, Residual], ...] = ()
 
     @cached_property
     def _peaks(self) -> Mapping[str, float]:
@@ -66,13 +70,17 @@ class Hardware:
         return peaks.get(_RUNS_AS.get(dtype, dtype), peaks["float32"])
 
     @cached_property
-    def _efficiencies(self) -> Mapping[str, Efficiency]:
-        return {"default": Efficiency(launch_seconds=self.kernel_launch_seconds), **dict(self.efficiencies)}
+    def _efficiencies(self) -> dict[tuple[str, str], Efficiency]:
+        return {}
 
-    def efficiency(self, family: str) -> Efficiency:
-        """Of a class of operators: its own, or the file's default."""
-        found = self._efficiencies
-        return found.get(family) or found["default"]
+    def efficiency(self, family: str, name: str = "") -> Efficiency:
+        """Of an operator: that of its own name (``aten.gelu``, without the overload), else of its class, else the file's default."""
+        found = self._efficiencies.get((family, name))
+        if found is None:
+            known = {"default": Efficiency(launch_seconds=self.kernel_launch_seconds), **dict(self.efficiencies)}
+            given = (name, name.rpartition(".")[0], family, "default")
+            found = self._efficiencies[family, name] = next(known[item] for item in given if item in known)
+        return found
 
     def axis_link(self, name: str) -> Link | None:
         """The link that the file gives to the mesh axis ``name``, if any."""
@@ -93,8 +101,12 @@ class Hardware:
             data["axes"] = {name: LinkEntry.content(link) for name, link in self.axes}
         if self.overlap_slowdown:
             data["overlap_slowdown"] = self.overlap_slowdown
+        if not self.launch_overlaps:
+            data["launch_overlaps"] = False
         if self.efficiencies:
             data["efficiency"] = {name: EfficiencyEntry.content(item) for name, item in self.efficiencies}
+        if self.residuals:
+            data["residuals"] = {name: asdict(item) for name, item in self.residuals}
         return data
 
     @staticmethod
@@ -130,6 +142,8 @@ class Hardware:
             tuple((name, link.link) for name, link in file.axes.items()),
             file.overlap_slowdown,
             file.efficiencies,
+            file.launch_overlaps,
+            file.measured,
         )
 
 

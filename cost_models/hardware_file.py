@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cost_models.efficiency import Efficiency
+from cost_models.efficiency import Efficiency, Residual
 from cost_models.links import KINDS, Figures, Growth, Link
 
 PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
@@ -97,6 +97,14 @@ class EfficiencyEntry(_Table):
         return asdict(item)
 
 
+class ResidualEntry(_Table):
+    """``[residuals]``: of each fit that ``profile`` made, under the name of what it gives."""
+
+    points: Annotated[int, Field(ge=1)]
+    median: NotNegative
+    largest: NotNegative
+
+
 class HardwareFile(_Table):
     """A whole file."""
 
@@ -107,12 +115,19 @@ class HardwareFile(_Table):
     peak_flops: dict[str, Positive]
     devices_per_node: Annotated[int, Field(ge=1)]
     overlap_slowdown: Share = 0.0
+    launch_overlaps: bool = True
     links: LinksEntry
     axes: dict[str, LinkEntry] = {}
     efficiency: dict[str, EfficiencyEntry] = {}
+    residuals: dict[str, ResidualEntry] = {}
 
     @property
     def efficiencies(self) -> tuple[tuple[str, Efficiency], ...]:
         """Of each class named in the file, complete."""
         default = self.efficiency.get("default", EfficiencyEntry()).over(Efficiency(launch_seconds=self.kernel_launch_seconds))
         return tuple((name, entry.over(default)) for name, entry in self.efficiency.items())
+
+    @property
+    def measured(self) -> tuple[tuple[str, Residual], ...]:
+        """The residuals by name."""
+        return tuple((name, Residual(**entry.model_dump())) for name, entry in self.residuals.items())

@@ -12,21 +12,21 @@ from cost_models.operator import Operator
 
 
 class Roofline:
-    """max(flops / (efficiency * peak), bytes / (efficiency * bandwidth), launch); 0 for what does nothing."""
+    """max(flops / (efficiency * peak), bytes / (efficiency * bandwidth)) and the launch: their maximum where the next launch overlaps
+    with the work (a GPU's stream), else their sum (a CPU). What does no work, a view, takes a launch only where launches add up."""
 
     def operator_seconds(self, operator: Operator, hardware: Hardware) -> float:
         """``float32`` runs at the float32 peak; ``tf32`` must be asked for by name."""
-        if not operator.flops and not operator.bytes_moved:
-            return 0.0
-        return _seconds(operator.family, operator.flops, operator.bytes_moved, operator.dtype, hardware)
+        efficiency = hardware.efficiency(operator.family, operator.name)
+        arithmetic = operator.flops / (efficiency.arithmetic * hardware.peak(operator.dtype))
+        work = max(arithmetic, operator.bytes_moved / (efficiency.memory * hardware.memory_bandwidth))
+        if not hardware.launch_overlaps:
+            return work + efficiency.launch_seconds
+        return max(work, efficiency.launch_seconds) if work else 0.0
 
     def optimizer_seconds(self, optimizer: str, elements: int, dtype: str, hardware: Hardware) -> float:
-        """The bytes that the step moves, at the memory's bandwidth."""
-        moved = OPTIMIZERS[optimizer].accesses * elements * DTYPE_BYTES[dtype]
-        return moved / (hardware.efficiency("optimizer").memory * hardware.memory_bandwidth)
-
-
-def _seconds(family: str, flops: float, moved: float, dtype: str, hardware: Hardware) -> float:
-    efficiency = hardware.efficiency(family)
-    arithmetic = flops / (efficiency.arithmetic * hardware.peak(dtype))
-    return max(arithmetic, moved / (efficiency.memory * hardware.memory_bandwidth), efficiency.launch_seconds)
+        """The bytes that the step moves, at the memory's bandwidth; a launch for each parameter where launches add up."""
+        accesses = OPTIMIZERS[optimizer].accesses
+        efficiency = hardware.efficiency("optimizer", optimizer)
+        seconds = accesses * elements * DTYPE_BYTES[dtype] / (efficiency.memory * hardware.memory_bandwidth)
+        return seconds if hardware.launch_overlaps or not accesses else seconds + efficiency.launch_seconds

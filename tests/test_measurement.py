@@ -1,27 +1,111 @@
-"""profile: what is measured is a hardware file that loads, predicts what was measured, and plans."""
+"""profile: what is measured becomes a hardware file that loads, explains what was measured, and plans. No test looks at a real time."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from autopar.measurement import Measured, to_toml
+from autopar.measurement.device import Peaks
+from autopar.measurement.hardware import Times, fit
 from autopar.plan import Plan
-from cost_models import load_hardware
+from cost_models import Efficiency, Hardware, Link, Machine, Mesh, Operator, load_hardware
+from cost_models.fitting import CollectiveTime, OperatorTime
+from cost_models.links import KINDS, Figures
 from tests.cli.running import autopar
+
+TRUTH = Hardware(
+    "truth", 16e9, 1e10, 1e-5, (("float32", 5e10),), 4,
+    Link(1e-4, 1e9, "tree", 1e-4, tuple((kind, Figures(1e-4 * rank, 1e9 / rank, "tree", 1e-4)) for rank, kind in enumerate(KINDS, 1))),
+    Link(1e-3, 1e8),
+    efficiencies=(
+        ("contraction", Efficiency(0.8, 0.5, 5e-5)), ("pointwise", Efficiency(1.0, 0.9, 1e-5)), ("aten.gelu", Efficiency(1.0, 0.2, 3e-5)),
+    ),
+    launch_overlaps=False,
+)  # fmt: skip
+"""A machine whose times are given to the fit."""
+
+
+def times_of(hardware: Hardware) -> Times:
+    """What ``hardware`` takes, without error."""
+    machine = Machine(Mesh.parse("2x2"), hardware)
+    work = [("contraction", "autopar.contract.default", 1e4 * 50**power, 1e3 * 10**power) for power in range(5)]
+    work += [("contraction", "autopar.contract.default", 1e4, 1e3 * 10**power) for power in range(1, 6)]
+    names = ("aten.add.Tensor", "aten.mul.Tensor", "aten.gelu.default")
+    work += [("pointwise", name, 1.0, 1e3 * 8**power) for name in names for power in range(6)]
+    operators = []
+    for family, name, flops, moved in work:
+        seconds = machine.operator_seconds(Operator(name, family, "float32", (), (), flops, moved))
+        operators.append(OperatorTime(family, name, "float32", flops, moved, seconds))
+    groups = [(machine.mesh.whole(0),), (machine.mesh.whole(0), machine.mesh.whole(1))]
+    collectives = [
+        ("node", CollectiveTime(kind, machine.group(axes).size, full, machine.collective_seconds(kind, full, axes)))
+        for kind in KINDS for axes in groups for full in (4096.0, 2.0**18, 2.0**24)
+    ]  # fmt: skip
+    return Times(Peaks(dict(hardware.peak_flops), hardware.memory_bandwidth), tuple(operators), tuple(collectives), 0.5, False)
+
+
+def test_a_machine_is_found_again_from_its_times() -> None:
+    found = fit(times_of(TRUTH), "found", 16e9, 4)
+    for kind in KINDS:
+        given, got = TRUTH.node.figures(kind), found.node.figures(kind)
+        assert (got.latency_seconds, got.bandwidth) == pytest.approx((given.latency_seconds, given.bandwidth))
+    for name in ("contraction", "pointwise", "aten.gelu"):
+        given, got = TRUTH.efficiency(name), found.efficiency(name)
+        assert (got.arithmetic, got.memory, got.launch_seconds) == pytest.approx((given.arithmetic, given.memory, given.launch_seconds))
+    assert "aten.mul" not in dict(found.efficiencies), "its class describes it"
+    assert found.overlap_slowdown == 0.5 and not found.launch_overlaps
+    assert max(residual.largest for _, residual in found.residuals) < 1e-6
+
+
+def test_the_file_is_the_hardware(tmp_path: Path) -> None:
+    hardware = fit(times_of(TRUTH), "found", 16e9, 4)
+    path = tmp_path / "machine.toml"
+    path.write_text(to_toml(Measured(hardware, ("a note",))))
+    read = load_hardware(path)
+    assert Hardware.from_dict(hardware.to_dict()) == hardware
+    assert path.read_text().startswith("# a note\n")
+    assert [name for name, _ in read.efficiencies] == [name for name, _ in hardware.efficiencies]
+    assert [name for name, _ in read.residuals] == [name for name, _ in hardware.residuals]
+    one, two = (Machine(Mesh.parse("2x2"), item) for item in (hardware, read))
+    for kind in KINDS:
+        args = (kind, 1e6, (one.mesh.whole(0), one.mesh.whole(1)))
+        assert two.collective_seconds(*args) == pytest.approx(one.collective_seconds(*args), rel=1e-4)
+
+
+def test_without_links_the_memory_stands_for_them() -> None:
+    times = times_of(TRUTH)
+    alone = fit(Times(times.peaks, times.operators, (), 0.0, True), "alone", 16e9, 1)
+    assert alone.node == alone.network == Link(0.0, TRUTH.memory_bandwidth)
+
+
+def test_profile_writes_a_file_to_plan_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "machine.toml"
+    ran = autopar(capsys, "profile", "--quick", "--ranks", 2, "-o", path)
+    assert ran.status == 0, ran.err
+    assert ran.out == path.read_text()
+    assert "median error" in ran.err
+    hardware = load_hardware(path)
+    measured = dict(hardware.residuals)
+    assert {f"links.node.{kind}" for kind in KINDS} | {"efficiency.contraction", "efficiency.pointwise"} <= set(measured)
+    assert 0 <= hardware.overlap_slowdown <= 1
+    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=2", "--hardware", path, "--json")
+    assert Plan.from_json(ran.out).hardware == hardware.to_dict()
 
 
 @pytest.mark.slow
-def test_profile_writes_a_file_to_plan_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_under_torchrun(tmp_path: Path) -> None:
+    """The ranks that torchrun started measure; one of them writes."""
     path = tmp_path / "machine.toml"
-    ran = autopar(capsys, "profile", "--seconds", "0.02", "-o", path)
-    assert ran.status == 0, ran.err
-    assert ran.out == path.read_text()
-    hardware = load_hardware(path)
-    assert hardware.node.bandwidth > 1e6 and hardware.node.latency_seconds < 1.0
-    assert hardware.peak("float32") > 1e8 and hardware.memory_bandwidth > 1e8 and 0 < hardware.kernel_launch_seconds < 1e-2
-    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=2", "--hardware", path, "--json")
-    assert Plan.from_json(ran.out).hardware == hardware.to_dict()
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *torchrun, "-m", "autopar", "profile", "--quick", "-o", str(path)]
+    ran = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert load_hardware(path).devices_per_node == 2
 
 
 def test_profile_says_at_once_that_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

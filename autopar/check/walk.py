@@ -182,7 +182,9 @@ class Walk:
         sizes = self.plan.sizes
         entries = (*row.inputs, *row.outputs)
         shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
-        moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
+        moved = 0
+        if not is_alias(op):
+            moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
         return self.machine.operator_seconds(Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved))
 

@@ -10,19 +10,34 @@ import typer
 
 from autopar.cli.files import write_text
 from autopar.plan import check_writable
+from autopar.report import units
+from autopar.report.tables import Table
+from cost_models import Hardware
 
 
 def profile(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the hardware file to write (TOML)")] = None,
-    ranks: Annotated[int, typer.Option(help="local ranks between which the link is measured; 1 leaves it out")] = 2,
-    seconds: Annotated[float, typer.Option(help="about how long each figure is measured")] = 0.5,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="local ranks to start, as many as will train: one a GPU, or one a core up to four, if not given"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a few models' operators, for a rough file in seconds")] = False,
 ) -> None:
     if output is not None:
         check_writable(output)
-    from autopar.measurement import measure, to_toml
+    from autopar.measurement import QUICK, measure, to_toml
 
-    print(f"measuring for about {8 * seconds:.0f} s", file=sys.stderr)
-    text = to_toml(measure(ranks, seconds))
+    measured = measure(ranks, QUICK if quick else None)
+    if measured is None:  # under torchrun, rank 0 writes
+        return
+    text = to_toml(measured)
     if output is not None:
         write_text(output, text)
+    print("\n".join(residuals(measured.hardware).lines()), file=sys.stderr)
     print(text, end="")
+
+
+def residuals(hardware: Hardware) -> Table:
+    """How far the fits lie from what was measured."""
+    rows = tuple((name, str(item.points), units.percent(item.median), units.percent(item.largest)) for name, item in hardware.residuals)
+    return Table(("fit", "points", "median error", "largest"), rows, frozenset({"points", "median error", "largest"}))

@@ -23,9 +23,10 @@ def flops(op: Op, tensors: Mapping[str, Tensor]) -> float:
 
 
 def family(op: Op) -> str:
-    """The operator's family in the table, ``unknown`` without a row: the class by which cost models tell operators apart."""
+    """The class by which cost models tell operators apart: its family in the table, ``view`` for everything that shares its input's
+    storage, ``unknown`` without a row."""
     row = find_row(op.target)
-    return "unknown" if row is None else row.family
+    return "unknown" if row is None else "view" if row.alias else row.family
 
 
 def is_alias(op: Op) -> bool:

@@ -1,13 +1,15 @@
-"""Plan -> the program each rank runs: instructions on local tensors, collectives, sharded weights, the module that trains.
+"""Schedule -> what each rank runs: instructions on local tensors, collectives, sharded weights, the module that trains.
 
 placement      global tensors <-> parts, ShardingSpec <-> DTensor placements
 groups         the ranks behind a tuple of sub-axes
-backends       collectives: all ranks in one process, or this process as one rank
+backends       flat buffers between ranks: all ranks in one process, or this process as one rank
+collectives    values into buffers, buffers into values
+agreement      all ranks hold the same schedule
 operators      operators by target
 kernels        one operator on one rank, bound once
 fusion         operators that run as one kernel, or write over what they read last
 inner          bodies of the operators with collectives inside
-execution      the interpreter; simulate
+execution      the interpreter: instructions as actions; simulate
 emission       the same instructions as torch.fx graphs
 calls          a call's arguments and results
 weights        parameters and buffers as DTensors
@@ -15,9 +17,9 @@ module         the nn.Module, one autograd function a step
 compiling      plan -> module
 """
 
-from autopar.runtime.compiling import compile_plan, compile_program
+from autopar.runtime.compiling import compile_plan, compile_schedule
 from autopar.runtime.execution import simulate
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, to_placements
 
-__all__ = ["ShardedModule", "compile_plan", "compile_program", "from_placements", "simulate", "to_placements"]
+__all__ = ["ShardedModule", "compile_plan", "compile_schedule", "from_placements", "simulate", "to_placements"]

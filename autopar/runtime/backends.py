@@ -1,48 +1,52 @@
-"""Where collectives run: ``LockstepRanks`` (all ranks in one process) and ``ProcessRanks`` (this process is one rank).
+"""Where collectives run: ``LockstepRanks`` (all ranks in one process), ``ProcessRanks`` (this process is one rank), ``TracedRanks``
+(one rank while its program is traced).
 
-Both give one method, ``collective``, on a list with one local tensor for each rank they host, so that one interpreter serves both.
-Semantics (``n`` the group's size, ``i`` the rank's index in it, order row-major over the sub-axes):
+A backend moves flat buffers, one for each rank it hosts; what is packed into them and what is made of them is common to all (see
+``collectives``), so what is tested in lockstep is what runs. ``n`` is the group's size, ``i`` a rank's index in it, in row-major order
+over the sub-axes:
 
-| kind | result on rank i |
-|---|---|
-| all_gather (d) | the group's tensors concatenated along d |
-| reduce_scatter (d) | part i of n along d of the group's reduction |
-| all_reduce | the group's reduction |
-| all_to_all (a, b) | every member's part i of n along b, concatenated along a |
-| permute | the tensor of ``sources[rank]`` |
+| kind | in | out |
+|---|---|---|
+| all_reduce | m | m: the group's reduction, written over what came in |
+| reduce_scatter | n x m | m: part i of the group's reduction |
+| all_gather | m | n x m: the group's buffers, one after another |
+| all_to_all | n x m | n x m: every member's part i |
+| permute | m | m: the buffer of rank ``sources[rank]`` |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from autopar.runtime.groups import create_process_groups, group_of
 from autopar.runtime.placement import REDUCE
 from autopar.torch_compat import functional_collectives
 from cost_models import Mesh, SubAxis
 
+Axes = tuple[SubAxis, ...]
+
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective to run, the same on all ranks.
+    """One collective on flat buffers, the same on all ranks.
 
     Args:
-        kind: ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all`` or ``permute``.
+        kind: see the table of this module.
         axes: sub-axes of the group, major to minor.
-        dims: ``(d,)``, ``(from, to)`` or ``()``.
         reduction: ``sum``, ``max`` or ``min``.
-        sources: for a permute, the rank whose tensor each rank receives.
+        sources: for a permute, the rank whose buffer each rank receives.
     """
 
     kind: str
-    axes: tuple[SubAxis, ...]
-    dims: tuple[int, ...] = ()
+    axes: Axes
     reduction: str = "sum"
     sources: tuple[int, ...] = ()
 
@@ -51,167 +55,222 @@ class Exchange:
         """Ranks in the group."""
         return math.prod(part.size for part in self.axes)
 
-    def full_bytes(self, local: torch.Tensor) -> int:
-        """Bytes of the gathered, exchanged or reduced tensor on the group, from the tensor one rank puts in."""
-        return local.nbytes * (1 if self.kind in ("all_reduce", "reduce_scatter") else self.size)
+    def full_bytes(self, buffer: Tensor) -> int:
+        """Bytes of the gathered, exchanged or reduced tensors on the group, from the buffer that a rank puts in."""
+        return buffer.nbytes * (1 if self.kind in ("all_reduce", "reduce_scatter") else self.size)
+
+
+Wait = Callable[[], list[Tensor]]
+"""Waits for a collective (on a GPU: lets the current stream wait) and gives what arrived, one flat buffer for each hosted rank."""
 
 
 class Backend(Protocol):
-    """Hosts some ranks of a mesh and runs collectives for them."""
+    """Hosts some ranks of a mesh and moves buffers between them.
+
+    Attributes:
+        traced: operators are recorded in a graph, for which buffers are made by operators without side effects.
+    """
 
     mesh: Mesh
     ranks: tuple[int, ...]
+    traced: bool
 
-    def collective(self, exchange: Exchange, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One new tensor for each hosted rank."""
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
+        """Begins; a buffer belongs to the collective until it was waited for."""
+        ...
+
+    def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
+        """Within it, what is waited for does not hold up the operators that are run later."""
         ...
 
 
-def part(tensor: torch.Tensor, dim: int, index: int, count: int) -> torch.Tensor:
-    """Part ``index`` of ``count`` equal parts along ``dim``: a view."""
-    extent = tensor.shape[dim] // count
-    return tensor.narrow(dim, index * extent, extent)
+# --- all ranks in this process -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LockstepRanks:
-    """Every rank of the mesh in this process."""
+    """Every rank of the mesh in this process; a collective is over when it has begun."""
 
     mesh: Mesh
+    traced = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(range(self.mesh.ranks))
 
-    def collective(self, exchange: Exchange, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
         if exchange.kind == "permute":
-            return [tensors[source].clone() for source in exchange.sources]
-        found = []
-        for rank in self.ranks:
-            members = group_of(self.mesh, exchange.axes, rank)
-            found.append(_SEMANTICS[exchange.kind]([tensors[member] for member in members], members.index(rank), exchange))
-        return found
+            found = [buffers[source].clone() for source in exchange.sources]
+        else:
+            found = []
+            for rank in self.ranks:
+                members = group_of(self.mesh, exchange.axes, rank)
+                found.append(_SEMANTICS[exchange.kind]([buffers[member] for member in members], members.index(rank), exchange))
+            if exchange.kind == "all_reduce":
+                for buffer, reduced in zip(buffers, found, strict=True):
+                    buffer.copy_(reduced)
+                found = list(buffers)
+        return lambda: found
+
+    def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
-def _reduced(members: Sequence[torch.Tensor], exchange: Exchange) -> torch.Tensor:
+def _reduced(members: Sequence[Tensor], exchange: Exchange) -> Tensor:
     value = members[0].clone()
     for other in members[1:]:
         REDUCE[exchange.reduction](value, other, out=value)
     return value
 
 
-def _all_gather(members: Sequence[torch.Tensor], index: int, exchange: Exchange) -> torch.Tensor:
-    return torch.cat(list(members), exchange.dims[0])
+def _own_part(buffer: Tensor, index: int, exchange: Exchange) -> Tensor:
+    return buffer.view(exchange.size, -1)[index]
 
 
-def _reduce_scatter(members: Sequence[torch.Tensor], index: int, exchange: Exchange) -> torch.Tensor:
-    return _reduced([part(member, exchange.dims[0], index, len(members)) for member in members], exchange)
+_SEMANTICS: dict[str, Callable[[Sequence[Tensor], int, Exchange], Tensor]] = {
+    "all_reduce": lambda members, index, exchange: _reduced(members, exchange),
+    "reduce_scatter": lambda members, index, exchange: _reduced([_own_part(member, index, exchange) for member in members], exchange),
+    "all_gather": lambda members, index, exchange: torch.cat(list(members)),
+    "all_to_all": lambda members, index, exchange: torch.cat([_own_part(member, index, exchange) for member in members]),
+}
 
 
-def _all_reduce(members: Sequence[torch.Tensor], index: int, exchange: Exchange) -> torch.Tensor:
-    return _reduced(members, exchange)
-
-
-def _all_to_all(members: Sequence[torch.Tensor], index: int, exchange: Exchange) -> torch.Tensor:
-    joined, cut = exchange.dims
-    return torch.cat([part(member, cut, index, len(members)) for member in members], joined)
-
-
-_SEMANTICS = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce, "all_to_all": _all_to_all}
+# --- this process as one rank ------------------------------------------------------------------------------------------
 
 
 class ProcessRanks:
     """This process as one rank of the mesh, over torch.distributed's default process group.
+
+    NCCL runs each group's collectives on a stream of the group's own, which begins after what the current stream has been given so far.
 
     Args:
         mesh: its number of ranks is the world size.
         axes: every tuple of sub-axes that will be used. Collective: all ranks construct with the same list.
     """
 
-    def __init__(self, mesh: Mesh, axes: Sequence[tuple[SubAxis, ...]]) -> None:
+    traced = False
+
+    def __init__(self, mesh: Mesh, axes: Sequence[Axes]) -> None:
         self.mesh = mesh
         self.ranks = (dist.get_rank(),)
-        self._groups = create_process_groups(mesh, axes)
+        self.groups = create_process_groups(mesh, axes)
+        self._streams: dict[Axes, Any] = {}
 
-    def collective(self, exchange: Exchange, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        (tensor,) = tensors
-        return [_OVER_GROUP[exchange.kind](tensor, exchange, self._groups[exchange.axes], self.ranks[0])]
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
+        (buffer,) = buffers
+        work, found = _OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], self.ranks[0])
+
+        def wait(held: Tensor = buffer) -> list[Tensor]:
+            work.wait()
+            if found.is_cuda:
+                found.record_stream(torch.cuda.current_stream())
+            return [found]
+
+        return wait
+
+    def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
+        """On a GPU a stream of the group's own, so that a call that follows another one waits there; on CPUs this thread waits."""
+        if "nccl" not in dist.get_backend(self.groups[exchange.axes]):
+            return nullcontext()
+        stream = self._streams.setdefault(exchange.axes, torch.cuda.Stream())
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
 
 
 _AS_BYTES = (torch.int16, torch.complex64, torch.complex128)
 """Dtypes that gloo cannot move: sent as bytes."""
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+Started = tuple[Any, Tensor]
+"""The work under way, and what it fills."""
 
 
-def _gathered(flat: torch.Tensor, size: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The group's one-dim tensors, one after another."""
-    if flat.dtype in _AS_BYTES:
-        return _gathered(flat.view(torch.uint8), size, group).view(flat.dtype)
-    functional = functional_collectives()
-    return functional.wait_tensor(functional.all_gather_into_tensor(flat, size, group.group_name))
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype in _AS_BYTES else tensor
 
 
-def _exchanged(flat: torch.Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """One-dim exchange: ``sent[i]`` elements go to member ``i``, ``received[i]`` come from it."""
-    if flat.dtype in _AS_BYTES:
-        scale = flat.element_size()
-        found = _exchanged(flat.view(torch.uint8), [size * scale for size in received], [size * scale for size in sent], group)
-        return found.view(flat.dtype)
-    functional = functional_collectives()
-    return functional.wait_tensor(functional.all_to_all_single(flat, list(received), list(sent), group.group_name))
+def _all_reduce(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+    return dist.all_reduce(buffer, _REDUCTIONS[exchange.reduction], group, async_op=True), buffer
 
 
-def _cut(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
-    """``[count, ...]``: the equal parts along ``dim``, stacked."""
-    shape = tensor.shape
-    return tensor.reshape(*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :]).movedim(dim, 0).contiguous()
+def _reduce_scatter(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+    out = buffer.new_empty(buffer.numel() // exchange.size)
+    return dist.reduce_scatter_single(out, buffer, _REDUCTIONS[exchange.reduction], group, async_op=True), out
 
 
-def _join(stacked: torch.Tensor, dim: int) -> torch.Tensor:
-    """The inverse of ``_cut``."""
-    moved = stacked.movedim(0, dim)
-    return moved.reshape(*moved.shape[:dim], moved.shape[dim] * moved.shape[dim + 1], *moved.shape[dim + 2 :])
+def _all_gather(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+    out = buffer.new_empty(buffer.numel() * exchange.size)
+    return dist.all_gather_single(_plain(out), _plain(buffer), group, async_op=True), out
 
 
-def _group_all_gather(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    stacked = _gathered(tensor.contiguous().view(-1), exchange.size, group)
-    return _join(stacked.view(exchange.size, *tensor.shape), exchange.dims[0])
+def _all_to_all(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+    out = torch.empty_like(buffer)
+    return dist.all_to_all_single(_plain(out), _plain(buffer), group=group, async_op=True), out
 
 
-def _group_reduce_scatter(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    stacked = _cut(tensor, exchange.dims[0], exchange.size)
-    functional = functional_collectives()
-    reduced = functional.reduce_scatter_tensor(stacked.view(-1), exchange.reduction, exchange.size, group.group_name)
-    return functional.wait_tensor(reduced).view(stacked.shape[1:])
+def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+    """Each rank sends its buffer to the ranks that name it as their source; one that stays is copied."""
+    size, (sent, received) = _plain(buffer).numel(), _receivers(exchange, dist.get_process_group_ranks(group), rank)
+    out = torch.empty_like(buffer) if any(received) else buffer.clone()
+    outgoing = _plain(buffer).repeat(sum(sent))
+    incoming = _plain(out) if any(received) else outgoing.new_empty(0)
+    sizes = [size * count for count in received], [size * count for count in sent]
+    return dist.all_to_all_single(incoming, outgoing, *sizes, group=group, async_op=True), out
 
 
-def _group_all_reduce(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    functional = functional_collectives()
-    return functional.wait_tensor(functional.all_reduce(tensor.contiguous(), exchange.reduction, group.group_name))
+def _receivers(exchange: Exchange, members: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
+    """For each member 1 where this rank's buffer goes there, and 1 where the buffer to receive comes from there."""
+    sent = [int(exchange.sources[member] == rank and member != rank) for member in members]
+    received = [int(exchange.sources[rank] == member and member != rank) for member in members]
+    return sent, received
 
 
-def _group_all_to_all(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    joined, cut = exchange.dims
-    stacked = _cut(tensor, cut, exchange.size)
-    each = [stacked[0].numel()] * exchange.size
-    return _join(_exchanged(stacked.view(-1), each, each, group).view(stacked.shape), joined)
+_OVER_GROUP: dict[str, Callable[[Tensor, Exchange, dist.ProcessGroup, int], Started]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+}
 
 
-def _group_permute(tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    """Each rank sends its block to the ranks that name it as their source; a block that stays is copied."""
-    if all(source == receiver for receiver, source in enumerate(exchange.sources)):
-        return tensor.clone()
-    flat, members = tensor.contiguous().view(-1), dist.get_process_group_ranks(group)
-    sent = [flat.numel() if exchange.sources[member] == rank and member != rank else 0 for member in members]
-    received = [flat.numel() if exchange.sources[rank] == member and member != rank else 0 for member in members]
-    outgoing = flat.repeat(sum(size > 0 for size in sent))
-    found = _exchanged(outgoing, received, sent, group)
-    return tensor.clone() if exchange.sources[rank] == rank else found.view(tensor.shape)
+# --- one rank while it is traced ---------------------------------------------------------------------------------------
 
 
-_OVER_GROUP = {
-    "all_gather": _group_all_gather,
-    "reduce_scatter": _group_reduce_scatter,
-    "all_reduce": _group_all_reduce,
-    "all_to_all": _group_all_to_all,
-    "permute": _group_permute,
+class TracedRanks(ProcessRanks):
+    """This process as one rank, by functional collectives, which a graph can hold and ``torch.compile`` understands."""
+
+    traced = True
+
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
+        (buffer,) = buffers
+        plain, functional, group = _plain(buffer), functional_collectives(), self.groups[exchange.axes].group_name
+        if exchange.kind != "permute":
+            started = _FUNCTIONAL[exchange.kind](functional, plain, exchange, group)
+            return lambda: [_as(buffer, functional.wait_tensor(started))]
+        sent, received = _receivers(exchange, dist.get_process_group_ranks(self.groups[exchange.axes]), self.ranks[0])
+        sizes = [plain.numel() * count for count in received], [plain.numel() * count for count in sent]
+        started = functional.all_to_all_single(plain.repeat(sum(sent)), *sizes, group)
+        if any(received):
+            return lambda: [_as(buffer, functional.wait_tensor(started))]
+        return lambda: [_as(buffer, torch.cat([plain, functional.wait_tensor(started)]))]
+
+    def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def _as(buffer: Tensor, found: Tensor) -> Tensor:
+    return found if found.dtype == buffer.dtype else found.view(buffer.dtype)
+
+
+def _even(buffer: Tensor, exchange: Exchange) -> list[int]:
+    return [buffer.numel() // exchange.size] * exchange.size
+
+
+_FUNCTIONAL: dict[str, Callable[[Any, Tensor, Exchange, str], Tensor]] = {
+    "all_reduce": lambda ops, buffer, exchange, group: ops.all_reduce(buffer, exchange.reduction, group),
+    "reduce_scatter": lambda ops, buffer, exchange, group: ops.reduce_scatter_tensor(buffer, exchange.reduction, exchange.size, group),
+    "all_gather": lambda ops, buffer, exchange, group: ops.all_gather_into_tensor(buffer, exchange.size, group),
+    "all_to_all": lambda ops, buffer, exchange, group: ops.all_to_all_single(
+        buffer, _even(buffer, exchange), _even(buffer, exchange), group
+    ),
 }

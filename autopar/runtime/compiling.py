@@ -1,4 +1,4 @@
-"""Plan -> ShardedModule: the model is captured again, held against the plan, and its program bound to this rank."""
+"""Plan -> ShardedModule: the model is captured again, held against the plan, and its schedule bound to this rank."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from autopar.errors import FileError, MismatchError, UsageError
+from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture
-from autopar.program import Program, build_program
-from autopar.recording import replay
-from autopar.runtime.backends import ProcessRanks
+from autopar.recording import machine_of, replay
+from autopar.runtime.agreement import check_agreement
+from autopar.runtime.backends import ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
 from autopar.runtime.emission import emit
 from autopar.runtime.execution import bind, groups_needed
 from autopar.runtime.module import Inputs, ShardedModule, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
-from cost_models import CostModelError, Hardware, Machine, Mesh
+from autopar.schedule import Schedule
+from cost_models import Mesh
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
@@ -63,9 +64,9 @@ def compile_plan(
     if inputs not in get_args(Inputs):
         raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
     start_process_group(machine_of(plan).mesh)
-    captured, program = rebuild(model, plan, loss=loss, example=example)
-    return compile_program(
-        model, program, captured.constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout, execute=execute
+    captured, schedule = rebuild(model, plan, loss=loss, example=example)
+    return compile_schedule(
+        model, schedule, captured.constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout, execute=execute
     )  # fmt: skip
 
 
@@ -75,8 +76,8 @@ def rebuild(
     *,
     loss: Callable[..., Any] | None = None,
     example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
-) -> tuple[Capture, Program]:
-    """The model captured again, and the plan's program on it.
+) -> tuple[Capture, Schedule]:
+    """The model captured again, and the plan's schedule on it.
 
     Raises:
         MismatchError: when the plan is not for this model.
@@ -86,26 +87,12 @@ def rebuild(
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
     captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args)
-    machine = machine_of(plan)
-    return captured, build_program(captured.graph, replay(plan, captured.graph), machine)
+    return captured, replay(plan, captured.graph)
 
 
-def machine_of(plan: Plan) -> Machine:
-    """The machine that the plan was made for.
-
-    Raises:
-        FileError: a plan whose mesh or hardware cannot be read.
-    """
-    try:
-        hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
-        return Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
-    except CostModelError as error:
-        raise FileError(error.message, error.hint) from error
-
-
-def compile_program(
+def compile_schedule(
     model: nn.Module,
-    program: Program,
+    schedule: Schedule,
     constants: Mapping[str, torch.Tensor],
     *,
     plan: Plan | None = None,
@@ -116,20 +103,21 @@ def compile_program(
     dropout: bool = True,
     execute: Execute = "eager",
 ) -> ShardedModule:
-    """The model with its weights placed as the program wants them and its forward running the program; see ``compile_plan``."""
-    mesh, graph = program.machine.mesh, program.graph
-    where = find_device(device)
-    place = Place(mesh, device_mesh_of(mesh, where), dist.get_rank(), where)
-    backend = ProcessRanks(mesh, groups_needed(program))
-    executable = bind(program, backend, where, dropout=dropout, in_place=execute == "eager")
+    """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``."""
     if execute not in get_args(Execute):
         raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(get_args(Execute))}")
+    check_agreement(schedule)
+    mesh, graph = schedule.machine.mesh, schedule.graph
+    where = find_device(device)
+    place = Place(mesh, device_mesh_of(mesh, where), dist.get_rank(), where)
+    backend = (ProcessRanks if execute == "eager" else TracedRanks)(mesh, groups_needed(schedule))
+    executable = bind(schedule, backend, where, dropout=dropout, in_place=execute == "eager")
     if execute != "eager":
         graphs = emit(executable, where)
         executable = graphs.compiled() if execute == "compiled" else graphs
     step = Step(executable, place, inputs)
     check_gradient_specs(step)
-    specs = {item.name: program.specs[item.tensor] for item in graph.inputs if item.kind in ("parameter", "buffer")}
+    specs = {item.name: schedule.specs[item.tensor] for item in graph.inputs if item.kind in ("parameter", "buffer")}
     sharded, empty = shard_weights(model, specs, place)
     initialise(model, sharded, empty, init, seed, place)
     still = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
@@ -138,7 +126,7 @@ def compile_program(
             hint = "register it as a buffer and pass init=, or build the model with real values for it"
             raise UsageError(f"the model's tensor {item.name} is on meta and is neither a parameter nor a buffer", hint)
     own_constants = {
-        item.tensor: place.own_part(constants[item.name], program.specs[item.tensor]) for item in graph.of_kind("constant")
+        item.tensor: place.own_part(constants[item.name], schedule.specs[item.tensor]) for item in graph.of_kind("constant")
     }  # fmt: skip
     call_tree = CallTree(graph.arguments, model.forward)
     return ShardedModule(copy_tree(model, sharded), step, call_tree, own_constants, plan, still)

@@ -1,4 +1,4 @@
-"""The rank's program as graphs: the same instructions traced once into two ``torch.fx.GraphModule``s, forward and backward.
+"""The rank's schedule as graphs: the same instructions traced once into two ``torch.fx.GraphModule``s, forward and backward.
 
 Collectives are functional collectives in the graph and the dialect's operators are taken apart into torch's own, so that
 ``torch.compile(fullgraph=True)`` works on it and fuses what lies between collectives. Dropout and what draws
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from autopar.dialect.library import BODIES
-from autopar.program import Program
-from autopar.runtime.execution import Executable, Locals, Observed
+from autopar.runtime.collectives import Observed, Values
+from autopar.runtime.execution import Executable
+from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, trace_operators
 
 WHOLE = ("dropout", "uniform", "normal")
@@ -28,7 +29,7 @@ class Graphs:
     """What ``Executable`` does, by graphs; it stands in for one in a ``Step``.
 
     Args:
-        program: the program.
+        schedule: the schedule.
         kept: the values that go from forward to backward.
         forward_graph: the graph inputs' local parts, in order and without tangents -> the values that leave in forward, then ``kept``.
         backward_graph: ``kept``, then tangents -> the gradients; None in inference.
@@ -36,7 +37,7 @@ class Graphs:
         run_forward, run_backward: what is called: the graphs, or what ``torch.compile`` made of them.
     """
 
-    program: Program
+    schedule: Schedule
     kept: tuple[str, ...]
     forward_graph: torch.fx.GraphModule
     backward_graph: torch.fx.GraphModule | None
@@ -47,27 +48,29 @@ class Graphs:
     @cached_property
     def entering(self) -> tuple[str, ...]:
         """Graph inputs but tangents."""
-        return tuple(item.tensor for item in self.program.graph.inputs if item.kind != "tangent")
+        return tuple(item.tensor for item in self.schedule.graph.inputs if item.kind != "tangent")
 
-    def forward(self, values: dict[str, Locals], observed: list[Observed] | None = None) -> None:
+    def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward``."""
+        (values,) = ranks
         with torch.no_grad():
-            found = self.run_forward(*(values[name][0] for name in self.entering))
+            found = self.run_forward(*(values[name] for name in self.entering))
         values.clear()
-        values.update({name: [tensor] for name, tensor in zip((*leaving(self.program), *self.kept), found, strict=True)})
+        values.update(zip((*leaving(self.schedule), *self.kept), found, strict=True))
         if observed is not None:
             observed += self.collectives[0]
 
-    def backward(self, values: dict[str, Locals], observed: list[Observed] | None = None) -> None:
+    def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.backward``."""
         if self.run_backward is None:
             return
-        names = (*self.kept, *(item.tensor for item in self.program.graph.of_kind("tangent")))
-        tensors = [values[name][0] for name in names]
+        names = (*self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")))
+        (values,) = ranks
+        tensors = [values[name] for name in names]
         values.clear()
         with torch.no_grad():
             found = self.run_backward(*tensors)
-        values.update({name: [tensor] for name, tensor in zip(gradients(self.program), found, strict=True)})
+        values.update(zip(gradients(self.schedule), found, strict=True))
         if observed is not None:
             observed += self.collectives[1]
 
@@ -77,56 +80,56 @@ class Graphs:
             None if graph is None else torch.compile(graph, fullgraph=True, **options)
             for graph in (self.forward_graph, self.backward_graph)
         ]
-        return Graphs(self.program, self.kept, self.forward_graph, self.backward_graph, self.collectives, made[0], made[1])
+        return Graphs(self.schedule, self.kept, self.forward_graph, self.backward_graph, self.collectives, made[0], made[1])
 
 
-def leaving(program: Program) -> tuple[str, ...]:
+def leaving(schedule: Schedule) -> tuple[str, ...]:
     """The values that leave in the forward: outputs and new buffers."""
-    return tuple(dict.fromkeys(value for output, value in program.outputs if output.kind != "gradient"))
+    return tuple(dict.fromkeys(value for output, value in schedule.outputs if output.kind != "gradient"))
 
 
-def gradients(program: Program) -> tuple[str, ...]:
+def gradients(schedule: Schedule) -> tuple[str, ...]:
     """The values that leave in the backward."""
-    return tuple(dict.fromkeys(value for output, value in program.outputs if output.kind == "gradient"))
+    return tuple(dict.fromkeys(value for output, value in schedule.outputs if output.kind == "gradient"))
 
 
 def emit(executable: Executable, device: torch.device) -> Graphs:
-    """Traces the program of one rank. Nothing is computed and nothing is sent."""
-    program, mode = executable.program, fake_mode()
+    """Traces the schedule of one rank. Nothing is computed and nothing is sent."""
+    schedule, mode = executable.schedule, fake_mode()
     bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if name not in WHOLE}
-    entering = [item.tensor for item in program.graph.inputs if item.kind != "tangent"]
-    tangents = [item.tensor for item in program.graph.of_kind("tangent")]
+    entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
+    tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
     seen: tuple[list[Observed], list[Observed]] = ([], [])
 
     def forward(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values: dict[str, Locals] = {name: [tensor] for name, tensor in zip(entering, tensors, strict=True)}
-        executable.forward(values, seen[0])
-        return [values[name][0] for name in (*leaving(program), *executable.kept)]
+        values: Values = dict(zip(entering, tensors, strict=True))
+        executable.forward([values], seen[0])
+        return [values[name] for name in (*leaving(schedule), *executable.kept)]
 
     def backward(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values: dict[str, Locals] = {name: [tensor] for name, tensor in zip((*executable.kept, *tangents), tensors, strict=True)}
-        executable.backward(values, seen[1])
-        return [values[name][0] for name in gradients(program)]
+        values: Values = dict(zip((*executable.kept, *tangents), tensors, strict=True))
+        executable.backward([values], seen[1])
+        return [values[name] for name in gradients(schedule)]
 
     with mode:
-        first = trace_operators(forward, _stand_ins(program, entering, device), bodies)
+        first = trace_operators(forward, _stand_ins(schedule, entering, device), bodies)
         second = None
-        if program.graph.mode == "train":
+        if schedule.graph.mode == "train":
             # What forward keeps lies in memory as it left it, and views of it are traced for just that.
-            kept = [_like(node.meta["val"]) for node in first.graph.output_node().args[0][len(leaving(program)) :]]
-            second = trace_operators(backward, [*kept, *_stand_ins(program, tangents, device)], bodies)
-    return Graphs(program, executable.kept, first, second, (tuple(seen[0]), tuple(seen[1])), first, second)
+            kept = [_like(node.meta["val"]) for node in first.graph.output_node().args[0][len(leaving(schedule)) :]]
+            second = trace_operators(backward, [*kept, *_stand_ins(schedule, tangents, device)], bodies)
+    return Graphs(schedule, executable.kept, first, second, (tuple(seen[0]), tuple(seen[1])), first, second)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _stand_ins(program: Program, values: Sequence[str], device: torch.device) -> list[torch.Tensor]:
+def _stand_ins(schedule: Schedule, values: Sequence[str], device: torch.device) -> list[torch.Tensor]:
     """Tensors of the values' local shapes, made within a fake mode."""
-    sizes, found = program.machine.mesh.sizes, []
+    sizes, found = schedule.machine.mesh.sizes, []
     for value in values:
-        tensor = program.graph.tensors[program.tensor_of[value]]
-        shape = program.specs[value].local_shape(tensor.shape, sizes)
+        tensor = schedule.graph.tensors[schedule.values[value].tensor]
+        shape = schedule.specs[value].local_shape(tensor.shape, sizes)
         found.append(torch.empty(shape, dtype=getattr(torch, tensor.dtype), device=device))
     return found

@@ -1,250 +1,317 @@
-"""The interpreter: a program's instructions on the local tensors of the ranks that a backend hosts.
+"""The interpreter: a schedule's instructions in their order, on the local tensors of the ranks that a backend hosts.
 
-One interpreter serves the simulation of all ranks in one process and the real ranks, so what is tested in lockstep is what runs.
-Values are dropped after their last use; every collective executed is recorded when asked.
+Each instruction is bound once to an action, a closure with nothing left to look up. One interpreter serves the simulation of all ranks in
+one process and the real ranks, so what is tested in lockstep is what runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from autopar.graph import Op
-from autopar.program import Move, Program, Run
-from autopar.reshard import Step
 from autopar.rules import localize
-from autopar.runtime.backends import Backend, Exchange, LockstepRanks, part
-from autopar.runtime.fusion import Instruction, Local, bind_in_place, bind_pair, find_fusion
+from autopar.runtime.backends import Backend, LockstepRanks
+from autopar.runtime.collectives import Call, Flights, Observed, Values, reduce_now
+from autopar.runtime.fusion import Fusion, Line, Local, bind_in_place, bind_pair, find_fusion
 from autopar.runtime.inner import body
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.placement import gather, scatter
-from cost_models import Mesh, SubAxis
+from autopar.schedule import Instruction, Schedule
+from autopar.schedule.instructions import Operation
+from cost_models import SubAxis
 
-Locals = list[torch.Tensor]
-"""One tensor for each hosted rank."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """A collective that was executed, in the words of the plan's list."""
-
-    kind: str
-    axes: tuple[SubAxis, ...]
-    phase: str
-    tensor: str
-    before: str
-    bytes: int
-
-    def row(self, mesh: Mesh) -> dict[str, Any]:
-        """As JSON."""
-        names = [mesh.sub_axis_name(item) for item in self.axes]
-        return {"kind": self.kind, "axes": names, "phase": self.phase, "tensor": self.tensor, "before": self.before, "bytes": self.bytes}
-
-
-@dataclass(frozen=True)
-class Call:
-    """Operators bound to this backend's ranks: one, or several as one kernel; none where an earlier call has done the work.
-
-    Args:
-        run: the operator that stands here.
-        reads, writes: the values; a kernel of several operators reads and writes theirs.
-        kernels: by rank. With collectives inside, ``arguments`` by rank are used instead.
-    """
-
-    run: Run
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    kernels: tuple[Kernel, ...] = ()
-    arguments: tuple[tuple[list[Any], dict[str, Any]], ...] = ()
+Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
+"""What an instruction does to the values of each hosted rank and to the calls under way."""
 
 
 @dataclass(frozen=True)
 class Executable:
-    """A program bound to a backend and a device.
+    """A schedule bound to a backend and a device.
 
     Args:
-        steps: its instructions; a ``Run`` has become a ``Call``.
-        drops: for each instruction, the values nobody reads after it.
-        forward_end: index of the first backward instruction.
+        forward_actions, backward_actions: what its instructions do, in order.
     """
 
-    program: Program
+    schedule: Schedule
     backend: Backend
-    steps: tuple[Call | Move, ...]
-    drops: tuple[tuple[str, ...], ...]
-    forward_end: int
+    forward_actions: tuple[Action, ...]
+    backward_actions: tuple[Action, ...]
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
         """The values that the backward instructions or backward outputs need from before."""
-        needed = {value for step in self.steps[self.forward_end :] for value in _reads(step)}
-        needed |= {value for output, value in self.program.outputs if output.kind == "gradient"}
-        made = {item.tensor for item in self.program.graph.inputs}
-        made |= {value for step in self.steps[: self.forward_end] for value in _writes(step)}
+        schedule = self.schedule
+        made, needed = {item.tensor for item in schedule.graph.inputs}, set[str]()
+        for item in schedule.instructions:
+            if item.phase == "forward":
+                made.update(item.writes)
+            elif item.kind != "free":
+                needed.update(item.reads)
+        needed.update(value for output, value in schedule.outputs if output.kind == "gradient")
         return tuple(sorted(needed & made))
 
-    def forward(self, values: dict[str, Locals], observed: list[Observed] | None = None) -> None:
-        """Runs the forward instructions; ``values`` holds the inputs before, what is still needed after."""
-        self._run(0, self.forward_end, values, observed)
+    def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
+        """Runs the forward instructions; ``ranks`` hold the inputs before, what is still needed after.
 
-    def backward(self, values: dict[str, Locals], observed: list[Observed] | None = None) -> None:
+        Args:
+            ranks: the values of each rank that the backend hosts.
+            observed: the collectives that are executed are appended.
+        """
+        _run(self.forward_actions, ranks, observed)
+
+    def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """Runs the backward instructions on what ``forward`` left."""
-        self._run(self.forward_end, len(self.steps), values, observed)
-
-    @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)
-    @torch.autocast("cuda", enabled=False)
-    def _run(self, start: int, stop: int, values: dict[str, Locals], observed: list[Observed] | None) -> None:
-        for index in range(start, stop):
-            step = self.steps[index]
-            if isinstance(step, Move):
-                values[step.layout.value] = self._move(step, values[step.layout.source], observed)
-            else:
-                self._call(step, values, observed)
-            for name in self.drops[index]:
-                del values[name]
-
-    def _move(self, move: Move, tensors: Locals, observed: list[Observed] | None) -> Locals:
-        layout = move.layout
-        for step in move.reshard.steps:
-            if not step.is_collective:
-                local = self._slice if step.kind == "slice" else self._mask
-                tensors = [local(step, tensor, rank) for tensor, rank in zip(tensors, self.backend.ranks, strict=True)]
-                continue
-            exchange = Exchange(step.kind, step.axes, step.dims, step.reduction or "sum", step.sources or ())
-            if observed is not None:
-                size = exchange.full_bytes(tensors[0])
-                observed.append(Observed(step.kind, step.axes, layout.phase, layout.tensor, layout.before, size))
-            tensors = self.backend.collective(exchange, tensors)
-        return tensors
-
-    def _slice(self, step: Step, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        mesh = self.backend.mesh
-        count = Exchange("slice", step.axes).size
-        return part(tensor, step.dims[0], mesh.index(rank, step.axes), count).clone(memory_format=torch.contiguous_format)
-
-    def _mask(self, step: Step, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        return torch.zeros_like(tensor) if self.backend.mesh.index(rank, step.axes) else tensor.clone()
-
-    def _call(self, call: Call, values: dict[str, Locals], observed: list[Observed] | None) -> None:
-        inputs = [values[name] for name in call.reads]
-        if call.run.strategy.inner:
-            bound = []
-            for position, (args, kwargs) in enumerate(call.arguments):
-                tensors = [value[position] for value in inputs]
-                bound.append((with_tensors(args, tensors), with_tensors(kwargs, tensors)))
-            results = self._call_with_collectives(call, bound, observed)
-            made = [named_results(call.run.op, result) for result in results]
-        else:
-            made = [kernel([value[position] for value in inputs]) for position, kernel in enumerate(call.kernels)]
-        for place, name in enumerate(call.writes):
-            values[name] = [results[place] for results in made]
-
-    def _call_with_collectives(
-        self, call: Call, bound: Sequence[tuple[list[Any], dict[str, Any]]], observed: list[Observed] | None
-    ) -> list[Any]:  # fmt: skip
-        """Runs the ranks' bodies side by side; each yields ``(kind, tensor, axes, reduction)`` and is sent the reduced tensor."""
-        run, mesh = call.run, self.backend.mesh
-        bodies = [body(run.op, run.strategy, mesh.sizes, args, kwargs) for args, kwargs in bound]
-        answers: Sequence[torch.Tensor | None] = [None] * len(bodies)
-        while True:
-            requests, results = [], []
-            for item, answer in zip(bodies, answers, strict=True):
-                try:
-                    requests.append(item.send(answer))
-                except StopIteration as stop:
-                    results.append(stop.value)
-            if results:
-                assert not requests, f"the ranks' bodies of {run.op.name} differ in their collectives"
-                return results
-            kind, _, axes, reduction = requests[0]
-            parts = tuple(mesh.whole(axis) for axis in axes)
-            exchange = Exchange(kind, parts, (), reduction)
-            tensors = [request[1] for request in requests]
-            if observed is not None:
-                size = exchange.full_bytes(tensors[0])
-                observed.append(Observed(kind, parts, run.phase, run.op.inputs[0], run.op.name, size))
-            answers = self.backend.collective(exchange, tensors)
+        _run(self.backward_actions, ranks, observed)
 
 
-def _reads(step: Call | Move) -> tuple[str, ...]:
-    return step.reads
+@torch.no_grad()
+@torch.autocast("cpu", enabled=False)
+@torch.autocast("cuda", enabled=False)
+def _run(actions: Sequence[Action], ranks: Sequence[Values], observed: list[Observed] | None) -> None:
+    flights: Flights = {}
+    for action in actions:
+        action(ranks, flights, observed)
 
 
-def _writes(step: Call | Move) -> tuple[str, ...]:
-    return step.writes
+# --- binding -----------------------------------------------------------------------------------------------------------
 
 
-def groups_needed(program: Program) -> tuple[tuple[SubAxis, ...], ...]:
-    """Every tuple of sub-axes that a collective of the program runs over, in order of first use."""
-    return tuple(dict.fromkeys(item.axes for item in program.collectives()))
-
-
-def bind(program: Program, backend: Backend, device: torch.device, *, dropout: bool = True, in_place: bool = True) -> Executable:
-    """The program on the backend's ranks and ``device``.
+def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout: bool = True, in_place: bool = True) -> Executable:
+    """The schedule on the backend's ranks and ``device``.
 
     Args:
         dropout: False lets every dropout keep all elements (and still scale by ``1 / (1 - p)``, which the backward graph
             has baked in) and makes every other random number a constant, so that runs can be compared.
         in_place: whether operators may write over what they read last (see ``fusion``).
     """
-    items = program.instructions
-    backward = [index for index, item in enumerate(items) if item.phase == "backward"]
-    forward_end = backward[0] if backward else len(items)
-    assert len(backward) == len(items) - forward_end, "forward instructions after backward ones"
-    fusion = find_fusion(
-        [Instruction(_plain_op(item), item.reads, item.writes, item.phase) for item in items],
-        program.storage, [value for _, value in program.outputs], lambda value: _local(program, value), in_place=in_place,
-    )  # fmt: skip
-    steps = [item if isinstance(item, Move) else _bind(item, program, backend, device, dropout, fusion.in_place.get(index))
-             for index, item in enumerate(items)]  # fmt: skip
-    drops = list(_drops(program))
-    for pair in fusion.pairs.values():
-        first, second = steps[pair.contraction], steps[pair.addition]
-        assert isinstance(first, Call) and isinstance(second, Call)
-        addend = second.reads[pair.addend]
-        shapes = [_local(program, value).shape for value in first.reads]
-        kernel = bind_pair(pair, first.run.op, shapes, _local(program, addend).shape)
-        steps[pair.contraction] = Call(first.run, (*first.reads, addend), second.writes, (kernel,) * len(backend.ranks))
-        steps[pair.addition] = Call(second.run, (), ())
-        drops[pair.addition] = tuple(value for value in drops[pair.addition] if value not in first.writes)
-    return Executable(program, backend, tuple(steps), tuple(drops), forward_end)
+    binding = _Binding(schedule, backend, device, dropout, in_place)
+    actions = [(item.phase, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
+    forward, backward = (tuple(action for of, action in actions if of == phase and action is not None) for phase in ("forward", "backward"))
+    return Executable(schedule, backend, forward, backward)
 
 
-def _plain_op(item: Run | Move) -> Op | None:
-    return item.op if isinstance(item, Run) and not item.strategy.inner else None
+class _Binding:
+    """Instructions become actions, in order: a start must know which calls are under way."""
+
+    def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool) -> None:
+        self.schedule, self.backend, self.device, self.dropout = schedule, backend, device, dropout
+        self.fusion = _fusion(schedule, in_place)
+        self.pairs = {pair.addition: pair for pair in self.fusion.pairs.values()}
+        self.unmade = {schedule.instructions[index].writes[0] for index in self.fusion.pairs}
+        self.calls: dict[str, Call] = {}
+        self.bringing: dict[str, Call] = {}
+
+    def run(self, index: int, item: Instruction) -> Action | None:
+        if index in self.pairs:
+            return None
+        operation, reads, writes = self.schedule.operations[item.of], item.reads, item.writes
+        if operation.strategy.inner:
+            return _with_collectives(operation, item, self.arguments(operation), self.backend)
+        pair = self.fusion.pairs.get(index)
+        if pair is not None:
+            other = self.schedule.instructions[pair.addition]
+            addend = other.reads[pair.addend]
+            kernel = bind_pair(pair, operation.op, self.shapes(reads), _local(self.schedule, addend).shape)
+            kernels, reads, writes = [kernel] * len(self.backend.ranks), (*reads, addend), other.writes
+        else:
+            kernels = [self.kernel(index, operation, reads, args, kwargs) for args, kwargs in self.arguments(operation)]
+        return _on_each(kernels, reads, writes)
+
+    def kernel(self, index: int, operation: Operation, reads: Sequence[str], args: list[Any], kwargs: dict[str, Any]) -> Kernel:
+        place, target = self.fusion.in_place.get(index), operation.op.target
+        if place is not None:
+            return bind_in_place(operation.op, place, args, kwargs)
+        function = find_operator(target) if self.dropout else STILL.get(target) or find_operator(target)
+        return bind_kernel(operation.op, function, args, kwargs, self.shapes(reads))
+
+    def arguments(self, operation: Operation) -> list[tuple[list[Any], dict[str, Any]]]:
+        """For each hosted rank, with references in place of tensors."""
+        mesh, found = self.backend.mesh, []
+        for rank in self.backend.ranks:
+            args, kwargs = localize(operation.op, self.schedule.graph.tensors, operation.strategy, mesh.sizes, mesh.coordinates(rank))
+            keywords = with_torch_values(dict(kwargs))
+            if takes_device(operation.op):
+                keywords["device"] = self.device
+            found.append((with_torch_values(args), keywords))
+        return found
+
+    def shapes(self, values: Sequence[str]) -> list[tuple[int, ...]]:
+        return [_local(self.schedule, value).shape for value in values]
+
+    def start(self, index: int, item: Instruction) -> Action:
+        earlier = dict.fromkeys(self.bringing[value] for value in item.reads if value in self.bringing)
+        call = self.calls[item.of] = Call(self.schedule.collectives[item.of], self.backend, tuple(earlier))
+        self.bringing.update(dict.fromkeys(item.writes, call))
+        return call.start
+
+    def wait(self, index: int, item: Instruction) -> Action:
+        for value in item.writes:
+            del self.bringing[value]
+        return self.calls[item.of].finish
+
+    def slice(self, index: int, item: Instruction) -> Action:
+        (source,), (target,), step, mesh = item.reads, item.writes, self.schedule.cuts[item.writes[0]].step, self.backend.mesh
+        if step is None:
+            return _on_each([lambda tensors: tensors] * len(self.backend.ranks), (source,), (target,))
+        count = math.prod(axis.size for axis in step.axes)
+        kernels = [CUT[step.kind](step.dims, mesh.index(rank, step.axes), count) for rank in self.backend.ranks]
+        return _on_each(kernels, (source,), (target,))
+
+    def free(self, index: int, item: Instruction) -> Action | None:
+        names = tuple(name for name in item.reads if name not in self.unmade)
+
+        def free(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+            for held in ranks:
+                for name in names:
+                    del held[name]
+
+        return free if names else None
 
 
-def _local(program: Program, value: str) -> Local:
-    tensor = program.graph.tensors[program.tensor_of[value]]
-    return Local(tuple(program.specs[value].local_shape(tensor.shape, program.machine.mesh.sizes)), tensor.dtype)
+BIND: Mapping[str, Callable[[_Binding, int, Instruction], Action | None]] = {
+    "run": _Binding.run, "start": _Binding.start, "wait": _Binding.wait, "slice": _Binding.slice, "free": _Binding.free,
+}  # fmt: skip
+"""By kind of instruction: its action, none where there is nothing left to do."""
 
 
-def _bind(run: Run, program: Program, backend: Backend, device: torch.device, dropout: bool, in_place: int | None) -> Call:
-    mesh, arguments = backend.mesh, []
-    for rank in backend.ranks:
-        args, kwargs = localize(run.op, program.graph.tensors, run.strategy, mesh.sizes, mesh.coordinates(rank))
-        keywords = with_torch_values(dict(kwargs))
-        if takes_device(run.op):
-            keywords["device"] = device
-        arguments.append((with_torch_values(args), keywords))
-    if run.strategy.inner:
-        return Call(run, run.reads, run.writes, arguments=tuple(arguments))
-    if in_place is not None:
-        return Call(run, run.reads, run.writes, tuple(bind_in_place(run.op, in_place, args, kwargs) for args, kwargs in arguments))
-    function = find_operator(run.op.target)
-    if not dropout:
-        function = STILL.get(run.op.target, function)
-    shapes = [_local(program, value).shape for value in run.reads]
-    return Call(run, run.reads, run.writes, tuple(bind_kernel(run.op, function, args, kwargs, shapes) for args, kwargs in arguments))
+def _on_each(kernels: Sequence[Kernel], reads: Sequence[str], writes: Sequence[str]) -> Action:
+    """A kernel for each hosted rank."""
+    if len(kernels) == 1:
+        return _on_one(kernels[0], reads, writes)
+
+    def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+        for kernel, held in zip(kernels, ranks, strict=True):
+            held.update(zip(writes, kernel([held[name] for name in reads]), strict=True))
+
+    return run
 
 
-def keep_all(x: torch.Tensor, p: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _on_one(kernel: Kernel, reads: Sequence[str], writes: Sequence[str]) -> Action:
+    if len(writes) == 1:
+        (write,) = writes
+
+        def run_one(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+            held = ranks[0]
+            held[write] = kernel([held[name] for name in reads])[0]
+
+        return run_one
+
+    def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+        held = ranks[0]
+        held.update(zip(writes, kernel([held[name] for name in reads]), strict=True))
+
+    return run
+
+
+# --- local steps -------------------------------------------------------------------------------------------------------
+
+
+def _slicing(dims: Sequence[int], index: int, count: int) -> Kernel:
+    (dim,) = dims
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        extent = tensors[0].shape[dim] // count
+        return (tensors[0].narrow(dim, index * extent, extent).clone(memory_format=torch.contiguous_format),)
+
+    return run
+
+
+def _masking(dims: Sequence[int], index: int, count: int) -> Kernel:
+    return lambda tensors: (torch.zeros_like(tensors[0]) if index else tensors[0].clone(),)
+
+
+CUT: Mapping[str, Callable[[Sequence[int], int, int], Kernel]] = {"slice": _slicing, "mask": _masking}
+"""The local steps of reshards: (dims, this rank's index in the group, the group's size) -> what it does."""
+
+
+# --- operators with collectives inside ---------------------------------------------------------------------------------
+
+
+def _with_collectives(
+    operation: Operation, item: Instruction, arguments: Sequence[tuple[list[Any], dict[str, Any]]], backend: Backend
+) -> Action:  # fmt: skip
+    """Runs the ranks' bodies side by side; each yields ``(kind, tensor, axes, reduction)`` and is sent the reduced tensor."""
+    op, strategy, mesh = operation.op, operation.strategy, backend.mesh
+
+    def answer(requests: Sequence[Any], observed: list[Observed] | None) -> list[Tensor]:
+        kind, _, axes, reduction = requests[0]
+        assert kind == "all_reduce", f"{op.target} asks for {kind} inside"
+        whole = tuple(mesh.whole(axis) for axis in axes)
+        tensors = [request[1] for request in requests]
+        if observed is not None:
+            observed.append(Observed(kind, whole, item.phase, tensors[0].nbytes, op.inputs[0], op.name))
+        return reduce_now(backend, tensors, whole, reduction)
+
+    def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+        bodies = []
+        for (args, kwargs), held in zip(arguments, ranks, strict=True):
+            tensors = [held[name] for name in item.reads]
+            bodies.append(body(op, strategy, mesh.sizes, with_tensors(args, tensors), with_tensors(kwargs, tensors)))
+        answers: Sequence[Tensor | None] = [None] * len(bodies)
+        while True:
+            requests, results = [], []
+            for one, given in zip(bodies, answers, strict=True):
+                try:
+                    requests.append(one.send(given))
+                except StopIteration as stop:
+                    results.append(stop.value)
+            if results:
+                assert not requests, f"the ranks' bodies of {op.name} differ in their collectives"
+                break
+            answers = answer(requests, observed)
+        for held, result in zip(ranks, results, strict=True):
+            held.update(zip(item.writes, named_results(op, result), strict=True))
+
+    return run
+
+
+def groups_needed(schedule: Schedule) -> tuple[tuple[SubAxis, ...], ...]:
+    """Every tuple of sub-axes that a collective of the schedule runs over, in order of first use."""
+    found: dict[tuple[SubAxis, ...], None] = {}
+    for item in schedule.instructions:
+        if item.kind == "start":
+            found[schedule.collectives[item.of].axes] = None
+        elif item.kind == "run":
+            inside = schedule.operations[item.of].strategy.inner
+            found.update(dict.fromkeys(tuple(map(schedule.machine.mesh.whole, inner.axes)) for inner in inside))
+    return tuple(found)
+
+
+# --- what fusion sees --------------------------------------------------------------------------------------------------
+
+
+def _fusion(schedule: Schedule, in_place: bool) -> Fusion:
+    leaving = [value for _, value in schedule.outputs]
+    lines = [_line(schedule, item) for item in schedule.instructions]
+    return find_fusion(lines, schedule.storage, leaving, lambda value: _local(schedule, value), in_place=in_place)
+
+
+def _line(schedule: Schedule, item: Instruction) -> Line:
+    if item.kind == "run":
+        operation = schedule.operations[item.of]
+        return Line(None if operation.strategy.inner else operation.op, item.reads, item.writes, item.phase)
+    if item.kind == "wait":
+        call = schedule.collectives[item.of]
+        return Line(None, () if call.packs else tuple(part.source for part in call.parts), item.writes, item.phase)
+    return Line(None, () if item.kind == "free" else item.reads, () if item.kind == "start" else item.writes, item.phase)
+
+
+def _local(schedule: Schedule, value: str) -> Local:
+    tensor = schedule.graph.tensors[schedule.values[value].tensor]
+    return Local(tuple(schedule.specs[value].local_shape(tensor.shape, schedule.machine.mesh.sizes)), tensor.dtype)
+
+
+# --- without chance ----------------------------------------------------------------------------------------------------
+
+
+def keep_all(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
     """``autopar.dropout`` with a mask that drops nothing."""
     return x * (0.0 if p >= 1 else 1 / (1 - p)), torch.ones_like(x, dtype=torch.bool)
 
@@ -260,17 +327,7 @@ STILL: Mapping[str, Callable[..., Any]] = {
 """Operators that draw random numbers, without chance."""
 
 
-def _drops(program: Program) -> Iterator[tuple[str, ...]]:
-    last: dict[str, int] = {}
-    for index, item in enumerate(program.instructions):
-        for value in (*item.reads, *item.writes):
-            last[value] = index
-    for _, value in program.outputs:
-        last.pop(value, None)
-    at: dict[int, list[str]] = {}
-    for value, index in last.items():
-        at.setdefault(index, []).append(value)
-    return (tuple(at.get(index, ())) for index in range(len(program.instructions)))
+# --- all ranks at once -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -278,28 +335,29 @@ class Simulation:
     """What a simulated run gave.
 
     Args:
-        outputs: one global tensor for each entry of ``Program.outputs``.
+        outputs: one global tensor for each entry of ``Schedule.outputs``.
         parts: the same, rank by rank.
         observed: the collectives executed.
     """
 
-    outputs: tuple[torch.Tensor, ...]
-    parts: tuple[Locals, ...]
+    outputs: tuple[Tensor, ...]
+    parts: tuple[list[Tensor], ...]
     observed: tuple[Observed, ...]
 
 
-def simulate(program: Program, values: dict[str, torch.Tensor], *, dropout: bool = True) -> Simulation:
+def simulate(schedule: Schedule, values: Mapping[str, Tensor], *, dropout: bool = True) -> Simulation:
     """Runs all ranks in this process, in lockstep.
 
     Args:
         values: a global tensor for each of the graph's inputs, by tensor name.
     """
-    mesh = program.machine.mesh
-    executable = bind(program, LockstepRanks(mesh), torch.device("cpu"), dropout=dropout)
-    current = {item.tensor: scatter(values[item.tensor], program.specs[item.tensor], mesh) for item in program.graph.inputs}
+    mesh = schedule.machine.mesh
+    executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"), dropout=dropout)
+    scattered = {item.tensor: scatter(values[item.tensor], schedule.specs[item.tensor], mesh) for item in schedule.graph.inputs}
+    ranks: list[Values] = [{name: parts[rank] for name, parts in scattered.items()} for rank in range(mesh.ranks)]
     observed: list[Observed] = []
-    executable.forward(current, observed)
-    executable.backward(current, observed)
-    parts = tuple(current[value] for _, value in program.outputs)
-    outputs = tuple(gather(local, program.specs[value], mesh) for local, (_, value) in zip(parts, program.outputs, strict=True))
+    executable.forward(ranks, observed)
+    executable.backward(ranks, observed)
+    parts = tuple([held[value] for held in ranks] for _, value in schedule.outputs)
+    outputs = tuple(gather(local, schedule.specs[value], mesh) for local, (_, value) in zip(parts, schedule.outputs, strict=True))
     return Simulation(outputs, parts, tuple(observed))

@@ -1,8 +1,8 @@
-"""Which operators of a program run as one kernel, and which may write over what they read.
+"""Which operators of a schedule run as one kernel, and which may write over what they read.
 
-The graph, the plan and its collectives stay as they are: this is decided when a program is bound to its ranks, and only makes a step
-cheaper. Nothing here may raise the peak of live memory. Both rules are what PyTorch does with the same model run eagerly, where a
-linear adds its bias inside the product and gradients are summed in place.
+The graph, the plan and its collectives stay as they are: this is decided when a schedule is bound to its ranks, and only makes a step
+cheaper. Nothing here moves a collective, keeps a value past its ``free`` or raises the peak of live memory. Both rules are what PyTorch
+does with the same model run eagerly, where a linear adds its bias inside the product and gradients are summed in place.
 
 ========  ============================================================================================================
 pairs     a contraction and the addition that alone reads it are ``addmm``: a bias, or any tensor of the result's shape
@@ -27,8 +27,14 @@ CONTRACTION, ADDITION = "autopar.contract.default", "aten.add.Tensor"
 
 
 @dataclass(frozen=True)
-class Instruction:
-    """What of an instruction matters here; ``op`` is None where it is no operator or has collectives inside."""
+class Line:
+    """What of an instruction matters here.
+
+    Args:
+        op: None where it is no operator, or has collectives inside.
+        reads: the values that must be whole when it runs: of a wait, those that its collective was sending; of a free, none.
+        writes: the values that are there after it; of a start, none.
+    """
 
     op: Op | None
     reads: tuple[str, ...]
@@ -77,9 +83,9 @@ class Fusion:
 
 
 def find_fusion(
-    items: Sequence[Instruction], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf, *, in_place: bool = True
+    items: Sequence[Line], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf, *, in_place: bool = True
 ) -> Fusion:  # fmt: skip
-    """What may be fused in a program.
+    """What may be fused in a schedule.
 
     Args:
         items: its instructions, in order.
@@ -99,7 +105,7 @@ class _Lives:
     """Who writes each value, who reads it, and when its memory is last used."""
 
     def __init__(
-        self, items: Sequence[Instruction], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf, in_place: bool
+        self, items: Sequence[Line], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf, in_place: bool
     ) -> None:  # fmt: skip
         self.items, self.root, self.outputs, self.local, self.in_place = items, root, frozenset(outputs), local, in_place
         self.writer = {value: index for index, item in enumerate(items) for value in item.writes}

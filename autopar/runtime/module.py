@@ -1,4 +1,4 @@
-"""The module that trains: the model's own parameter names with DTensors, and a forward that runs the planned program.
+"""The module that trains: the model's own parameter names with DTensors, and a forward that runs the planned schedule.
 
 The whole step is one autograd function. Its forward runs the forward instructions and keeps what the backward instructions read; its
 backward runs those and returns each gradient in its parameter's spec. Autograd never sees a collective: through collectives injected
@@ -7,7 +7,6 @@ into a forward graph it gives wrong gradients.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ from torch.distributed.tensor import DTensor
 from autopar.dialect import random_step
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput
-from autopar.program import Program
 from autopar.runtime.calls import CallTree as Signature
+from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable, Locals, Observed
+from autopar.runtime.execution import Executable
 from autopar.runtime.placement import local_part
 from autopar.runtime.weights import Place, as_placed
+from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph
 
@@ -39,7 +39,7 @@ class Step:
     """What one call needs, the same for every call.
 
     Args:
-        executable: the program on this rank: interpreted, or as graphs.
+        executable: the schedule on this rank: interpreted, or as graphs.
         place: mesh, rank and device.
         inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
     """
@@ -50,13 +50,19 @@ class Step:
 
     @property
     def graph(self) -> Graph:
-        return self.executable.program.graph
+        return self.executable.schedule.graph
 
     @cached_property
     def gradients(self) -> Mapping[str, str]:
         """The value of the gradient of each graph input that has one."""
-        found = {output.name: value for output, value in self.executable.program.outputs if output.kind == "gradient"}
+        found = {output.name: value for output, value in self.executable.schedule.outputs if output.kind == "gradient"}
         return {item.tensor: found[item.name] for item in self.graph.inputs if item.kind != "tangent" and item.name in found}
+
+    @cached_property
+    def apart(self) -> Set[str]:
+        """The values that lie side by side in the buffer of a bucket."""
+        buckets = [call for call in self.executable.schedule.calls if len(call.parts) > 1 and not call.unpacks]
+        return {part.target for call in buckets for part in call.parts}
 
     @cached_property
     def parameters(self) -> Set[str]:
@@ -64,8 +70,8 @@ class Step:
         return {item.tensor for item in self.graph.of_kind("parameter")}
 
     def spec(self, value: str) -> ShardingSpec:
-        """The spec of a value of the program."""
-        return self.executable.program.specs[value]
+        """The spec of a value of the schedule."""
+        return self.executable.schedule.specs[value]
 
     def enter(self, item: GraphInput, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of an input (or of an output's gradient), on the device.
@@ -93,15 +99,15 @@ class Step:
         spec = self.spec(value)
         if plain or spec.is_replicated:
             return tensor.detach()
-        shape = self.graph.tensors[self.executable.program.tensor_of[value]].shape
+        shape = self.graph.tensors[self.executable.schedule.values[value].tensor].shape
         return self.place.dtensor(tensor, spec, shape)
 
 
 class Saved:
     """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
 
-    def __init__(self, values: dict[str, Locals], owners: Mapping[str, torch.Tensor]) -> None:
-        self._values: dict[str, Locals] | None = values
+    def __init__(self, values: Values, owners: Mapping[str, torch.Tensor]) -> None:
+        self._values: Values | None = values
         self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items() if name in values}
 
     @property
@@ -109,7 +115,7 @@ class Saved:
         """Whether the values are still held, for another backward pass."""
         return self._values is not None
 
-    def take(self, *, keep: bool) -> dict[str, Locals]:
+    def take(self, *, keep: bool) -> Values:
         """The values by name.
 
         Raises:
@@ -159,11 +165,11 @@ class Call:
         self.step, self.locals, self.owners, self.trained = step, locals_, owners, trained
         self.global_inputs, self.local_inputs = global_inputs, local_inputs
         self.number, self.observed = number, observed
-        graph, program = step.graph, step.executable.program
-        self.leaving = [(output, value) for output, value in program.outputs if output.kind == "output"]
+        graph, schedule = step.graph, step.executable.schedule
+        self.leaving = [(output, value) for output, value in schedule.outputs if output.kind == "output"]
         self.names = [output.name for output, _ in self.leaving]
         self.tangents = {item.name: item for item in graph.of_kind("tangent")}
-        self.updates = [(output, value) for output, value in program.outputs if output.kind == "buffer"]
+        self.updates = [(output, value) for output, value in schedule.outputs if output.kind == "buffer"]
         self.saved: Saved | None = None
 
     def differentiable(self, name: str) -> bool:
@@ -178,10 +184,10 @@ class Call:
     def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
         """The outputs in order; what the backward pass needs is kept when asked."""
         executable = self.step.executable
-        values: dict[str, Locals] = {name: [tensor] for name, tensor in self.locals.items()}
+        values: Values = dict(self.locals)
         with random_step(self.number):
-            executable.forward(values, self.observed)
-        outputs = tuple(self.step.leave(value, values[value][0]) for _, value in self.leaving)
+            executable.forward([values], self.observed)
+        outputs = tuple(self.step.leave(value, values[value]) for _, value in self.leaving)
         kept = {name: values[name] for name in executable.kept if name in values} if keep else {}
         with torch.no_grad():
             self._update_buffers(values, kept)
@@ -189,15 +195,15 @@ class Call:
             self.saved = Saved(kept, self.owners)
         return outputs
 
-    def _update_buffers(self, values: Mapping[str, Locals], kept: dict[str, Locals]) -> None:
-        storage = self.step.executable.program.storage
+    def _update_buffers(self, values: Mapping[str, torch.Tensor], kept: Values) -> None:
+        storage = self.step.executable.schedule.storage
         buffers = {item.name: item.tensor for item in self.step.graph.of_kind("buffer")}
         changed = {storage[buffers[output.name]] for output, _ in self.updates}
         for name in kept:
             if storage[name] in changed:
-                kept[name] = [kept[name][0].clone()]
+                kept[name] = kept[name].clone()
         for output, value in self.updates:
-            self.locals[buffers[output.name]].copy_(values[value][0])
+            self.locals[buffers[output.name]].copy_(values[value])
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
@@ -207,25 +213,20 @@ class Call:
         values, scale = self.saved.take(keep=keep), None
         for name, gradient in zip(self.names, gradients, strict=True):
             if name in self.tangents:
-                values[self.tangents[name].tensor] = [self._tangent(self.tangents[name], gradient)]
+                values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
                 scale = gradient
-        executable.backward(values, self.observed)
+        executable.backward([values], self.observed)
         wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
-        readers = Counter(wanted)
-        taken = {tensor.untyped_storage().data_ptr() for tensor in self.locals.values()}
-        result: list[torch.Tensor | None] = []
-        for tensor, value in zip(self.trained, wanted, strict=True):
-            if value is None:
-                result.append(None)
-                continue
-            readers[value] -= 1
-            part = values[value] if readers[value] else values.pop(value)
-            local = self._own(part[0], taken)
-            if scale is not None and (scale.device.type != "cpu" or scale.item() != 1.0):
-                local.mul_(scale)
-            result.append(self._leave(tensor, value, local))
-        return result
+        found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
+        if scale is not None and (scale.device.type != "cpu" or scale.item() != 1.0):
+            for local in found:
+                if local is not None:
+                    local.mul_(scale)
+        return [
+            None if local is None or value is None else self._leave(tensor, value, local)
+            for tensor, value, local in zip(self.trained, wanted, found, strict=True)
+        ]
 
     def _tangent(self, item: GraphInput, gradient: torch.Tensor | None) -> torch.Tensor:
         if gradient is None:
@@ -237,33 +238,46 @@ class Call:
             return self.step.place.own_part(gradient, spec)
         return local_part(gradient, spec, self.step.place.mesh, self.step.place.rank)
 
-    def _own(self, tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
-        """The gradient in its own dense storage, which is none of ``taken``: optimizers and clipping write into it in place."""
+    def _own(self, made: Values, wanted: Sequence[str | None]) -> list[torch.Tensor | None]:
+        """The gradients, each dense in memory that nobody else has: optimizers and clipping write into them in place.
+
+        What a bucket brought may stay where it lies in it: the parts of a bucket do not overlap.
+        """
         assert self.saved is not None
-        whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
-        if not whole or self.saved.kept or tensor.untyped_storage().data_ptr() in taken:
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        taken.add(tensor.untyped_storage().data_ptr())
-        return tensor
+        taken = {tensor.untyped_storage().data_ptr() for tensor in self.locals.values()}
+        found: list[torch.Tensor | None] = []
+        for value in wanted:
+            if value is None:
+                found.append(None)
+                continue
+            tensor = made[value]
+            whole = tensor.is_contiguous() and (tensor.nbytes == tensor.untyped_storage().nbytes() or value in self.step.apart)
+            place = tensor.data_ptr() if value in self.step.apart else tensor.untyped_storage().data_ptr()
+            if not whole or self.saved.kept or place in taken:
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+                place = tensor.data_ptr()
+            taken.add(place)
+            found.append(tensor)
+        return found
 
     def _leave(self, tensor: str, value: str, local: torch.Tensor) -> torch.Tensor:
         """A gradient as its parameter or input is: a DTensor, a whole tensor, or a rank's part."""
         if tensor in self.local_inputs:
             return local
-        program = self.step.executable.program
         if tensor in self.step.parameters:
             return dtensor_like(local, self.owners[tensor])
-        made = self.step.place.dtensor(local, program.specs[value], self.step.graph.tensors[program.tensor_of[value]].shape)
+        schedule = self.step.executable.schedule
+        made = self.step.place.dtensor(local, schedule.specs[value], self.step.graph.tensors[schedule.values[value].tensor].shape)
         return made.full_tensor() if tensor in self.global_inputs else made
 
 
 class ShardedModule(nn.Module):
-    """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned program.
+    """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned schedule.
 
     What the plan was captured with is fixed: ``train()`` and ``eval()`` change nothing in it.
 
     Attributes:
-        plan: the plan it runs, None when compiled from a bare program.
+        plan: the plan it runs, None when compiled from a bare schedule.
         constants: this rank's parts of the tensors baked into the model, by the graph's names.
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
@@ -333,9 +347,9 @@ class ShardedModule(nn.Module):
         return self._signature.result(by_name)
 
     @property
-    def program(self) -> Program:
+    def schedule(self) -> Schedule:
         """The instructions that a call runs."""
-        return self._step.executable.program
+        return self._step.executable.schedule
 
     @property
     def place(self) -> Place:
@@ -352,8 +366,8 @@ class ShardedModule(nn.Module):
             self._observed = None
 
     def extra_repr(self) -> str:
-        program = self.program
-        return f"mesh={program.machine.mesh}, mode={self._step.graph.mode}, collectives={sum(1 for _ in program.collectives())}"
+        schedule = self.schedule
+        return f"mesh={schedule.machine.mesh}, mode={self._step.graph.mode}, collectives={len(schedule.calls)}"
 
     def _register_load_hooks(self) -> None:
         self.register_load_state_dict_pre_hook(_place_state)
@@ -388,7 +402,7 @@ def check_gradient_specs(step: Step) -> None:
         MismatchError: naming the first parameter whose gradient does not.
     """
     by_name = {item.name: item for item in step.graph.inputs}
-    for output, value in step.executable.program.outputs:
+    for output, value in step.executable.schedule.outputs:
         if output.kind in ("gradient", "buffer"):
             wanted, found = step.spec(by_name[output.name].tensor), step.spec(value)
             if wanted != found:

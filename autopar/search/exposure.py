@@ -17,11 +17,25 @@ import numpy as np
 from autopar.graph import Phase
 from autopar.schedule import Schedule, Slot
 from autopar.schedule.windows import windows
-from autopar.search.model import Model, Priced, Side
+from autopar.search.model import Edge, Model, Priced, Side
 
 Place = tuple[Phase, Side]
 
-FIRST: Mapping[Side, float] = {"ahead": 0.5, "between": 1.0, "behind": 0.5}
+@dataclass(frozen=True)
+class Belief:
+    """Of the collectives of one place: the share of their seconds that operators wait for, and calls for each value (1: no buckets)."""
+
+    waited: float
+    calls: float
+
+    def mixed(self, seen: Belief | None) -> Belief:
+        """Part of what is seen in the place of what was believed."""
+        if seen is None:
+            return self
+        return Belief(KEPT * self.waited + (1 - KEPT) * seen.waited, KEPT * self.calls + (1 - KEPT) * seen.calls)
+
+
+FIRST: Mapping[Side, Belief] = {"ahead": Belief(0.5, 0.2), "between": Belief(1.0, 1.0), "behind": Belief(0.5, 0.2)}
 """What is believed before the first schedule."""
 KEPT = 0.6
 """Share of the old belief in the new one."""
@@ -29,47 +43,60 @@ KEPT = 0.6
 
 @dataclass(frozen=True)
 class Exposure:
-    """As ``Weights`` of a problem: operators count whole, reshards by the share of their seconds that operators wait for."""
+    """As ``Weights`` of a problem: operators count whole, reshards by the share of their seconds that operators wait for, and their
+    latency, which a bucket pays once, by how many values share a call."""
 
-    shares: Mapping[Place, float]
+    beliefs: Mapping[Place, Belief]
 
     @staticmethod
     def first() -> Exposure:
         """What is believed before anything was simulated."""
         phases: tuple[Phase, ...] = ("forward", "backward")
-        return Exposure({(phase, side): share for phase in phases for side, share in FIRST.items()})
+        return Exposure({(phase, side): belief for phase in phases for side, belief in FIRST.items()})
 
     def price(self, model: Model) -> Priced:
         made: dict[object, np.ndarray] = {}
         edges = []
         for edge in model.edges:
-            share = self.shares[edge.phase, edge.side]
-            key = id(edge.seconds), share
+            if edge.tensor is None:
+                edges.append(edge.seconds)
+                continue
+            belief = self.beliefs[edge.phase, edge.side]
+            key = id(edge.seconds), belief
             if key not in made:
-                finite = np.isfinite(edge.seconds)
-                made[key] = np.where(finite, share * np.where(finite, edge.seconds, 0.0), np.inf)
-            edges.append(made[key] if edge.tensor is not None else edge.seconds)
+                made[key] = belief.waited * (edge.seconds - (1.0 - belief.calls) * _latency(model, edge))
+            edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
     def learn(self, schedule: Schedule, slots: Sequence[Slot]) -> Exposure:
-        """The belief after a simulated schedule: where it has collectives, part of what is seen takes the place of what was believed."""
+        """The belief after a simulated schedule; where it has no collectives, what was believed stays."""
         seen = exposed(schedule, slots)
-        return Exposure({place: KEPT * share + (1 - KEPT) * seen.get(place, share) for place, share in self.shares.items()})
+        return Exposure({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()})
 
 
-def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[Place, float]:
-    """For each place of collectives the share of their seconds during which operators stood still for one."""
+def _latency(model: Model, edge: Edge) -> np.ndarray:
+    """What of an edge's seconds is paid once a call."""
+    links = sum((model.loads(edge, link) for link in model.space.links), np.zeros(edge.seconds.shape))
+    return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - links, 0.0), 0.0)
+
+
+def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[Place, Belief]:
+    """What a simulated schedule shows of each place of collectives: the share of their seconds during which operators stood still."""
     stalls = [(slot.begin, slot.end) for slot in slots if slot.stalled > 0.0]
     begins = [begin for begin, _ in stalls]
     found = windows(schedule)
     total: dict[Place, float] = defaultdict(float)
     waited: dict[Place, float] = defaultdict(float)
+    calls: dict[Place, int] = defaultdict(int)
+    parts: dict[Place, int] = defaultdict(int)
     for slot in slots:
         item = slot.instruction
         if item.kind == "start":
             window = found[item.id]
             place: Place = item.phase, "ahead" if window.ahead else "behind" if window.behind else "between"
             total[place] += slot.end - slot.begin
+            calls[place] += 1
+            parts[place] += len(schedule.collectives[item.of].parts)
             for begin, end in stalls[max(bisect_left(begins, slot.begin) - 1, 0) : bisect_left(begins, slot.end)]:
                 waited[place] += max(0.0, min(end, slot.end) - max(begin, slot.begin))
-    return {place: waited[place] / seconds for place, seconds in total.items() if seconds > 0.0}
+    return {place: Belief(waited[place] / seconds, calls[place] / parts[place]) for place, seconds in total.items() if seconds > 0.0}

@@ -50,6 +50,8 @@ IDLE = 2
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
 """Relative change that counts as a gain."""
+TURN = 1 / 6
+"""Share of the time limit that one solve may take, so that there are several."""
 SHARE = 0.3
 """Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
@@ -184,7 +186,7 @@ class _Search:
             "edge_entries": len(self.problem.edge_costs),
         }  # fmt: skip
         self.large = len(self.problem.edge_costs) > LARGE
-        self.tries, self.idle = (3, 1) if self.large else (100, IDLE)
+        self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
         self.best: Timed | None = None
         self.bound, self.method, self.seconds = 0.0, "", 0.0
         self.lowered: int | None = None
@@ -229,6 +231,8 @@ class _Search:
 
     def _by_step(self) -> None:
         exposure, idle = Exposure.first(), 0
+        if self.best is not None:
+            exposure = exposure.learn(self.best.schedule, self.best.slots)
         seen: list[np.ndarray] = []
         for _ in range(EXPOSURES):
             found = self._solve(exposure, CLOSE)
@@ -301,7 +305,8 @@ class _Search:
                 best = self.best.seconds if self.best is not None else math.inf
                 self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
 
-        solution = solve(problem, time_limit=max(self.left, 1.0), gap=gap, seed=self.seed, start=self.start, progress=report)
+        most = self.time_limit if space.machine.cost_model == "communication" else TURN * self.time_limit
+        solution = solve(problem, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=self.start, progress=report)
         self.last = solution
         if proves and problem.limit == self.limit:
             self.bound = max(self.bound, solution.bound * unit)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from autopar.graph import Graph
-from autopar.plan import Plan
-from autopar.program import Program
+from autopar.plan import CollectivePlan, Plan
+from autopar.schedule import Schedule
 from autopar.verify.trials import Trial
 
 
@@ -93,21 +93,17 @@ class Verification:
         return "\n".join([*lines, *(f"  problem      {problem}" for problem in self.problems)])
 
 
-def compare(plan: Plan, program: Program, single: Trial, trials: list[Trial]) -> Verification:
+def compare(plan: Plan, schedule: Schedule, single: Trial, trials: list[Trial]) -> Verification:
     """The ranks' trials against the single-device one."""
-    first, mesh = trials[0], program.machine.mesh
-    allowed = TOLERANCES[coarsest(program.graph)]
+    first, mesh = trials[0], schedule.machine.mesh
+    allowed = TOLERANCES[coarsest(schedule.graph)]
     output_errors = {name: error(first.outputs[name], tensor, 1.0) for name, tensor in single.outputs.items()}
     largest = max((tensor.abs().max().item() for tensor in single.gradients.values() if tensor.numel()), default=0.0)
     gradients = {
         name: error(first.gradients[name], tensor, GRADIENT_FLOOR * largest) if name in first.gradients else sys.float_info.max
         for name, tensor in single.gradients.items()
     }
-    planned = tuple(
-        {"kind": row.kind, "axes": list(row.axes), "phase": row.phase, "tensor": row.tensor, "before": row.before, "bytes": row.bytes}
-        for row in plan.collectives
-        for _ in range(row.times)
-    )
+    rows_planned = tuple(planned(row) for row in plan.collectives for _ in range(row.times))
     rows = [tuple(item.row(mesh) for item in trial.observed) for trial in trials]
     output_error = max(output_errors.values(), default=0.0)
     problems = [f"output {name} differs by {value:.2e}" for name, value in output_errors.items() if value > allowed.outputs]
@@ -119,13 +115,21 @@ def compare(plan: Plan, program: Program, single: Trial, trials: list[Trial]) ->
     if first.replica_difference > allowed.outputs:
         problems.append(f"ranks' copies of the same block differ by {first.replica_difference:.2e}")
     for rank, observed in enumerate(rows):
-        if observed != planned:
-            problems.append(f"collectives of rank {rank}: {_first_difference(planned, observed)}")
+        if observed != rows_planned:
+            problems.append(f"collectives of rank {rank}: {_first_difference(rows_planned, observed)}")
             break
     return Verification(
-        not problems, mesh.ranks, output_error, gradients, tuple(single.losses), tuple(first.losses), planned, rows[0],
+        not problems, mesh.ranks, output_error, gradients, tuple(single.losses), tuple(first.losses), rows_planned, rows[0],
         plan.predicted.peak_memory_bytes_per_rank, max(trial.peak_bytes for trial in trials), tuple(problems),
     )  # fmt: skip
+
+
+def planned(row: CollectivePlan) -> Mapping[str, Any]:
+    """A row of the plan in the words of ``Observed.row``."""
+    what: dict[str, Any] = {"tensor": row.tensor, "before": row.before}
+    if row.parts is not None:
+        what = {"parts": [{"tensor": part.tensor, "before": part.before, "bytes": part.bytes} for part in row.parts]}
+    return {"kind": row.kind, "axes": list(row.axes), "phase": row.phase, **what, "bytes": row.bytes}
 
 
 def coarsest(graph: Graph) -> str:

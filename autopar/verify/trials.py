@@ -19,13 +19,14 @@ from torch.distributed.tensor import DTensor
 
 from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
-from autopar.program import Program
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
-from autopar.runtime.execution import STILL_NORMAL, STILL_UNIFORM, Locals, Observed, bind
+from autopar.runtime.collectives import Observed, Values
+from autopar.runtime.execution import STILL_NORMAL, STILL_UNIFORM, bind
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, gather, replica_difference, scatter
 from autopar.runtime.weights import Place
+from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import map_tensors, replaced_on_cpu, replaced_operators
 from autopar.verify.live_memory import LiveMemory
@@ -227,10 +228,10 @@ def run_sharded(case: Case, module: ShardedModule) -> Trial:
     The first step is given plain inputs, whole on all ranks, as users call it; later ones placed inputs, and ``MEASURED`` of them are
     measured. Their least peak counts: a backend's thread may hold the buffers of a collective that is done for a moment longer.
     """
-    trial, place, program = Trial(), module.place, module.program
+    trial, place, schedule = Trial(), module.place, module.schedule
     optimizer = adamw(module.parameters()) if case.trains else None
     plain = case.inputs()
-    placed = {name: _placed(tensor, program.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
+    placed = {name: _placed(tensor, schedule.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
     for turn in range(case.turns):
         inputs = plain if turn == 0 else placed
         args, kwargs = _with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
@@ -294,15 +295,15 @@ def _collect(tensor: torch.Tensor, trial: Trial, place: Place) -> torch.Tensor:
     return gather(parts, spec, place.mesh)
 
 
-def run_simulated(case: Case, program: Program, constants: Mapping[str, torch.Tensor]) -> Trial:
-    """The program on all ranks in this process, in lockstep; parameters are updated rank by rank."""
-    trial, graph, mesh = Trial(), case.graph, program.machine.mesh
-    executable = bind(program, LockstepRanks(mesh), torch.device("cpu"), dropout=False)
+def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.Tensor]) -> Trial:
+    """The schedule on all ranks in this process, in lockstep; parameters are updated rank by rank."""
+    trial, graph, mesh = Trial(), case.graph, schedule.machine.mesh
+    executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"), dropout=False)
     held = {**dict(case.model.named_parameters(remove_duplicate=False)), **dict(case.model.named_buffers(remove_duplicate=False))}
     tangents = {item.name: item.tensor for item in graph.of_kind("tangent")}
     source = {"parameter": held, "buffer": held, "constant": constants, "input": case.inputs(), "tangent": case.tangents}
-    entering: dict[str, Locals] = {
-        item.tensor: scatter(source[item.kind][item.name].detach(), program.specs[item.tensor], mesh) for item in graph.inputs
+    entering = {
+        item.tensor: scatter(source[item.kind][item.name].detach(), schedule.specs[item.tensor], mesh) for item in graph.inputs
     }  # fmt: skip
     tensor_of = {item.name: item.tensor for item in graph.inputs if item.kind != "tangent"}
     trained = {item.name: entering[item.tensor] for item in graph.inputs if item.trained}
@@ -311,19 +312,20 @@ def run_simulated(case: Case, program: Program, constants: Mapping[str, torch.Te
             part.requires_grad_(True)
     optimizer = adamw(part for parts in trained.values() for part in parts) if case.trains else None
     for turn in range(case.turns):
-        values, observed = dict(entering), list[Observed]()
+        observed: list[Observed] = []
+        ranks: list[Values] = [{name: parts[rank] for name, parts in entering.items()} for rank in range(mesh.ranks)]
         measured = turn == min(1, case.turns - 1)
         count = [part for parts in entering.values() for part in parts]
         with LiveMemory([*count, *_states(optimizer)]) if measured else nullcontext() as memory:
-            executable.forward(values, observed)
-            executable.backward(values, observed)
+            executable.forward(ranks, observed)
+            executable.backward(ranks, observed)
         if memory is not None:
             trial.peak_bytes = memory.peak // mesh.ranks
         whole: dict[tuple[str, str], torch.Tensor] = {}
-        for output, value in program.outputs:
-            parts = values[value]
-            trial.replica_difference = max(trial.replica_difference, replica_difference(parts, program.specs[value], mesh))
-            whole[output.kind, output.name] = gather(parts, program.specs[value], mesh)
+        for output, value in schedule.outputs:
+            parts = [held[value] for held in ranks]
+            trial.replica_difference = max(trial.replica_difference, replica_difference(parts, schedule.specs[value], mesh))
+            whole[output.kind, output.name] = gather(parts, schedule.specs[value], mesh)
             if output.kind == "buffer":
                 for mine, new in zip(entering[tensor_of[output.name]], parts, strict=True):
                     mine.copy_(new)

@@ -14,9 +14,9 @@ import torch
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
-from autopar.program import Program
 from autopar.runtime.calls import leaves
-from autopar.runtime.compiling import check_torch, compile_program, rebuild
+from autopar.runtime.compiling import check_torch, compile_schedule, rebuild
+from autopar.schedule import Schedule
 from autopar.target import Target
 from autopar.verify.comparison import Verification, compare
 from autopar.verify.examples import with_example_values, with_values
@@ -45,22 +45,22 @@ def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 1
     parts = _read(target)
     model = with_values(parts.model, seed)
 
-    def alone(_: int) -> tuple[Program, Mapping[str, torch.Tensor], Case, Trial]:
-        captured, program = rebuild(model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
+    def alone(_: int) -> tuple[Schedule, Mapping[str, torch.Tensor], Case, Trial]:
+        captured, schedule = rebuild(model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
         case = _case(captured.graph, model, parts, steps, seed)
-        return program, captured.constants, _without_model(case), run_single(case)
+        return schedule, captured.constants, _without_model(case), run_single(case)
 
-    program, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
+    schedule, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
     case = Case(**{**vars(bare), "model": model, "loss": parts.loss})
 
     def rank_main(_: int) -> Trial:
-        return run_sharded(case, compile_program(model, program, constants, plan=plan, device="cpu", dropout=False))
+        return run_sharded(case, compile_schedule(model, schedule, constants, plan=plan, device="cpu", dropout=False))
 
     if backend == "gloo":
-        trials = run_ranks(rank_main, program.machine.mesh.ranks, timeout=timeout)
+        trials = run_ranks(rank_main, schedule.machine.mesh.ranks, timeout=timeout)
     else:
-        trials = run_ranks(lambda _: run_simulated(case, program, constants), 1, alone=True)
-    return compare(plan, program, single, trials)
+        trials = run_ranks(lambda _: run_simulated(case, schedule, constants), 1, alone=True)
+    return compare(plan, schedule, single, trials)
 
 
 def _read(target: Any) -> Target:

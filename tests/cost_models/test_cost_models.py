@@ -217,6 +217,28 @@ def test_efficiency_by_class() -> None:
     assert hardware.efficiency("contraction").memory == 0.7
 
 
+def test_figures_of_an_operator_come_before_those_of_its_class() -> None:
+    table = {"default": {"memory": 0.5}, "pointwise": {"memory": 0.6}, "aten.gelu": {"memory": 0.3}}
+    hardware = Hardware.from_dict(H100.to_dict() | {"efficiency": table})
+    assert hardware.efficiency("pointwise", "aten.gelu.default").memory == 0.3
+    assert hardware.efficiency("pointwise", "aten.add.Tensor").memory == 0.6
+    assert hardware.efficiency("softmax", "aten._softmax.default").memory == 0.5
+
+
+def test_launches_that_do_not_overlap_are_added() -> None:
+    """On a CPU every call takes its time, views too."""
+    table = {"view": {"launch_seconds": 1e-5}, "pointwise": {"launch_seconds": 2e-5}, "optimizer": {"launch_seconds": 3e-5}}
+    data = H100.to_dict() | {"efficiency": table}
+    view = Operator("aten.view.default", "view", "float32", ((4,),), ((2, 2),), 0.0, 0)
+    copy = Operator("aten.clone.default", "pointwise", "float32", ((4,),), ((4,),), 0.0, 1e9)
+    hidden, added = (Machine(Mesh.parse("8"), Hardware.from_dict(data | {"launch_overlaps": hidden})) for hidden in (True, False))
+    moving = 1e9 / (0.7 * 3.35e12)
+    assert (hidden.operator_seconds(view), hidden.operator_seconds(copy)) == (0.0, moving)
+    assert (added.operator_seconds(view), added.operator_seconds(copy)) == (1e-5, moving + 2e-5)
+    stepped = added.optimizer_seconds("sgd", 10**9, "float32") - hidden.optimizer_seconds("sgd", 10**9, "float32")
+    assert stepped == pytest.approx(3e-5) and added.optimizer_seconds("none", 10, "float32") == 0.0
+
+
 # --- hardware files ---------------------------------------------------------------------------------------------
 
 
@@ -238,6 +260,8 @@ def test_built_in_files(name: str) -> None:
 def test_every_optional_field_survives_the_file() -> None:
     data = H100.to_dict() | {
         "overlap_slowdown": 0.1,
+        "launch_overlaps": False,
+        "residuals": {"links.node.all_reduce": {"points": 12, "median": 0.04, "largest": 0.2}},
         "efficiency": {"default": {"arithmetic": 0.6}, "contraction": {"memory": 0.5, "launch_seconds": 1e-6}},
         "axes": {"dp": {"latency_seconds": 1.0, "bandwidth": 2.0, "all_to_all": {"latency_growth": "tree"}}},
         "links": {
@@ -275,6 +299,7 @@ BROKEN = {
     "links.network": lambda data: data["links"].pop("network"),
     "links.node.bandwidth": lambda data: data["links"]["node"].update(bandwidth=math.inf),
     "axes.dp.latency_seconds": lambda data: data.update(axes={"dp": {"bandwidth": 1.0}}),
+    "residuals.links.points": lambda data: data.update(residuals={"links": {"points": 0, "median": 0.1, "largest": 0.1}}),
     "overlap_slowdown": lambda data: data.update(overlap_slowdown=1.5),
     "links.node.latency_growth": lambda data: data["links"]["node"].update(latency_growth="square"),
     "links.node.all_reduce.bandwidth": lambda data: data["links"]["node"].update(all_reduce={"bandwidth": 0.0}),

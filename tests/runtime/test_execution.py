@@ -1,6 +1,6 @@
-"""Random legal plans give what the single-device model gives: every zoo model, train and inference, on meshes of up to three axes.
+"""Random legal schedules give what the single-device model gives: every zoo model, train and inference, on meshes of up to three axes.
 
-This is the widest test of the system: capture, rules, reshards, program and interpreter must all agree for it to pass.
+This is the widest test of the system: capture, rules, reshards, schedule and interpreter must all agree for it to pass.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 
 from autopar.runtime.execution import simulate
 from autopar.runtime.placement import replica_difference
+from autopar.verify.comparison import planned
+from tests.graphs import machine, plan_of, random_schedule
 from tests.runtime.models import Example, sixes, zoo_example
-from tests.runtime.plans import machine, random_program
 
 MESHES = ("1", "2", "4", "2x2", "8", "2x4")
 TOLERANCE = 1e-10
@@ -21,19 +22,19 @@ TOLERANCE = 1e-10
 
 
 def check(example: Example, mesh: str, seed: int) -> None:
-    program = random_program(example.captured.graph, machine(mesh), seed)
-    found = simulate(program, entering(example), dropout=False)
+    schedule = random_schedule(example.captured.graph, machine(mesh), seed)
+    found = simulate(schedule, entering(example), dropout=False)
     wanted = example.single
-    for (output, value), whole, parts in zip(program.outputs, found.outputs, found.parts, strict=True):
+    for (output, value), whole, parts in zip(schedule.outputs, found.outputs, found.parts, strict=True):
         if output.kind == "gradient":
             reference = wanted.gradients[output.name]
         else:
             reference = wanted.outputs[f"buffer:{output.name}" if output.kind == "buffer" else output.name]
         scale = max(1e-3, reference.abs().max().item())
         assert (whole - reference).abs().max().item() <= TOLERANCE * scale, f"{output.kind} {output.name}"
-        assert replica_difference(parts, program.specs[value], program.machine.mesh) <= TOLERANCE * scale
-    planned = [(item.kind, item.axes, item.phase, item.tensor, item.before, item.full_bytes) for item in program.collectives()]
-    assert [(item.kind, item.axes, item.phase, item.tensor, item.before, item.bytes) for item in found.observed] == planned
+        assert replica_difference(parts, schedule.specs[value], schedule.machine.mesh) <= TOLERANCE * scale
+    where = schedule.machine.mesh
+    assert [item.row(where) for item in found.observed] == [planned(row) for row in plan_of(schedule).collectives]
 
 
 def entering(example: Example) -> dict[str, torch.Tensor]:
@@ -76,15 +77,18 @@ def test_values_are_dropped_after_their_last_use() -> None:
 
     example = zoo_example("mlp", "train")
     where = machine("2x2")
-    program = random_program(example.captured.graph, where, 3)
-    executable = bind(program, LockstepRanks(where.mesh), torch.device("cpu"))
+    schedule = random_schedule(example.captured.graph, where, 3)
+    executable = bind(schedule, LockstepRanks(where.mesh), torch.device("cpu"))
     whole = entering(example)
-    values = {name: scatter(tensor, program.specs[name], where.mesh) for name, tensor in whole.items()}
-    executable.forward(values)
-    outputs = {value for _, value in program.outputs}
-    assert set(values) - set(executable.kept) <= outputs
-    executable.backward(values)
-    assert set(values) == outputs | (set(whole) & set(values))
+    parts = {name: scatter(tensor, schedule.specs[name], where.mesh) for name, tensor in whole.items()}
+    ranks = [{name: tensors[rank] for name, tensors in parts.items()} for rank in range(4)]
+    executable.forward(ranks)
+    outputs = {value for _, value in schedule.outputs}
+    for values in ranks:
+        assert set(values) - set(executable.kept) <= outputs | set(whole)
+    executable.backward(ranks)
+    for values in ranks:
+        assert set(values) == outputs | set(whole)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +106,8 @@ def test_values_are_dropped_after_their_last_use() -> None:
 def test_replicas_share_what_is_drawn_and_shards_differ(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
     from autopar.dialect import random_step
     from autopar.importer import capture
-    from autopar.program import Assignment, build_program
     from autopar.rules import find_rule, strategies
+    from autopar.schedule import Assignment, make_schedule
     from autopar.sharding import ShardingSpec
 
     class Draw(torch.nn.Module):
@@ -118,10 +122,10 @@ def test_replicas_share_what_is_drawn_and_shards_differ(draw: Callable[[torch.Te
         of_op = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
         found = strategies(find_rule(op, graph.tensors), of_op, where.mesh.sizes)
         chosen[op.name] = next(item for item in found if {str(spec)[:2] for spec in (*item.inputs, *item.outputs)} == {"S0"})
-    program = build_program(graph, Assignment({"x": ShardingSpec.parse("S0 R")}, chosen), where)
-    parts = simulate(program, {"x": x}).parts[0]
+    schedule = make_schedule(graph, Assignment({"x": ShardingSpec.parse("S0 R")}, chosen), where)
+    parts = simulate(schedule, {"x": x}).parts[0]
     assert parts[0].equal(parts[1]) and parts[2].equal(parts[3]), "ranks 0 and 1 hold the same rows"
     assert not parts[0].equal(parts[2]), "ranks 0 and 2 hold different rows"
-    assert simulate(program, {"x": x}).parts[0][0].equal(parts[0]), "the same step, the same numbers"
+    assert simulate(schedule, {"x": x}).parts[0][0].equal(parts[0]), "the same step, the same numbers"
     with random_step(1):
-        assert not simulate(program, {"x": x}).parts[0][0].equal(parts[0]), "another step, other numbers"
+        assert not simulate(schedule, {"x": x}).parts[0][0].equal(parts[0]), "another step, other numbers"

@@ -7,42 +7,42 @@ from typing import Any
 
 import pytest
 import torch
-from autopar.runtime.live_memory import LiveMemory
 from torch import Tensor, nn
 
 from autopar.graph import Op, Ref
 from autopar.importer import capture
-from autopar.program import Assignment, Program, build_program
 from autopar.rules import find_rule, strategies
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.execution import bind, simulate
-from autopar.runtime.fusion import Fusion, Instruction, Local, find_fusion
+from autopar.runtime.fusion import Fusion, Line, Local, find_fusion
 from autopar.runtime.kernels import bind_kernel, find_product
 from autopar.runtime.operators import find_operator
+from autopar.schedule import Assignment, Schedule, make_schedule, memory
 from autopar.sharding import ShardingSpec
-from tests.runtime.plans import machine
+from autopar.verify.live_memory import LiveMemory
+from tests.graphs import machine
 
 B, N, K = 6, 4, 8
 
 
-def contraction(equation: str, reads: tuple[str, str], result: str, phase: Any = "forward") -> Instruction:
+def contraction(equation: str, reads: tuple[str, str], result: str, phase: Any = "forward") -> Line:
     op = Op(result, "autopar.contract.default", reads, (result,), (Ref(0), Ref(1), equation))
-    return Instruction(op, reads, (result,), phase)
+    return Line(op, reads, (result,), phase)
 
 
-def pointwise(target: str, reads: tuple[str, ...], result: str, phase: Any = "forward") -> Instruction:
+def pointwise(target: str, reads: tuple[str, ...], result: str, phase: Any = "forward") -> Line:
     op = Op(result, target, reads, (result,), tuple(map(Ref, range(len(reads)))))
-    return Instruction(op, reads, (result,), phase)
+    return Line(op, reads, (result,), phase)
 
 
-def move(read: str, result: str) -> Instruction:
-    return Instruction(None, (read,), (result,), "forward")
+def move(read: str, result: str) -> Line:
+    return Line(None, (read,), (result,), "forward")
 
 
 SHAPES: Mapping[str, tuple[int, ...]] = {"x": (B, K), "w": (N, K), "bias": (N,), "column": (B, 1), "one": (1,), "n": (N, N), "m": (N, N)}
 
 
-def fused(*items: Instruction, outputs: tuple[str, ...] = ("out",), views: Mapping[str, str] | None = None, **dtypes: str) -> Fusion:
+def fused(*items: Line, outputs: tuple[str, ...] = ("out",), views: Mapping[str, str] | None = None, **dtypes: str) -> Fusion:
     """What is found; values are ``[B, N]`` float32 but for ``SHAPES``, and their own memory but for ``views``."""
     names = {name for item in items for name in (*item.reads, *item.writes)}
     root = {name: (views or {}).get(name, name) for name in names}
@@ -75,7 +75,7 @@ ADD = pointwise("aten.add.Tensor", ("y", "bias"), "out")
         pytest.param((contraction("g b k, g n k -> g b n", ("a", "c"), "y"), ADD), id="batched"),
     ],
 )
-def test_what_is_no_pair(items: tuple[Instruction, ...]) -> None:
+def test_what_is_no_pair(items: tuple[Line, ...]) -> None:
     shapes = {"a": (2, B, K), "c": (2, N, K)}
     root = {name: name for item in items for name in (*item.reads, *item.writes)}
     found = find_fusion(items, root, ["out"], lambda name: Local({**SHAPES, **shapes}.get(name, (B, N)), "float32"))
@@ -113,7 +113,7 @@ MAKE = pointwise("aten.mul.Tensor", ("a", "b"), "t")
                       pointwise("aten.mul.Tensor", ("v", "out"), "z")), {"views": {"v": "t"}}, {}, id="a view is read later"),
     ],
 )  # fmt: skip
-def test_what_is_written_over(items: tuple[Instruction, ...], options: dict[str, Any], expected: dict[int, int]) -> None:
+def test_what_is_written_over(items: tuple[Line, ...], options: dict[str, Any], expected: dict[int, int]) -> None:
     assert fused(*items, **options).in_place == expected
 
 
@@ -160,7 +160,7 @@ class Deep(nn.Module):
         return (self.second(x) + nn.functional.gelu(self.third(x)) + x).square().sum()
 
 
-def deep_program() -> tuple[Program, dict[str, Tensor]]:
+def deep_schedule() -> tuple[Schedule, dict[str, Tensor]]:
     """Rows over the first axis; the values that enter."""
     torch.manual_seed(0)
     model, x = Deep(), torch.randn(8, 16, dtype=torch.float64)
@@ -171,35 +171,35 @@ def deep_program() -> tuple[Program, dict[str, Tensor]]:
         chosen[op.name] = strategies(find_rule(op, graph.tensors), of_op, where.mesh.sizes)[0]
     whole = {item.tensor: ShardingSpec.replicated(len(graph.tensors[item.tensor].shape)) for item in graph.inputs}
     held = {**dict(model.named_parameters()), "x": x}
-    return build_program(graph, Assignment(whole, chosen), where), {item.tensor: held[item.name].detach() for item in graph.inputs}
+    return make_schedule(graph, Assignment(whole, chosen), where), {item.tensor: held[item.name].detach() for item in graph.inputs}
 
 
 def test_a_step_is_the_same_with_less_memory_and_fewer_passes() -> None:
-    program, values = deep_program()
+    schedule, values = deep_schedule()
     peaks, found = {}, {}
     for in_place in (False, True):
-        executable = bind(program, LockstepRanks(program.machine.mesh), torch.device("cpu"), in_place=in_place)
-        current = {name: [tensor.clone()] for name, tensor in values.items()}
-        with torch.no_grad(), LiveMemory([tensor for (tensor,) in current.values()]) as memory:
-            executable.forward(current)
-            executable.backward(current)
-        peaks[in_place] = memory.peak
-        found[in_place] = [current[value][0] for _, value in program.outputs]
-        assert all(current[name][0].equal(tensor) for name, tensor in values.items() if name in current), "inputs are never written"
+        executable = bind(schedule, LockstepRanks(schedule.machine.mesh), torch.device("cpu"), in_place=in_place)
+        current = {name: tensor.clone() for name, tensor in values.items()}
+        with torch.no_grad(), LiveMemory(list(current.values())) as live:
+            executable.forward([current])
+            executable.backward([current])
+        peaks[in_place] = live.peak
+        found[in_place] = [current[value] for _, value in schedule.outputs]
+        assert all(current[name].equal(tensor) for name, tensor in values.items()), "inputs are never written"
     torch.testing.assert_close(found[True], found[False], rtol=1e-12, atol=1e-12)
-    assert peaks[True] <= peaks[False] <= program.memory("none").peak
+    assert peaks[True] <= peaks[False] <= memory(schedule, "none").peak
 
 
 def test_backward_may_run_twice_on_what_forward_left() -> None:
-    program, values = deep_program()
-    executable = bind(program, LockstepRanks(program.machine.mesh), torch.device("cpu"))
-    current = {name: [tensor] for name, tensor in values.items()}
-    executable.forward(current)
-    gradients = [value for output, value in program.outputs if output.kind == "gradient"]
+    schedule, values = deep_schedule()
+    executable = bind(schedule, LockstepRanks(schedule.machine.mesh), torch.device("cpu"))
+    current = dict(values)
+    executable.forward([current])
+    gradients = [value for output, value in schedule.outputs if output.kind == "gradient"]
     twice = []
     for _ in range(2):
         after = dict(current)
-        executable.backward(after)
-        twice.append([after[value][0].clone() for value in gradients])
+        executable.backward([after])
+        twice.append([after[value].clone() for value in gradients])
     torch.testing.assert_close(twice[0], twice[1], rtol=0, atol=0)
-    torch.testing.assert_close(simulate(program, values).outputs[1:], tuple(twice[0]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(simulate(schedule, values).outputs[1:], tuple(twice[0]), rtol=1e-12, atol=1e-12)

@@ -16,11 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import capture
-from autopar.program import Program
-from autopar.runtime import ShardedModule, compile_program
+from autopar.runtime import ShardedModule, compile_schedule
+from autopar.schedule import Schedule
+from autopar.verify.comparison import planned
 from autopar.verify.launch import run_ranks
+from tests.graphs import machine, plan_of, random_schedule
 from tests.runtime.models import Example, example, sixes
-from tests.runtime.plans import machine, random_program
 
 X, Y = torch.randn(8, 16, dtype=torch.float64), torch.randn(8, 8, dtype=torch.float64)
 
@@ -48,8 +49,8 @@ def net() -> Example:
     return example(Net(), (X,), "train", loss, (Y,))
 
 
-def compiled(made: Example, program: Program, **options: Any) -> ShardedModule:
-    return compile_program(made.model, program, made.captured.constants, **options)
+def compiled(made: Example, schedule: Schedule, **options: Any) -> ShardedModule:
+    return compile_schedule(made.model, schedule, made.captured.constants, **options)
 
 
 def on_ranks(
@@ -57,14 +58,14 @@ def on_ranks(
 ) -> list[Any]:
     """``function`` of the compiled module on every rank of a random plan; what it returns."""
     made = made or net()
-    program = random_program(made.captured.graph, machine(mesh), seed)
+    schedule = random_schedule(made.captured.graph, machine(mesh), seed)
 
     def rank_main(_: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own words about DTensor
-            return function(compiled(made, program, **options))
+            return function(compiled(made, schedule, **options))
 
-    return run_ranks(rank_main, program.machine.mesh.ranks)
+    return run_ranks(rank_main, schedule.machine.mesh.ranks)
 
 
 def train(module: nn.Module, call: Callable[[], Tensor], steps: int = 3) -> list[float]:
@@ -196,7 +197,7 @@ def test_inputs_may_be_dtensors_or_local_parts() -> None:
     def run(module: ShardedModule) -> tuple[float, float]:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        place, spec = module.place, {item.name: module.program.specs[item.tensor] for item in module.program.graph.inputs}
+        place, spec = module.place, {item.name: module.schedule.specs[item.tensor] for item in module.schedule.graph.inputs}
         x = distribute_tensor(X, place.device_mesh, [Shard(1), Replicate()])
         global_ = module(x, Y).item()
         module._step = type(module._step)(module._step.executable, place, "local")
@@ -352,8 +353,8 @@ def test_graphs_do_what_the_interpreter_does(execute: str) -> None:
             module(X, Y).backward()
         nodes = [str(node.target) for graph in (graphs.forward_graph, graphs.backward_graph) for node in graph.graph.nodes]
         sent = [name for name in nodes if name.startswith("_c10d_functional") and "wait" not in name]
-        planned = [(item.kind, item.phase) for item in module.program.collectives()]
-        as_planned = [(item.kind, item.phase) for item in observed] == planned and len(sent) == len(planned)
+        listed = [planned(row) for row in plan_of(module.schedule).collectives]
+        as_planned = [item.row(module.place.mesh) for item in observed] == listed and len(sent) == len(listed)
         module.zero_grad()
         return train(module, lambda: module(X, Y)), as_planned, {name for name in nodes if name.startswith("autopar")}
 
@@ -412,7 +413,7 @@ def test_gradients_of_inputs_leave_as_the_inputs_came() -> None:
     wanted = made.single.gradients["x"]
 
     def run(module: ShardedModule) -> tuple[float, float]:
-        place, spec = module.place, module.program.specs["x"]
+        place, spec = module.place, module.schedule.specs["x"]
         part = place.own_part(x, spec).requires_grad_(True)
         made.case.backward(module(part), place)
         placed = place.dtensor(place.own_part(x, spec), spec, x.shape).requires_grad_(True)

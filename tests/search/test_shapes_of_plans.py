@@ -70,7 +70,7 @@ def test_little_memory_shards_the_weights() -> None:
 
 
 def test_large_weights_and_few_tokens_are_split_by_columns_and_rows() -> None:
-    found = find_plan(graph_of(8192, 256), machine())
+    found = find_plan(graph_of(8192, 512), machine())
     assert found.status == "optimal"
     assert weights(found) == {
         "layers.0.up.weight": "S0 R",

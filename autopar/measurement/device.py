@@ -1,0 +1,70 @@
+"""What one device of the machine is: its memory, and the most that a large product and a large copy reach beside the other ranks."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from autopar.measurement.clock import Clock
+from cost_models import OPTIMIZERS
+from cost_models.fitting import OperatorTime
+from cost_models.memory import DTYPE_BYTES
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+UPDATED = (2**10, 2**14, 2**18, 2**22)
+"""Elements of the parameters whose optimizer's step is timed."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of one rank beside the others.
+
+    Args:
+        flops: operations a second of a large product, by dtype.
+        bandwidth: bytes a second, read and written, of a copy that no cache holds.
+    """
+
+    flops: dict[str, float]
+    bandwidth: float
+
+
+def peaks(clock: Clock) -> Peaks:
+    """Measures them on this rank."""
+    device = clock.device
+    size = 8192 if device.type == "cuda" else 768
+    flops = {}
+    for name, dtype in DTYPES.items():
+        a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+        flops[name] = 2 * size**3 / clock.seconds(lambda a=a, b=b: a @ b)
+    source = torch.ones(2**28 if device.type == "cuda" else 2**24, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return Peaks(flops, 2 * source.nbytes / clock.seconds(lambda: target.copy_(source)))
+
+
+def time_optimizer(clock: Clock) -> list[OperatorTime]:
+    """AdamW's step on parameters of some sizes, eight at a time, per parameter."""
+    found = []
+    for elements in UPDATED:
+        parameters = [torch.nn.Parameter(torch.ones(elements, device=clock.device)) for _ in range(8)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = torch.optim.AdamW(parameters)
+        moved = OPTIMIZERS["adamw"].accesses * elements * DTYPE_BYTES["float32"]
+        found.append(OperatorTime("optimizer", "adamw", "float32", 0.0, float(moved), clock.seconds(optimizer.step) / len(parameters)))
+    return found
+
+
+def describe(device: torch.device) -> str:
+    """The device in words."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"a {platform.machine()} CPU of {os.cpu_count()} cores"
+    return f"{name} with torch {torch.__version__}, {torch.get_num_threads()} threads a rank"
+
+
+def memory_bytes(device: torch.device, per_node: int) -> int:
+    """Memory of one rank: the GPU's, or its share of the node's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_node

@@ -1,0 +1,138 @@
+"""From times to a Hardware: one fit for each kind of collective on each link, and for each class of operators.
+
+An operator that its class does not describe well has figures of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.measurement.device import Peaks
+from cost_models import Efficiency, Hardware, Link, Residual
+from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency
+from cost_models.links import KINDS
+
+APART = 0.15
+"""Median relative error of a class on one of its operators, from which on the operator has figures of its own if they halve it."""
+ENOUGH = 3
+"""Points that an operator's own figures need."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Everything that was measured, as means over the ranks.
+
+    Args:
+        peaks: of one rank.
+        operators: of one rank.
+        collectives: ``(link, time)``; empty where there is one rank.
+        overlap_slowdown: see ``Hardware``.
+        overlaps: launches overlap with work.
+    """
+
+    peaks: Peaks
+    operators: tuple[OperatorTime, ...]
+    collectives: tuple[tuple[str, CollectiveTime], ...]
+    overlap_slowdown: float
+    overlaps: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, and what was not: ``notes`` are sentences for the file's comments."""
+
+    hardware: Hardware
+    notes: tuple[str, ...]
+
+
+def fit(times: Times, name: str, memory_bytes: float, per_node: int) -> Hardware:
+    """The hardware that explains the times best."""
+    residuals: dict[str, Residual] = {}
+    efficiencies = _efficiencies(times, residuals)
+    links = {link: _link(link, [time for where, time in times.collectives if where == link], residuals) for link in ("node", "network")}
+    alone = Link(0.0, times.peaks.bandwidth)
+    return Hardware(
+        name=name,
+        memory_bytes=memory_bytes,
+        memory_bandwidth=times.peaks.bandwidth,
+        kernel_launch_seconds=efficiencies["default"].launch_seconds,
+        peak_flops=tuple(times.peaks.flops.items()),
+        devices_per_node=per_node,
+        node=links["node"] or links["network"] or alone,
+        network=links["network"] or links["node"] or alone,
+        overlap_slowdown=times.overlap_slowdown,
+        efficiencies=tuple(efficiencies.items()),
+        launch_overlaps=times.overlaps,
+        residuals=tuple(residuals.items()),
+    )
+
+
+def _link(name: str, times: Sequence[CollectiveTime], residuals: dict[str, Residual]) -> Link | None:
+    """The link's figures by kind; its own, for what is not measured, are the all-gather's."""
+    if not times:
+        return None
+    kinds = {}
+    for kind in KINDS:
+        figures, residual = fit_collective(kind, [time for time in times if time.kind == kind])
+        kinds[kind] = replace(figures, step_seconds=figures.further_step)
+        residuals[f"links.{name}.{kind}"] = residual
+    own = kinds["all_gather"]
+    return Link(own.latency_seconds, own.bandwidth, own.latency_growth, own.step_seconds, tuple(kinds.items()))
+
+
+def _efficiencies(times: Times, residuals: dict[str, Residual]) -> dict[str, Efficiency]:
+    """By class, by operator where one stands apart from its class, and ``default``: launch and memory of the pointwise ones, arithmetic
+    of the products."""
+    found: dict[str, Efficiency] = {}
+    by_family: dict[str, list[OperatorTime]] = {}
+    for time in times.operators:
+        by_family.setdefault(time.family, []).append(time)
+    for family, points in sorted(by_family.items()):
+        whole, _ = _fit(points, times)
+        apart = {name: own for name, own in _by_name(points).items() if _stands_apart(own, len(points), whole, times)}
+        rest = [point for point in points if _short(point.name) not in apart] or points
+        found[family], residuals[f"efficiency.{family}"] = _fit(rest, times)
+        for name, own in sorted(apart.items()):
+            found[name], residuals[f"efficiency.{name}"] = _fit(own, times)
+    arithmetic = found["contraction"].arithmetic if "contraction" in found else 1.0
+    default = replace(found["pointwise"], arithmetic=arithmetic) if "pointwise" in found else Efficiency(arithmetic=arithmetic)
+    return {"default": default, **found}
+
+
+def _fit(points: Sequence[OperatorTime], times: Times) -> tuple[Efficiency, Residual]:
+    return fit_efficiency(points, _peaks_of(points, times), times.peaks.bandwidth, overlaps=times.overlaps)
+
+
+def _peaks_of(points: Sequence[OperatorTime], times: Times) -> list[float]:
+    return [times.peaks.flops.get(point.dtype, times.peaks.flops["float32"]) for point in points]
+
+
+def _short(name: str) -> str:
+    """An operator without its overload."""
+    return name.rpartition(".")[0] or name
+
+
+def _by_name(points: Sequence[OperatorTime]) -> dict[str, list[OperatorTime]]:
+    found: dict[str, list[OperatorTime]] = {}
+    for point in points:
+        found.setdefault(_short(point.name), []).append(point)
+    return found
+
+
+def _stands_apart(own: Sequence[OperatorTime], others: int, whole: Efficiency, times: Times) -> bool:
+    """Whether the figures of its class, fitted to ``others`` points, do not describe an operator and its own would."""
+    if not ENOUGH <= len(own) < others:
+        return False
+    error = _median_error(own, whole, times)
+    return error > APART and _fit(own, times)[1].median < error / 2
+
+
+def _median_error(points: Sequence[OperatorTime], efficiency: Efficiency, times: Times) -> float:
+    """Of a class' figures on some of its points."""
+    errors = []
+    for point, peak in zip(points, _peaks_of(points, times), strict=True):
+        work = max(point.flops / (efficiency.arithmetic * peak), point.bytes_moved / (efficiency.memory * times.peaks.bandwidth))
+        predicted = max(work, efficiency.launch_seconds) if times.overlaps else work + efficiency.launch_seconds
+        errors.append(abs(predicted / point.seconds - 1))
+    return sorted(errors)[len(errors) // 2]

@@ -1,0 +1,167 @@
+"""Times of operators: the distinct ones of the built-in models, in some sizes, with their own arguments and in their own order.
+
+What a planner prices is measured as it is run: the operators of the dialect, forward and backward, on tensors that others of the model
+made, with flops and bytes counted by the planner's own functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from autopar import pricing, zoo
+from autopar.graph import Graph, GraphInput, Op
+from autopar.importer import capture
+from autopar.measurement.clock import Clock, mean_over_ranks
+from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.sharding import ShardingSpec, Strategy
+from autopar.verify.examples import index_bound
+from cost_models import Hardware, Link, Machine, Mesh
+from cost_models.fitting import OperatorTime
+
+ALONE = Machine(Mesh((("one", 1),)), Hardware("one", 1, 1, 0, (("float32", 1),), 1, Link(0, 1), Link(0, 1)))
+"""The machine on which an operator's local tensors are whole."""
+
+Keys = Mapping[str, Any]
+
+SMALL: tuple[tuple[str, Keys], ...] = (
+    ("mlp", {}),
+    ("mlp", {"batch": 128, "inputs": 128, "width": 256, "outputs": 64}),
+    ("mlp", {"batch": 512, "inputs": 512, "width": 512, "layers": 1, "outputs": 64}),
+    ("mlp", {"batch": 256, "inputs": 1024, "width": 1024, "layers": 1, "outputs": 256}),
+    ("gpt2", {"layers": 1}),
+    ("gpt2", {"layers": 1, "batch": 4, "seq": 64, "width": 128, "vocab": 512}),
+    ("gpt2", {"layers": 1, "batch": 8, "seq": 128, "width": 256, "vocab": 2048}),
+    ("llama3", {"layers": 1, "batch": 2, "width": 64, "heads": 8, "kv_heads": 4, "hidden": 128}),
+    ("llama3", {"layers": 1, "batch": 4, "seq": 64}),
+    ("llama3", {"layers": 1, "batch": 4, "seq": 128, "width": 256, "heads": 8, "kv_heads": 4, "hidden": 512, "vocab": 1024}),
+    ("resnet", {"blocks": "1-1"}),
+    ("resnet", {"blocks": "1-1", "batch": 16, "width": 32}),
+    ("resnet", {"blocks": "1-1", "batch": 4, "width": 8}),
+    ("moe", {"layers": 1}),
+    ("moe", {"layers": 1, "batch": 8, "seq": 64, "width": 128, "hidden": 256, "vocab": 512}),
+)
+"""Models that a CPU's core runs in milliseconds to a second."""
+
+LARGE: tuple[tuple[str, Keys], ...] = tuple(
+    (name, {**keys, **({"dtype": "bfloat16"} if name != "resnet" else {})})
+    for name, keys in (
+        ("mlp", {}),
+        ("mlp", {"batch": 1024, "inputs": 1024, "width": 1024, "outputs": 1024}),
+        ("mlp", {"batch": 8192, "inputs": 4096, "width": 4096, "layers": 1, "outputs": 1024}),
+        ("gpt2", {"layers": 1}),
+        ("gpt2", {"layers": 1, "batch": 8, "seq": 512, "width": 768, "heads": 12, "vocab": 8192}),
+        ("gpt2", {"layers": 1, "batch": 8, "seq": 1024, "width": 2048, "heads": 16, "vocab": 32768}),
+        ("llama3", {"layers": 1}),
+        ("llama3", {"layers": 1, "batch": 2, "seq": 2048, "width": 4096, "heads": 32, "hidden": 14336, "vocab": 32768}),
+        ("resnet", {"batch": 64, "image": 224, "width": 64, "blocks": "1-1"}),
+        ("moe", {"layers": 1, "batch": 8, "seq": 512, "width": 1024, "heads": 16, "hidden": 2048, "vocab": 8192}),
+    )
+)
+"""Models for a GPU."""
+
+
+LEAST_PASSES, MOST_PASSES = 5, 40
+"""How often a model is run on a CPU."""
+MODEL_WINDOWS = 100
+"""Windows that one model may take on a CPU before it has been run ``MOST_PASSES`` times."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model whose operators are timed."""
+
+    name: str
+    graph: Graph
+
+
+def samples(models: Sequence[tuple[str, Keys]]) -> list[Sample]:
+    """Captures the models; no values are needed."""
+    found = []
+    for name, keys in models:
+        target = zoo.build(name, device="meta", **keys)
+        graph = capture(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args).graph
+        found.append(Sample(name, graph))
+    return found
+
+
+def time_operators(given: Sequence[Sample], clock: Clock, say: Callable[[str], None]) -> tuple[list[OperatorTime], float]:
+    """The times of all distinct operators, and the ranks' stretch, as this rank saw them; the same list in the same order on every rank.
+    Collective."""
+    found: dict[object, OperatorTime] = {}
+    stretches = []
+    for number, sample in enumerate(given, 1):
+        say(f"operators of {sample.name} ({number} of {len(given)})")
+        stretches.append(clock.stretch())
+        for key, timed in _times(sample.graph, clock):
+            found.setdefault(key, timed)
+    return list(found.values()), min(mean_over_ranks(stretches))
+
+
+def _times(graph: Graph, clock: Clock) -> Iterator[tuple[object, OperatorTime]]:
+    """Each operator's time under a key that equal ones share.
+
+    On a CPU the graph is run again and again and the median time of each operator counts: in a row of equal calls, caches would hold
+    what they do not hold in a step. A GPU runs behind its launches, so there each operator is called many times in a row.
+    """
+    runs: dict[object, list[float]] = {}
+    named: dict[object, Op] = {}
+    in_a_row = clock.device.type == "cuda"
+    end, passes = time.perf_counter() + MODEL_WINDOWS * clock.window, 0
+    while passes < 1 or (not in_a_row and (passes < LEAST_PASSES or (passes < MOST_PASSES and time.perf_counter() < end))):
+        for op, call, seconds in _run(graph, clock.device, clock.now):
+            key = (op.target, op.args, op.kwargs, tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in op.inputs))
+            if in_a_row and key not in runs:
+                seconds = clock.seconds(call)
+            if passes or in_a_row:  # a first pass warms up
+                runs.setdefault(key, []).append(seconds)
+            named[key] = op
+        passes += 1
+    for key, seen in runs.items():
+        yield key, _timed(graph, named[key], seen[0] if in_a_row else median(seen))
+
+
+@torch.no_grad()
+def _run(graph: Graph, device: torch.device, now: Callable[[], float]) -> Iterator[tuple[Op, Callable[[], Any], float]]:
+    """Each operator in order, with a call of it and how long that took; values are dropped after their last use."""
+    values = {item.tensor: _value(graph, item, device) for item in graph.inputs}
+    last = {name: index for index, op in enumerate(graph.ops) for name in (*op.inputs, *op.outputs)}
+    for index, op in enumerate(graph.ops):
+        call = _bound(op, [values[name] for name in op.inputs], device)
+        begin = now()
+        made = call()
+        seconds = now() - begin
+        values.update(zip(op.outputs, named_results(op, made), strict=True))
+        yield op, call, seconds
+        for name in {*op.inputs, *op.outputs}:
+            if last[name] == index:
+                del values[name]
+
+
+def _timed(graph: Graph, op: Op, seconds: float) -> OperatorTime:
+    whole = [tuple(ShardingSpec.replicated(len(graph.tensors[name].shape)) for name in names) for names in (op.inputs, op.outputs)]
+    local = pricing.local_operator(op, graph.tensors, Strategy(whole[0], whole[1]), ALONE)
+    return OperatorTime(local.family, local.name, local.dtype, local.flops, float(local.bytes_moved), seconds)
+
+
+def _bound(op: Op, tensors: list[torch.Tensor], device: torch.device) -> Callable[[], Any]:
+    """A call of the operator; arguments are put together each time, as the runtime does."""
+    function = find_operator(op.target)
+    args, kwargs = with_torch_values(op.args), {name: with_torch_values(value) for name, value in op.kwargs}
+    if takes_device(op):
+        kwargs["device"] = device
+    return lambda: function(*with_tensors(args, tensors), **with_tensors(kwargs, tensors))
+
+
+def _value(graph: Graph, item: GraphInput, device: torch.device) -> torch.Tensor:
+    tensor = graph.tensors[item.tensor]
+    dtype = getattr(torch, tensor.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(tensor.shape, device=device).mul_(0.1).to(dtype)
+    bound = 2 if dtype == torch.bool else index_bound(graph, item.tensor)
+    return torch.randint(bound, tensor.shape, device=device).to(dtype)

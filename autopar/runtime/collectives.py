@@ -1,0 +1,202 @@
+"""A schedule's collectives bound to a backend: values are packed into a flat buffer, the buffer travels, values are made of what arrives.
+
+Who copies what is said once, in the table of ``schedule.Collective``. A flat buffer that a group's ranks cut or join is ``[n, ...]``: row i
+holds block i of each part, in order. So a bucket needs no other layout than a single value, and a value whose blocks are runs of memory
+is such a buffer already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.runtime.backends import Backend, Exchange, Wait
+from autopar.schedule import Collective
+from autopar.schedule.instructions import Part
+from autopar.torch_compat import copy_each
+from cost_models import Mesh, SubAxis
+
+Values = dict[str, Tensor]
+"""What a rank holds, by name."""
+CUT = ("reduce_scatter", "all_to_all")
+"""The kinds whose sources are cut along a dim."""
+JOINED = ("all_gather", "all_to_all")
+"""The kinds whose targets are joined along a dim."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A collective that was executed, in the words of the plan's list; its bytes are those of the buffers that were sent.
+
+    Args:
+        tensor, before: what it is made of and for; None of a bucket.
+        parts: of a bucket: the same, and the bytes, of each.
+    """
+
+    kind: str
+    axes: tuple[SubAxis, ...]
+    phase: str
+    bytes: int
+    tensor: str | None = None
+    before: str | None = None
+    parts: tuple[tuple[str, str, int], ...] = ()
+
+    def row(self, mesh: Mesh) -> dict[str, Any]:
+        """As JSON."""
+        names = [mesh.sub_axis_name(item) for item in self.axes]
+        what: dict[str, Any] = {"tensor": self.tensor, "before": self.before}
+        if self.parts:
+            what = {"parts": [dict(zip(("tensor", "before", "bytes"), part, strict=True)) for part in self.parts]}
+        return {"kind": self.kind, "axes": names, "phase": self.phase, **what, "bytes": self.bytes}
+
+
+@dataclass
+class Flight:
+    """A call under way.
+
+    Args:
+        wait: for its buffers.
+        held: what must stay alive until it was waited for.
+    """
+
+    wait: Wait
+    held: Sequence[Any] = ()
+
+
+Flights = dict[str, Flight]
+"""The calls under way, by id."""
+
+
+class Call:
+    """A collective bound to a backend.
+
+    Args:
+        of: the collective.
+        earlier: the calls still in flight when it starts that bring what it reads: they are waited for first.
+    """
+
+    def __init__(self, of: Collective, backend: Backend, earlier: Sequence[Call] = ()) -> None:
+        step = of.parts[0].step
+        self.of, self.backend, self.earlier = of, backend, earlier
+        self.exchange = Exchange(step.kind, step.axes, step.reduction or "sum", step.sources or ())
+        self.sources, self.targets = tuple(part.source for part in of.parts), tuple(part.target for part in of.parts)
+        self.pack = _packing(of, self.exchange.size if step.kind in CUT else 1, backend.traced)
+        self.unpack = _unpacking(of, self.exchange.size if step.kind in JOINED else 1)
+
+    def start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+        """Hands over what it reads."""
+        if not self.earlier:
+            self._start(ranks, flights, observed)
+            return
+        with self.backend.beside(self.exchange):
+            arrived = [dict(held) for held in ranks]
+            for call in self.earlier:
+                call.land(flights[call.of.id], arrived)
+            self._start(arrived, flights, observed)
+            flights[self.of.id].held = arrived
+
+    def _start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+        sources = [[held[name] for name in self.sources] for held in ranks]
+        flights[self.of.id] = Flight(self.backend.start(self.exchange, [self.pack(tensors) for tensors in sources]))
+        if observed is not None:
+            observed.append(self._observed(sources[0]))
+
+    def finish(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+        """Waits; what it makes is there."""
+        self.land(flights.pop(self.of.id), ranks)
+
+    def land(self, flight: Flight, ranks: Sequence[Values]) -> None:
+        """Puts the targets among the values."""
+        for held, buffer in zip(ranks, flight.wait(), strict=True):
+            held.update(zip(self.targets, self.unpack(buffer), strict=True))
+
+    def _observed(self, sources: Sequence[Tensor]) -> Observed:
+        call, sizes = self.of, [self.exchange.full_bytes(tensor) for tensor in sources]
+        layouts = [part.layout for part in call.parts]
+        if len(layouts) == 1:
+            return Observed(call.kind, call.axes, call.phase, sizes[0], layouts[0].tensor, layouts[0].before)
+        parts = tuple((layout.tensor, layout.before, size) for layout, size in zip(layouts, sizes, strict=True))
+        return Observed(call.kind, call.axes, call.phase, sum(sizes), parts=parts)
+
+
+# --- what goes in -------------------------------------------------------------------------------------------------------
+
+Packing = Callable[[Sequence[Tensor]], Tensor]
+
+
+def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
+    """The sources of one rank -> the flat buffer it puts in: a copy where the table says so, else the source itself."""
+    cuts = [_cutting(part, blocks) for part in call.parts]
+    if len(cuts) == 1:
+        cut = cuts[0]
+        if call.kind == "all_reduce" and not traced:
+            return lambda sources: sources[0].clone(memory_format=torch.contiguous_format).view(-1)
+        return lambda sources: cut(sources[0]).contiguous().view(-1)
+    shapes = [(blocks, *_block_shape(part, blocks)) for part in call.parts]
+    if traced:
+        flat = [(blocks, math.prod(shape[1:])) for shape in shapes]
+        return lambda sources: torch.cat(
+            [cut(source).reshape(size) for cut, source, size in zip(cuts, sources, flat, strict=True)], 1
+        ).view(-1)
+    sizes = [math.prod(shape[1:]) for shape in shapes]
+    total = sum(sizes)
+
+    def fill(sources: Sequence[Tensor]) -> Tensor:
+        whole = sources[0].new_empty(blocks * total)
+        room = [piece.view(shape) for piece, shape in zip(whole.view(blocks, total).split(sizes, 1), shapes, strict=True)]
+        copy_each(room, [cut(source) for cut, source in zip(cuts, sources, strict=True)])
+        return whole
+
+    return fill
+
+
+def _cutting(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
+    """A source as ``[blocks, ...]``: a view of it."""
+    if blocks == 1:
+        return lambda source: source[None]
+    dim = part.step.dims[-1]
+    parts = (blocks, part.source_shape[dim] // blocks)
+    return lambda source: source.unflatten(dim, parts).movedim(dim, 0)
+
+
+def _block_shape(part: Part, blocks: int) -> tuple[int, ...]:
+    if blocks == 1:
+        return part.source_shape
+    dim = part.step.dims[-1]
+    return (*part.source_shape[:dim], part.source_shape[dim] // blocks, *part.source_shape[dim + 1 :])
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------------
+
+Unpacking = Callable[[Tensor], Sequence[Tensor]]
+
+
+def _unpacking(call: Collective, blocks: int) -> Unpacking:
+    """The flat buffer of one rank -> its targets: views of it, or copies where the table says so."""
+    shapes = [part.target_shape for part in call.parts]
+    if len(shapes) == 1 and not call.unpacks:
+        return lambda buffer: (buffer.view(shapes[0]),)
+    sizes = [math.prod(shape) // blocks for shape in shapes]
+    if not call.unpacks:
+        return lambda buffer: [piece.view(shape) for piece, shape in zip(buffer.split(sizes), shapes, strict=True)]
+    joins, total = [_joining(part, blocks) for part in call.parts], sum(sizes)
+    return lambda buffer: [join(piece) for join, piece in zip(joins, buffer.view(blocks, total).split(sizes, 1), strict=True)]
+
+
+def _joining(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
+    """A part's columns of the buffer as its target."""
+    dim, whole = part.step.dims[0], part.target_shape
+    each = (blocks, *whole[:dim], whole[dim] // blocks, *whole[dim + 1 :])
+    return lambda columns: columns.view(each).movedim(0, dim).reshape(whole).contiguous()
+
+
+def reduce_now(backend: Backend, tensors: Sequence[Tensor], axes: tuple[SubAxis, ...], reduction: str) -> list[Tensor]:
+    """The group's reduction of one tensor of each hosted rank, waited for at once: what operators with collectives inside need."""
+    buffers = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]
+    found = backend.start(Exchange("all_reduce", axes, reduction), buffers)()
+    return [buffer.view(tensor.shape) for buffer, tensor in zip(found, tensors, strict=True)]

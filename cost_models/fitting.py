@@ -1,0 +1,175 @@
+"""From measured times to the figures of a hardware file: latency and bandwidth of collectives, efficiency of operators.
+
+Every model here is a sum, or a maximum, of terms with coefficients that are not negative; errors are relative, so that a microsecond
+counts in a small tensor as a millisecond does in a large one, and outliers count less (Huber's weights). Exact data give exact figures.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.collectives import received_bytes
+from cost_models.efficiency import Efficiency, Residual
+from cost_models.links import PASSES, STEPS, Figures, Growth
+
+Array = NDArray[np.float64]
+
+ROUNDS = 20
+"""Of reweighting."""
+CLEARLY = 0.9
+"""A growth with more steps is taken when its error is less than this share of the simpler one's."""
+BETTER = 0.98
+"""More points bound by arithmetic, or by their launch, are taken as such when the error is less than this share of what it was."""
+EXACT = 1e-9
+"""A mean error that counts as none."""
+LEAST = 1e-18
+"""Seconds a byte or an operation: below it a term is not there, and its rate is as if it were this."""
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """A measured collective: ``seconds`` over ``size`` ranks, the gathered or reduced tensor having ``full_bytes``."""
+
+    kind: str
+    size: int
+    full_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """A measured operator: its class and name, what it does, and the seconds of one call."""
+
+    family: str
+    name: str
+    dtype: str
+    flops: float
+    bytes_moved: float
+    seconds: float
+
+
+def relative_least_squares(terms: Array, seconds: Array) -> Array:
+    """Coefficients x >= 0 that make ``terms @ x`` close to ``seconds`` in relative error.
+
+    Args:
+        terms: [points, coefficients], not negative.
+        seconds: [points], positive.
+    """
+    rows = terms / seconds[:, None]
+    weights = np.ones(len(seconds))
+    found = np.zeros(terms.shape[1])
+    for _ in range(ROUNDS):
+        found, last = _not_negative(rows * weights[:, None], weights), found
+        errors = np.abs(rows @ found - 1)
+        scale = 1.5 * float(np.median(errors))
+        if scale < 1e-12 or np.allclose(found, last, rtol=1e-9, atol=0):
+            break
+        weights = np.sqrt(np.minimum(1.0, scale / np.maximum(errors, scale)))
+    return found
+
+
+def _not_negative(rows: Array, target: Array) -> Array:
+    """Least squares over the coefficients that are not negative: the best of the free solutions on every subset of terms."""
+    count = rows.shape[1]
+    scale = np.where(rows.any(axis=0), np.abs(rows).max(axis=0), 1.0)  # seconds and seconds a byte differ by many orders
+    best, least = np.zeros(count), float(target @ target)
+    for size in range(1, count + 1):
+        for some in itertools.combinations(range(count), size):
+            chosen = list(some)
+            free = np.linalg.lstsq(rows[:, chosen] / scale[chosen], target, rcond=None)[0]
+            error = float(np.sum((rows[:, chosen] @ (free / scale[chosen]) - target) ** 2))
+            if (free >= 0).all() and error < least * (1 - 1e-12):
+                best, least = np.zeros(count), error
+                best[chosen] = free / scale[chosen]
+    return best
+
+
+def residual(predicted: Array, seconds: Array) -> Residual:
+    """How far predictions lie from what was measured."""
+    errors = np.abs(predicted / seconds - 1)
+    return Residual(len(seconds), float(np.median(errors)), float(errors.max()))
+
+
+def fit_collective(kind: str, points: Sequence[CollectiveTime]) -> tuple[Figures, Residual]:
+    """Latency, its growth with the group, and bandwidth of one kind of collective.
+
+    Args:
+        kind: of all ``points``; several sizes of tensors, and of groups where the growth is to be told.
+    """
+    seconds = np.array([point.seconds for point in points])
+    received = np.array([received_bytes(kind, point.full_bytes, point.size) for point in points])
+    passes = PASSES.get(kind, 1)
+    best: tuple[float, Figures, Residual] | None = None
+    growths: tuple[Growth, ...] = ("constant",) if kind == "permute" else ("constant", "tree", "ring")
+    for growth in growths:
+        further = np.array([STEPS[growth](point.size, passes) - 1.0 for point in points])
+        if growth != "constant" and len({point.size for point in points}) == 1:
+            continue  # one size of group tells nothing of growth
+        latency, step, inverse = relative_least_squares(np.stack([np.ones(len(points)), further, received], axis=1), seconds)
+        predicted = latency + step * further + inverse * received
+        error = float(np.mean(np.abs(predicted / seconds - 1)))
+        if best is None or error < best[0] * CLEARLY - EXACT:
+            figures = Figures(float(latency), 1 / max(float(inverse), LEAST), growth, None if growth == "constant" else float(step))
+            best = (error, figures, residual(predicted, seconds))
+    assert best is not None
+    return best[1:]
+
+
+def fit_efficiency(
+    points: Sequence[OperatorTime], peaks: Sequence[float], bandwidth: float, *, overlaps: bool
+) -> tuple[Efficiency, Residual]:  # fmt: skip
+    """Launch time and shares of the peaks that explain some operators' times.
+
+    Where the operators' work never is bound by one of the two, its share is 1: nothing was seen of it.
+
+    Args:
+        points: of one class, or of one operator.
+        peaks: operations a second that each point's dtype could reach.
+        bandwidth: bytes a second that the memory could reach.
+        overlaps: launches hide behind work: seconds = max(launch, arithmetic, memory); else seconds = launch + max(arithmetic, memory).
+    """
+    seconds = np.array([point.seconds for point in points])
+    arithmetic = np.array([point.flops / peak for point, peak in zip(points, peaks, strict=True)])
+    memory = np.array([point.bytes_moved / bandwidth for point in points])
+    best: tuple[float, Array, Array] | None = None
+    for bound in _regimes(arithmetic, memory):
+        for launched in _launched(seconds) if overlaps else [np.zeros(len(points), dtype=bool)]:
+            terms = np.stack(
+                [
+                    np.where(launched, 1.0, 0.0) if overlaps else np.ones(len(points)),
+                    np.where(launched | ~bound, 0.0, arithmetic),
+                    np.where(launched | bound, 0.0, memory),
+                ],
+                axis=1,
+            )
+            found = relative_least_squares(terms, seconds)
+            work = np.maximum(found[1] * arithmetic, found[2] * memory)
+            predicted = np.maximum(found[0], work) if overlaps else found[0] + work
+            error = float(np.mean(np.minimum(np.abs(predicted / seconds - 1), 1.0)))
+            if best is None or error < best[0] * BETTER - EXACT:
+                best = (error, found, predicted)
+    assert best is not None
+    launch, inverse_arithmetic, inverse_memory = (float(item) for item in best[1])
+    shares = [1 / item if item > 1e-9 else 1.0 for item in (inverse_arithmetic, inverse_memory)]
+    return Efficiency(shares[0], shares[1], launch), residual(best[2], seconds)
+
+
+def _regimes(arithmetic: Array, memory: Array) -> Iterator[NDArray[np.bool_]]:
+    """Every way to call the points of greater intensity bound by arithmetic, the others by memory."""
+    intensity = arithmetic / np.maximum(memory, LEAST)
+    for limit in [np.inf, *sorted(set(intensity.tolist()), reverse=True)]:
+        yield intensity >= limit
+
+
+def _launched(seconds: Array) -> Iterator[NDArray[np.bool_]]:
+    """Every way to call the fastest points bound by their launch."""
+    order = np.argsort(seconds, kind="stable")
+    for count in range(len(seconds) + 1):
+        found = np.zeros(len(seconds), dtype=bool)
+        found[order[:count]] = True
+        yield found

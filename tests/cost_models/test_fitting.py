@@ -1,0 +1,96 @@
+"""Fits: exact on what the models themselves give, and close in spite of noise and outliers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from cost_models import Efficiency, Figures, Hardware, Link, Machine, Mesh, Operator, load_hardware
+from cost_models.collectives import received_bytes
+from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency, relative_least_squares
+from cost_models.links import KINDS, Growth, group_over
+
+BYTES = tuple(4096 * 8**power for power in range(5))
+PEAK, BANDWIDTH = 1e12, 1e11
+
+
+def collective_times(kind: str, figures: Figures, sizes: tuple[int, ...] = (2, 4, 8)) -> list[CollectiveTime]:
+    """What a link of these figures takes."""
+    link = Link(figures.latency_seconds, figures.bandwidth, figures.latency_growth, figures.step_seconds)
+    found = []
+    for size, full in itertools.product(sizes, BYTES):
+        group = group_over(kind, [(link, size)])
+        found.append(CollectiveTime(kind, size, full, group.latency + received_bytes(kind, full, size) / group.bandwidth))
+    return found
+
+
+@pytest.mark.parametrize("growth", get_args(Growth))
+@pytest.mark.parametrize("kind", KINDS)
+def test_collectives_are_found_again(kind: str, growth: Growth) -> None:
+    given = Figures(5e-5, 3e9, growth, None if growth == "constant" else 2e-5)
+    found, residual = fit_collective(kind, collective_times(kind, given))
+    assert residual.largest < 1e-9 and residual.points == 15
+    assert (found.latency_seconds, found.bandwidth) == pytest.approx((5e-5, 3e9))
+    if kind != "permute":
+        assert found.latency_growth == growth
+        assert found.further_step == pytest.approx(given.further_step)
+
+
+def test_one_size_of_group_is_of_constant_latency() -> None:
+    found, _ = fit_collective("all_gather", collective_times("all_gather", Figures(1e-5, 1e9, "ring"), (4,)))
+    assert found.latency_growth == "constant" and found.latency_seconds == pytest.approx(3e-5)
+
+
+def test_an_outlier_does_not_move_the_fit() -> None:
+    points = collective_times("all_reduce", Figures(1e-5, 1e9))
+    points[3] = CollectiveTime("all_reduce", points[3].size, points[3].full_bytes, 40 * points[3].seconds)
+    found, residual = fit_collective("all_reduce", points)
+    assert (found.latency_seconds, found.bandwidth) == pytest.approx((1e-5, 1e9), rel=0.05)
+    assert residual.median < 0.01 and residual.largest > 0.9
+
+
+def test_coefficients_are_not_negative() -> None:
+    terms = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert relative_least_squares(terms, np.array([3.0, 2.0, 1.0]))[1] == 0.0
+
+
+def operator_times(truth: Efficiency, *, overlaps: bool) -> list[OperatorTime]:
+    """What operators of small and large work take by the cost model itself."""
+    hardware = Hardware("", 1, BANDWIDTH, 1e-6, (("float32", PEAK),), 8, Link(0, 1), Link(0, 1), (), 0.0, (("x", truth),), overlaps)
+    machine = Machine(Mesh.parse("2"), hardware)
+    found = []
+    for flops, moved in itertools.product((1e4, 1e7, 1e10, 1e12), (1e3, 1e6, 1e9)):
+        seconds = machine.operator_seconds(Operator("", "x", "float32", (), (), flops, moved))
+        found.append(OperatorTime("x", "x", "float32", flops, moved, seconds))
+    return found
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize("truth", [Efficiency(0.6, 0.3, 2e-5), Efficiency(0.9, 1.7, 0.0), Efficiency(0.01, 0.5, 1e-3)], ids=str)
+def test_efficiencies_are_found_again(truth: Efficiency, overlaps: bool) -> None:
+    points = operator_times(truth, overlaps=overlaps)
+    found, residual = fit_efficiency(points, [PEAK] * len(points), BANDWIDTH, overlaps=overlaps)
+    assert residual.largest < 1e-6
+    assert (found.arithmetic, found.memory) == pytest.approx((truth.arithmetic, truth.memory))
+    assert found.launch_seconds == pytest.approx(truth.launch_seconds, abs=2e-8)  # as long as the fastest point tells
+
+
+def test_work_that_never_binds_has_a_share_of_one() -> None:
+    points = [OperatorTime("x", "x", "float32", 1.0, moved, 1e-5 + moved / 5e10) for moved in (1e3, 1e6, 1e9)]
+    found, _ = fit_efficiency(points, [PEAK] * 3, BANDWIDTH, overlaps=False)
+    assert found.arithmetic == 1.0 and found.memory == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
+def test_published_latencies_of_nccl(kind: str) -> None:
+    """H100 NVSwitch, microseconds over 2, 4 and 8 ranks: a ring fits closest, and the built-in file's tree lies within a third."""
+    published = {"all_gather": (8, 17, 30), "all_reduce": (10, 15, 31)}[kind]
+    points = [CollectiveTime(kind, size, 0.0, latency * 1e-6) for size, latency in zip((2, 4, 8), published, strict=True)]
+    figures, residual = fit_collective(kind, points)
+    assert figures.latency_growth == "ring" and residual.largest < 0.12
+    machines = [Machine(Mesh.parse(str(size)), load_hardware("h100-sxm")) for size in (2, 4, 8)]
+    own = [machine.latency_seconds(kind, (machine.mesh.whole(0),)) * 1e6 for machine in machines]
+    assert own == pytest.approx(published, rel=0.34)
