@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.plan import Plan
+from autopar.recording import load
 from cost_models import load_hardware
 from tests.cli.running import autopar, refused
 
@@ -54,7 +55,7 @@ def test_plan_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ran = autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2,tp=2", "-o", tmp_path / "plan.json")
     assert ran.status == 0, ran.err
     assert "planning for h100-sxm" in ran.err and "wrote" in ran.err
-    plan = Plan.load(tmp_path / "plan.json")
+    plan = load(tmp_path / "plan.json")
     assert ran.out == f"{plan}\n"
     assert plan.model.target == "zoo:mlp" and plan.hardware["name"] == "h100-sxm" and plan.mesh == {"dp": 2, "tp": 2}
     assert plan.objective.status == "optimal"
