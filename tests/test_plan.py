@@ -202,6 +202,7 @@ def test_prints_what_a_person_asks_first() -> None:
         "two_layers, train, adamw",
         "dp=2 x tp=2 on cpu-cluster",
         "(collectives alone), bound",
+        "0 s (0 %) of it hidden",
         "optimal",
         "a rank at the peak",
         "this plan",
