@@ -19,7 +19,7 @@ from autopar.schedule import Schedule, Slot
 from autopar.schedule.windows import windows
 from autopar.search.model import Edge, Model, Priced, Side
 
-Place = tuple[Phase, Side]
+PhaseSide = tuple[Phase, Side]
 
 @dataclass(frozen=True)
 class Belief:
@@ -50,7 +50,7 @@ class Exposure:
         slowdown: the hardware's ``overlap_slowdown``: what is hidden costs that share all the same.
     """
 
-    beliefs: Mapping[Place, Belief]
+    beliefs: Mapping[PhaseSide, Belief]
     slowdown: float
 
     @staticmethod
@@ -86,20 +86,20 @@ def _latency(model: Model, edge: Edge) -> np.ndarray:
     return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - links, 0.0), 0.0)
 
 
-def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[Place, Belief]:
+def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief]:
     """What a simulated schedule shows of each place of collectives: the share of their seconds during which operators stood still."""
     stalls = [(slot.begin, slot.end) for slot in slots if slot.stalled > 0.0]
     begins = [begin for begin, _ in stalls]
     found = windows(schedule)
-    total: dict[Place, float] = defaultdict(float)
-    waited: dict[Place, float] = defaultdict(float)
-    calls: dict[Place, int] = defaultdict(int)
-    parts: dict[Place, int] = defaultdict(int)
+    total: dict[PhaseSide, float] = defaultdict(float)
+    waited: dict[PhaseSide, float] = defaultdict(float)
+    calls: dict[PhaseSide, int] = defaultdict(int)
+    parts: dict[PhaseSide, int] = defaultdict(int)
     for slot in slots:
         item = slot.instruction
         if item.kind == "start":
             window = found[item.id]
-            place: Place = item.phase, "ahead" if window.ahead else "behind" if window.behind else "between"
+            place: PhaseSide = item.phase, "ahead" if window.ahead else "behind" if window.behind else "between"
             total[place] += slot.end - slot.begin
             calls[place] += 1
             parts[place] += len(schedule.collectives[item.of].parts)
