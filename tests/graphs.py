@@ -7,8 +7,10 @@ import random
 from autopar.graph import Dtype, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.plan import Plan
 from autopar.recording import record
-from autopar.schedule import Limits, Schedule, make_schedule, memory, step_seconds
+from autopar.rules import find_rule, strategies
+from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, memory, step_seconds
 from autopar.search import Found, find_plan
+from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
 
@@ -52,7 +54,10 @@ def two_layers(batch: int = 16, width: int = 8, hidden: int = 32) -> Graph:
     )
 
 
-def random_graph(seed: int, layers: int = 5, batch: int = 16, width: int = 8) -> Graph:
+KINDS = ("contract", "contract", "add", "softmax", "alias", "dropout")
+
+
+def random_graph(seed: int, layers: int = 5, kinds: tuple[str, ...] = KINDS, batch: int = 16, width: int = 8) -> Graph:
     """Layers drawn at random, forward and backward: products, sums, views, softmax (collectives inside), dropout (two results)."""
     chance = random.Random(seed)
     tensors = {"x": Tensor("x", (batch, width), "float32"), "mean": Tensor("mean", (width,), "float32")}
@@ -67,7 +72,7 @@ def random_graph(seed: int, layers: int = 5, batch: int = 16, width: int = 8) ->
 
     made, undo = ["x"], []
     for index in range(layers):
-        name, kind, last = f"f{index}", chance.choice(("contract", "contract", "add", "softmax", "alias", "dropout")), made[-1]
+        name, kind, last = f"f{index}", chance.choice(kinds), made[-1]
         if kind == "contract":
             weight = f"w{index}"
             tensors[weight] = Tensor(weight, (width, width), "float32")
@@ -134,6 +139,47 @@ def plan_of(schedule: Schedule, optimizer: str = "adamw") -> Plan:
     seconds = step_seconds(schedule, optimizer) if schedule.machine.cost_model != "communication" else schedule.communication_seconds()
     found = Found(schedule, seconds, seconds, 0.0, "optimal", 0.0, "random", optimizer, memory(schedule, optimizer), {})
     return record(found, target="two_layers", memory_bytes=10**9)
+
+
+def bucket_graph() -> Graph:
+    """Six products one after another."""
+    return random_graph(0, 6, ("contract",))
+
+
+def bucket_plan(limits: Limits | None = None) -> Plan:
+    """The products on dp=4 as ZeRO-2 splits them: weights are gathered and kept, and gradients scattered, in buckets."""
+    graph, where = bucket_graph(), machine("dp=4")
+    split, whole, partial = (ShardingSpec.parse(text) for text in ("S0 R", "R R", "R R +P0"))
+    layouts = [Layout("loss@whole", "loss", "loss", ShardingSpec(()), "forward", "output:0")]
+    layouts.append(Layout("g@split", "g", "g", split, "backward", "gw5"))
+    reads: dict[tuple[str, int], str] = {("output:0", 0): "loss@whole"}
+    lies = {"x": split, "mean": ShardingSpec.parse("R"), "g": whole, "mean2": ShardingSpec.parse("R"), "loss": ShardingSpec.parse("+P0")}
+    for op in graph.ops:
+        lies.setdefault(op.name, partial if op.name.startswith("gw") else split)
+        for position, tensor in enumerate(op.inputs):
+            if tensor == "g":
+                reads[op.name, position] = "g@split"
+            elif tensor.startswith("w"):
+                lies[tensor] = split
+                reads[op.name, position] = f"{tensor}@whole"
+                if op.phase == "forward":
+                    layouts.append(Layout(f"{tensor}@whole", tensor, tensor, whole, "forward", op.name))
+    for index, output in enumerate(graph.outputs):
+        if output.kind == "gradient":
+            layouts.append(Layout(f"{output.tensor}@split", output.tensor, output.tensor, split, "backward", f"output:{index}"))
+            reads[f"output:{index}", 0] = f"{output.tensor}@split"
+    made = {layout.value: layout.spec for layout in layouts} | lies
+
+    def strategy(op: Op) -> Strategy:
+        operands = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+        inputs = tuple(made[reads.get((op.name, position), tensor)] for position, tensor in enumerate(op.inputs))
+        outputs = tuple(lies[tensor] for tensor in op.outputs)
+        offered = strategies(find_rule(op, graph.tensors), operands, where.mesh.sizes)
+        return next(item for item in offered if (item.inputs, item.outputs) == (inputs, outputs))
+
+    inputs = {item.tensor: lies[item.tensor] for item in graph.inputs}
+    assignment = Assignment(inputs, {op.name: strategy(op) for op in graph.ops}, tuple(layouts), reads)
+    return plan_of(make_schedule(graph, assignment, where, limits))
 
 
 def random_plan(mesh: str, seed: int, cost_model: str = "roofline", limits: Limits | None = None) -> Plan:

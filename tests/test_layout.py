@@ -19,8 +19,7 @@ ROOT = Path(autopar.__file__).resolve().parents[1]  # of the packages under test
 CONFIGURATION = Path(__file__).resolve().parents[1]
 PACKAGES = ("autopar", "solvers", "cost_models")
 BACKWARDS = {
-    ("autopar.plan", "autopar.report.terminal"): "print(plan) is a table: Python asks the value, which asks the report then",
-    ("autopar.plan", "autopar.report.page"): "a notebook asks the value for its page in the same way",
+    ("autopar.plan", "autopar.report"): "print(plan) is a table, and a notebook's page: Python asks the value, which asks the report then",
 }
 """Imports, each in a function, that close a circle, with the reason why they may."""
 HOME_OF_PRIVATE_TORCH = ROOT / "autopar" / "torch_compat.py"

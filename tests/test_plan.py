@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 from autopar.errors import FileError, MismatchError
 from autopar.graph import Op
 from autopar.plan import SCHEMA, Plan
-from autopar.recording import first_difference, load, replay
-from tests.graphs import machine, plan_of, random_schedule, two_layer_plan, two_layers
+from autopar.recording import first_difference, load, record, replay
+from autopar.report import units
+from autopar.schedule import Limits
+from autopar.search import find_plan
+from tests.graphs import bucket_graph, bucket_plan, machine, plan_of, random_graph, random_schedule, two_layer_plan, two_layers
 
 
 def test_reads_back_equal(tmp_path: Path) -> None:
@@ -28,7 +33,7 @@ def test_schema_and_one_row_a_line(plan_file: Path) -> None:
     data = json.loads(plan_file.read_text())
     assert data["schema"] == SCHEMA
     lines = plan_file.read_text().splitlines()
-    for row in (*data["ops"], *data["collectives"], *data["reshards"]):
+    for row in (*data["ops"], *data["collectives"], *data["reshards"], *data["schedule"]):
         assert sum(json.dumps(row) in line for line in lines) == 1
     for name, row in data["parameters"].items():
         assert sum(f"{json.dumps(name)}: {json.dumps(row)}" in line for line in lines) == 1
@@ -44,9 +49,55 @@ def test_same_seed_same_file() -> None:
 @pytest.mark.parametrize("mesh", ["dp=2,tp=2", "x=4", "x=2,y=2,z=2"])
 @pytest.mark.parametrize("seed", range(4))
 def test_replays_the_same_schedule(mesh: str, seed: int) -> None:
-    graph = two_layers()
-    schedule = random_schedule(graph, machine(mesh), seed)
-    assert replay(Plan.from_json(plan_of(schedule).to_json()), graph) == schedule
+    for graph in (two_layers(), random_graph(seed)):
+        schedule = random_schedule(graph, machine(mesh), seed, Limits(2000, 4000, 1000))
+        assert replay(Plan.from_json(plan_of(schedule).to_json()), graph) == schedule
+
+
+def test_a_bucket_is_one_row_of_parts() -> None:
+    plan = bucket_plan(limits=Limits(bucket_bytes=600))
+    gathers = [row for row in plan.collectives if row.kind == "all_gather"]
+    assert [len(row.parts or ()) for row in gathers] == [2, 2, 2]
+    first = gathers[0]
+    assert (first.tensor, first.value, first.before) == (None, None, None)
+    assert first.parts and [(part.tensor, part.step, part.from_spec, part.to_spec, part.bytes) for part in first.parts] == [
+        ("w0", 0, "S0 R", "R R", 256),
+        ("w1", 0, "S0 R", "R R", 256),
+    ]
+    assert first.bytes == 512
+    assert {row.kind for row in plan.schedule if row.of == first.id} == {"start", "wait"}
+    assert replay(plan, bucket_graph()).collectives[first.id or ""].kind == "all_gather"
+
+
+def test_the_objective_is_the_step() -> None:
+    plan = bucket_plan()
+    assert plan.objective.seconds == plan.predicted.step_seconds < plan.predicted.sequential_seconds
+    parts = plan.predicted.compute_seconds, plan.predicted.communication_seconds, plan.predicted.optimizer_seconds
+    assert plan.predicted.sequential_seconds == pytest.approx(sum(parts))
+    alone = two_layer_plan("dp=2,tp=2", "communication")
+    assert alone.objective.seconds == alone.predicted.communication_seconds == sum(row.seconds for row in alone.collectives)
+
+
+def test_baselines_that_a_pin_rules_out_say_so() -> None:
+    found = find_plan(two_layers(), machine("dp=2"), time_limit=20.0)
+    plan = record(replace(found, contradicted={"hsdp": "x is pinned to 'R R'"}), target="two_layers", memory_bytes=10**9)
+    assert plan.baselines["hsdp"].reason == "x is pinned to 'R R'" and not plan.baselines["hsdp"].feasible
+    assert plan.baselines["ddp"].step_seconds == found.baselines["ddp"].seconds
+    assert re.search(r"^hsdp +- +- +no: x is pinned to 'R R'$", str(plan), re.MULTILINE)
+
+
+def test_an_edited_schedule_runs_as_edited() -> None:
+    plan, graph = bucket_plan(), bucket_graph()
+    data = json.loads(plan.to_json())
+    rows = data["schedule"]
+    start = next(index for index, row in enumerate(rows) if row["kind"] == "start" and row["phase"] == "backward")
+    wait = next(index for index, row in enumerate(rows) if row["kind"] == "wait" and row["of"] == rows[start]["of"])
+    assert wait > start + 1
+    rows.insert(start + 1, rows.pop(wait))
+    again = replay(Plan.from_json(json.dumps(data)), graph)
+    assert [item.id for item in again.instructions] == [row["id"] for row in rows] != list(range(len(rows)))
+    data["limits"]["aside_bytes"] = 7
+    assert replay(Plan.from_json(json.dumps(data)), graph).limits.aside_bytes == 7
 
 
 def test_refuses_another_graph() -> None:
@@ -84,6 +135,11 @@ def broken(data: dict[str, Any], *path: str | int, value: Any) -> str:
         (("collectives", 0, "kind"), "broadcast", r"collectives\[0\].kind: "),
         (("objective", "status"), "lucky", r"objective.status: "),
         (("ops", 0, "colour"), "red", r"ops\[0\].colour: Extra inputs"),
+        (("schedule", 0, "kind"), "send", r"schedule\[0\].kind: "),
+        (("schedule", 0, "seconds"), "soon", r"schedule\[0\].seconds: .*found 'soon'"),
+        (("collectives", 0, "tensor"), None, r"collectives\[0\]: .*a bucket needs parts"),
+        (("collectives", 0, "parts"), [], r"collectives\[0\]: .*a bucket has two parts or more"),
+        (("collectives", 0, "id"), None, r"collectives\[0\]: .*a collective between operators has an id"),
     ],
 )
 def test_names_the_broken_place(plan_file: Path, path: tuple[str | int, ...], value: Any, said: str) -> None:
@@ -145,7 +201,8 @@ def test_prints_what_a_person_asks_first() -> None:
     for word in (
         "two_layers, train, adamw",
         "dp=2 x tp=2 on cpu-cluster",
-        "gap",
+        "(collectives alone), bound",
+        "0 s (0 %) of it hidden",
         "optimal",
         "a rank at the peak",
         "this plan",
@@ -154,3 +211,16 @@ def test_prints_what_a_person_asks_first() -> None:
     ):
         assert word in text, word
     assert all(not line.endswith(" ") for line in text.splitlines())
+
+
+def test_prints_the_step_and_the_buckets() -> None:
+    plan = bucket_plan()
+    text = str(plan)
+    step, hidden = (
+        units.seconds(plan.predicted.step_seconds),
+        units.seconds(plan.predicted.sequential_seconds - plan.predicted.step_seconds),
+    )
+    assert f"objective  {step} a step, bound" in text
+    assert re.search(rf"^step +{step} simulated: compute .*, communication .*, {hidden} \(.* %\) of it hidden", text, re.MULTILINE)
+    assert re.search(r"^all_gather +dp +forward +1 +6 ", text, re.MULTILINE)
+    assert "instructions, 3 calls for 13 values; buckets up to 25 MiB" in text

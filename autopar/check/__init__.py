@@ -30,7 +30,7 @@ __all__ = ["Difference", "check", "illegal", "illegal_rows"]
 
 
 def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
-    """Every difference between what ``plan`` says and what follows from it; empty when it holds.
+    """Every difference between what ``plan`` says and what follows from it, what cannot be run first; empty when it holds.
 
     Args:
         plan: as read from the file.
@@ -51,7 +51,7 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
     found += wrong
     if not any(not item.runs for item in wrong):
         found += totals(order)
-    return tuple(found)
+    return tuple(sorted(found, key=lambda item: item.runs))
 
 
 def illegal(plan: Plan) -> tuple[Difference, ...]:

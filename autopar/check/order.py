@@ -71,9 +71,10 @@ class Order:
         for place, row in enumerate(self.rows):
             if row.id in seen:
                 yield self._say(place, f"schedule[{seen[row.id]}] has this id too")
-            elif row.id != place:
-                yield self._say(place, f"its id is not its place, {place}", runs=True)
             seen[row.id] = place
+        moved = next((place for place, row in enumerate(self.rows) if row.id != place), None)
+        if moved is not None:
+            yield self._say(moved, f"its id is not its place, {moved}", runs=True)
 
     def _places(self) -> Iterator[Difference]:
         """Takes in where what happens, and says what is not as the operators, calls and reshards have it."""

@@ -129,7 +129,7 @@ class Walk:
             yield strategy
             return
         self.strategies[op.name] = strategy
-        self.seconds[op.name] = 0.0 if is_alias(op) else self._operator_seconds(row, op, strategy)
+        self.seconds[op.name] = self._operator_seconds(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
         yield from count(f"{where}.times", row.times, 1)
 

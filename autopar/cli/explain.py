@@ -13,6 +13,6 @@ from autopar.cli.files import read_plan
 
 def explain(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
-    name: Annotated[str, typer.Argument(help="a parameter, buffer, input, output, operator or tensor")],
+    name: Annotated[str, typer.Argument(help="a parameter, buffer, input, output, operator, tensor, reshard or collective")],
 ) -> None:
     print("\n".join(compare.explain(read_plan(plan), name)))

@@ -83,7 +83,7 @@ def _table(found: dict[int, Plan | str]) -> Table:
     rows = []
     for count, plan in found.items():
         if isinstance(plan, str) or first is None:
-            rows.append((str(count), "-", "-", "-", "-", "-", "-", "does not fit"))
+            rows.append((str(count), "-", "-", "-", "-", "-", "does not fit"))
             continue
         base, base_plan = first
         step = plan.predicted.step_seconds
@@ -92,13 +92,12 @@ def _table(found: dict[int, Plan | str]) -> Table:
             (
                 str(count),
                 ",".join(f"{name}={size}" for name, size in plan.mesh.items()),
-                units.seconds(plan.objective.seconds),
-                units.percent(plan.objective.gap),
                 units.seconds(step),
+                units.percent(plan.objective.gap),
                 f"{100 * scaling:.0f} %",
                 units.size(plan.predicted.peak_memory_bytes_per_rank),
                 plan.objective.status,
             )
         )
-    header = ("devices", "mesh", "objective", "gap", "step", "efficiency", "memory", "status")
-    return Table(header, tuple(rows), frozenset({"devices", "objective", "gap", "step", "efficiency", "memory"}))
+    header = ("devices", "mesh", "step", "gap", "efficiency", "memory", "status")
+    return Table(header, tuple(rows), frozenset({"devices", "step", "gap", "efficiency", "memory"}))

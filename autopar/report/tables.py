@@ -12,6 +12,9 @@ from autopar.plan import Plan, TensorSpec
 from autopar.report import units
 from autopar.sharding import ShardingSpec
 
+ROUNDING = 1e-9
+"""Share of the step up to which a difference of sums is rounding."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -67,7 +70,8 @@ def overview(plan: Plan) -> Table:
 def _step(plan: Plan) -> str:
     """What the step consists of; hidden is what the same in sequence would take longer."""
     predicted = plan.predicted
-    hidden = min(max(predicted.sequential_seconds - predicted.step_seconds, 0.0), predicted.communication_seconds)
+    hidden = min(predicted.sequential_seconds - predicted.step_seconds, predicted.communication_seconds)
+    hidden = hidden if hidden > ROUNDING * predicted.sequential_seconds else 0.0
     share = f" ({units.percent(hidden / predicted.communication_seconds)})" if predicted.communication_seconds > 0 else ""
     return (
         f"{units.seconds(predicted.step_seconds)} simulated: compute {units.seconds(predicted.compute_seconds)}, "

@@ -16,7 +16,7 @@ from functools import lru_cache
 from cost_models.links import KINDS, Link, group_over
 
 Letters = tuple[int, ...]
-Layout = tuple[Letters, ...]
+LetterLayout = tuple[Letters, ...]
 Places = tuple[tuple[int, tuple[int, int]] | None, ...]
 
 
@@ -84,7 +84,7 @@ class Alphabet:
         self.divides = tuple(self._divides())
         self.permute_prices = tuple(self._permute_prices())
         self._matches: dict[Letters, dict[Letters, Match]] = {}
-        self._arrangements: dict[tuple[tuple[int, ...], Letters, Letters], dict[Places, list[Layout]]] = {}
+        self._arrangements: dict[tuple[tuple[int, ...], Letters, Letters], dict[Places, list[LetterLayout]]] = {}
 
     def figures(self, kind: str, letters: Letters) -> tuple[float, float]:
         """Latency (seconds) and inverse bandwidth (seconds/byte) of a collective over ``letters``."""
@@ -134,23 +134,23 @@ class Alphabet:
         free = [i for i in range(len(self.letters)) if i not in wanted]
         return {i: tuple(j for j in free if self.letters[j] == self.letters[i]) for i in free}
 
-    def places(self, layout: Layout, letters: Letters) -> Places:
+    def places(self, layout: LetterLayout, letters: Letters) -> Places:
         """Where each of ``letters`` stands: the dim and its span there, None when it is free."""
         found = {letter: (dim, span) for dim, word in enumerate(layout) for letter, span in self.spans(word)} if letters else {}
         return tuple([found.get(letter) for letter in letters])
 
-    def arrangements(self, counts: tuple[int, ...], excluded: Letters, fixed: Letters, places: Places) -> Sequence[Layout]:
+    def arrangements(self, counts: tuple[int, ...], excluded: Letters, fixed: Letters, places: Places) -> Sequence[LetterLayout]:
         """Every layout that cuts the dims in ``counts`` parts by letters that are not excluded, with ``fixed`` at ``places``."""
         key = (counts, excluded, fixed)
         if key not in self._arrangements:
             left = tuple(letter for letter in range(len(self.sizes)) if letter not in excluded)
-            by_place: dict[Places, list[Layout]] = {}
+            by_place: dict[Places, list[LetterLayout]] = {}
             for layout in self._arranged(counts, left):
                 by_place.setdefault(self.places(layout, fixed), []).append(layout)
             self._arrangements[key] = by_place
         return self._arrangements[key][places]
 
-    def _arranged(self, counts: tuple[int, ...], left: Letters) -> Iterator[Layout]:
+    def _arranged(self, counts: tuple[int, ...], left: Letters) -> Iterator[LetterLayout]:
         if not counts:
             yield ()
             return

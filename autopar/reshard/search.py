@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autopar.reshard.letters import Alphabet, Layout, Letters, Match
+from autopar.reshard.letters import Alphabet, LetterLayout, Letters, Match
 
 MOST_LAYOUTS = 300
 """How many layouts a search under a limit looks at before it gives up on doing better."""
@@ -43,8 +43,8 @@ class Question:
 
     alphabet: Alphabet
     capacities: tuple[int, ...]
-    source: Layout
-    target: Layout
+    source: LetterLayout
+    target: LetterLayout
     partial: Letters
     bytes: float
     limit: float = math.inf
@@ -57,8 +57,8 @@ class Move:
     kind: str
     letters: Letters
     dims: tuple[int, ...]
-    before: Layout
-    after: Layout
+    before: LetterLayout
+    after: LetterLayout
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Way:
     seconds: float
 
 
-State = tuple[Layout, Letters]
+State = tuple[LetterLayout, Letters]
 """A layout and the letters over which its value is still partial."""
 Child = tuple[float, float, str, Letters, tuple[int, ...], State]
 """Seconds, fraction received, kind, letters and dims of a move, and where it leads."""
@@ -108,7 +108,7 @@ def solve(question: Question) -> Way | None:
     return Way(tuple(moves), seconds)
 
 
-def _with(layout: Layout, dim: int, letters: Letters) -> Layout:
+def _with(layout: LetterLayout, dim: int, letters: Letters) -> LetterLayout:
     return layout[:dim] + (letters,) + layout[dim + 1 :]
 
 

@@ -91,8 +91,12 @@ class _Filling:
 
     def _make_what(self, item: Instruction) -> None:
         """Runs of what was set aside as much as it needs, oldest first."""
-        while any(value in self.made and value not in self.arrival for value in item.reads):
+        while self._lacks(item):
             self._set(self.aside.popleft())
+
+    def _lacks(self, item: Instruction) -> bool:
+        """Whether something that it reads has not been made."""
+        return any(value in self.made and value not in self.arrival for value in item.reads)
 
     def _ready(self, item: Instruction) -> float:
         return max([self.arrival.get(value, 0.0) for value in item.reads], default=0.0)
@@ -103,8 +107,7 @@ class _Filling:
         while self.aside and self.now < time:
             item = self.aside.popleft()
             gap = time - self.now
-            blocked = any(value in other.writes for other in passed for value in item.reads)
-            if blocked or self._ready(item) > self.now or item.seconds > OVERSHOOT * gap:
+            if self._lacks(item) or self._ready(item) > self.now or item.seconds > OVERSHOOT * gap:
                 passed.append(item)
             else:
                 self._set(item)

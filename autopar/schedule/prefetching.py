@@ -31,7 +31,7 @@ LEAD = 4.0
 
 
 @dataclass(frozen=True)
-class Times:
+class StartTimes:
     """When calls that may run ahead should start, by the clock of the operators alone.
 
     Args:
@@ -57,7 +57,7 @@ class Times:
         return False
 
 
-def times(schedule: Schedule, found: Mapping[int, Window]) -> Times:
+def times(schedule: Schedule, found: Mapping[int, Window]) -> StartTimes:
     """Links are filled from the end: each call ends before its deadline and before the next one on its link begins."""
     clock = [0.0]
     for item in anchors(schedule):
@@ -70,7 +70,7 @@ def times(schedule: Schedule, found: Mapping[int, Window]) -> Times:
         if not found[item.id].ahead and not found[item.id].behind:
             for link in item.streams:
                 others.setdefault(link, []).append(found[item.id].ready + 1)
-    return Times(clock, early, late, {link: sorted(set(numbers)) for link, numbers in others.items()})
+    return StartTimes(clock, early, late, {link: sorted(set(numbers)) for link, numbers in others.items()})
 
 
 def _latest(
@@ -96,7 +96,7 @@ def _latest(
 class _Placing:
     """One sweep over the operators; ``out`` grows."""
 
-    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: Times) -> None:
+    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: StartTimes) -> None:
         self.schedule, self.found, self.times, self.limit = schedule, found, times, schedule.limits.ahead_bytes
         self.soft = moving(schedule)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}

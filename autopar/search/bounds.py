@@ -115,6 +115,11 @@ def blend(one: Mixture, other: Mixture, share: float) -> Mixture:
     return Mixture({term: share * one.weights.get(term, 0.0) + (1 - share) * other.weights.get(term, 0.0) for term in terms}, one.slowdown)
 
 
+def floor(model: Model) -> float:
+    """A bound at once: every operator, and the optimizer's step, in its cheapest choice, and no collective."""
+    return float(sum(node.seconds.min() for node in model.nodes))
+
+
 class Answer:
     """What one choice for each node costs: seconds of each node and edge, each link's work, and the longest path of each phase."""
 

@@ -19,7 +19,7 @@ from autopar.schedule import Schedule, Slot
 from autopar.schedule.windows import windows
 from autopar.search.model import Edge, Model, Priced, Side
 
-Place = tuple[Phase, Side]
+PhaseSide = tuple[Phase, Side]
 
 @dataclass(frozen=True)
 class Belief:
@@ -44,15 +44,20 @@ KEPT = 0.6
 @dataclass(frozen=True)
 class Exposure:
     """As ``Weights`` of a problem: operators count whole, reshards by the share of their seconds that operators wait for, and their
-    latency, which a bucket pays once, by how many values share a call."""
+    latency, which a bucket pays once, by how many values share a call.
 
-    beliefs: Mapping[Place, Belief]
+    Args:
+        slowdown: the hardware's ``overlap_slowdown``: what is hidden costs that share all the same.
+    """
+
+    beliefs: Mapping[PhaseSide, Belief]
+    slowdown: float
 
     @staticmethod
-    def first() -> Exposure:
+    def first(slowdown: float) -> Exposure:
         """What is believed before anything was simulated."""
         phases: tuple[Phase, ...] = ("forward", "backward")
-        return Exposure({(phase, side): belief for phase in phases for side, belief in FIRST.items()})
+        return Exposure({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
 
     def price(self, model: Model) -> Priced:
         made: dict[object, np.ndarray] = {}
@@ -64,14 +69,15 @@ class Exposure:
             belief = self.beliefs[edge.phase, edge.side]
             key = id(edge.seconds), belief
             if key not in made:
-                made[key] = belief.waited * (edge.seconds - (1.0 - belief.calls) * _latency(model, edge))
+                share = belief.waited + (1.0 - belief.waited) * self.slowdown
+                made[key] = share * (edge.seconds - (1.0 - belief.calls) * _latency(model, edge))
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
     def learn(self, schedule: Schedule, slots: Sequence[Slot]) -> Exposure:
         """The belief after a simulated schedule; where it has no collectives, what was believed stays."""
         seen = exposed(schedule, slots)
-        return Exposure({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()})
+        return Exposure({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
 
 
 def _latency(model: Model, edge: Edge) -> np.ndarray:
@@ -80,20 +86,20 @@ def _latency(model: Model, edge: Edge) -> np.ndarray:
     return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - links, 0.0), 0.0)
 
 
-def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[Place, Belief]:
+def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief]:
     """What a simulated schedule shows of each place of collectives: the share of their seconds during which operators stood still."""
     stalls = [(slot.begin, slot.end) for slot in slots if slot.stalled > 0.0]
     begins = [begin for begin, _ in stalls]
     found = windows(schedule)
-    total: dict[Place, float] = defaultdict(float)
-    waited: dict[Place, float] = defaultdict(float)
-    calls: dict[Place, int] = defaultdict(int)
-    parts: dict[Place, int] = defaultdict(int)
+    total: dict[PhaseSide, float] = defaultdict(float)
+    waited: dict[PhaseSide, float] = defaultdict(float)
+    calls: dict[PhaseSide, int] = defaultdict(int)
+    parts: dict[PhaseSide, int] = defaultdict(int)
     for slot in slots:
         item = slot.instruction
         if item.kind == "start":
             window = found[item.id]
-            place: Place = item.phase, "ahead" if window.ahead else "behind" if window.behind else "between"
+            place: PhaseSide = item.phase, "ahead" if window.ahead else "behind" if window.behind else "between"
             total[place] += slot.end - slot.begin
             calls[place] += 1
             parts[place] += len(schedule.collectives[item.of].parts)

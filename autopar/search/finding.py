@@ -24,7 +24,7 @@ from autopar.graph import Graph
 from autopar.schedule import Limits, Memory, Schedule
 from autopar.schedule.legality import check_legal
 from autopar.search.baselines import find_baselines
-from autopar.search.bounds import Answer, Cuts, blend
+from autopar.search.bounds import Answer, Cuts, blend, floor
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.lean import infeasible, smallest
@@ -50,6 +50,8 @@ IDLE = 2
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
 """Relative change that counts as a gain."""
+TUNED = 2
+"""Of a large problem so many of the best baselines have limits of their own tried."""
 TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several."""
 SHARE = 0.3
@@ -144,8 +146,11 @@ def find_plan(
     if baselines:
         assignments, contradicted = find_baselines(space)
         for name, assignment in assignments.items():
-            rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=search.tries)
-            search.offer(rivals[name], "baseline")
+            rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
+        for name in sorted(rivals, key=lambda name: rivals[name].seconds)[: TUNED if search.large else 0]:
+            rivals[name] = best_schedule(graph, rivals[name].assignment, machine, space.optimizer, limit, tries=2 * search.tries)
+        for rival in rivals.values():
+            search.offer(rival, "baseline")
     clock.lap("baselines")
     search.run()
     clock.lap("solve")
@@ -185,10 +190,11 @@ class _Search:
             "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
             "edge_entries": len(self.problem.edge_costs),
         }  # fmt: skip
+        self.slowdown = model.space.machine.hardware.overlap_slowdown
         self.large = len(self.problem.edge_costs) > LARGE
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
         self.best: Timed | None = None
-        self.bound, self.method, self.seconds = 0.0, "", 0.0
+        self.bound, self.method, self.seconds = floor(model), "", 0.0
         self.lowered: int | None = None
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
@@ -230,7 +236,7 @@ class _Search:
                 return
 
     def _by_step(self) -> None:
-        exposure, idle = Exposure.first(), 0
+        exposure, idle = Exposure.first(self.slowdown), 0
         if self.best is not None:
             exposure = exposure.learn(self.best.schedule, self.best.slots)
         seen: list[np.ndarray] = []
@@ -253,8 +259,7 @@ class _Search:
 
     def _prove(self) -> None:
         """Bounds under weights that the answers so far suggest; their answers are plans to try as well."""
-        slowdown = self.model.space.machine.hardware.overlap_slowdown
-        cuts = Cuts(self.model, slowdown)
+        cuts = Cuts(self.model, self.slowdown)
         center, idle = cuts.first(), 0
         mixture = center
         for _ in range(BOUNDS):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from autopar.cli.main import VERBS
+from autopar.schedule import Limits
 from tests.cli.running import autopar, refused
-from tests.graphs import random_plan, two_layer_plan
+from tests.graphs import bucket_plan, random_plan, two_layer_plan
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +50,38 @@ def test_show(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     page = (tmp_path / "plan.html").read_text()
     assert page.startswith("<!doctype html>") and "http" not in page and "<svg" in page
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert any(event["ph"] == "X" and event["name"].startswith("all_reduce") for event in events)
+    assert any(event["ph"] == "X" and event["name"] == "all_reduce of loss" for event in events)
+
+
+def test_the_drawing_has_a_row_for_each_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = bucket_plan()
+    plan.save(tmp_path / "plan.json")
+    words = "show", tmp_path / "plan.json", "--html", tmp_path / "plan.html", "--trace", tmp_path / "trace.json"
+    assert autopar(capsys, *words).status == 0
+    page = (tmp_path / "plan.html").read_text()
+    assert re.findall(r"<text [^>]*>(\w+)</text>", page) == ["compute", "node"]
+    assert "class=stalled><title>waits for all_gather of 6 values from w0: " in page
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert list(threads.values()) == ["compute", "node"]
+    timed = [(threads[event["tid"]], event["name"], event["cat"]) for event in events if event["ph"] == "X"]
+    assert ("node", "all_gather of 6 values from w0", "moving") in timed
+    assert ("compute", "waits for all_gather of 6 values from w0", "stalled") in timed
+    assert ("compute", "f0", "forward") in timed
+    end = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") * 1e-6
+    assert end + plan.predicted.optimizer_seconds == pytest.approx(plan.predicted.step_seconds)
+
+
+def test_a_schedule_that_cannot_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(bucket_plan().to_json())
+    del data["schedule"][next(index for index, row in enumerate(data["schedule"]) if row["kind"] == "start")]
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    assert autopar(capsys, "show", tmp_path / "plan.json").status == 0
+    refused(autopar(capsys, "show", tmp_path / "plan.json", "--html", tmp_path / "plan.html"), 3, "has not started before")
+    refused(autopar(capsys, "explain", tmp_path / "plan.json", "w0@whole"), 3, "has not started before")
+    ran = autopar(capsys, "check", tmp_path / "plan.json")
+    assert ran.status == 1 and "no instruction starts the collective w0@whole+5" in ran.out
+    assert ran.err.strip().splitlines()[-1].startswith("hint: ")
 
 
 def test_show_folds_equal_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +116,26 @@ def test_explain(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean layers.0.weight" in autopar(capsys, "explain", plan_file, "layers.0.wieght").err
 
 
+def test_explain_says_when_collectives_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = bucket_plan(Limits(10**6, 10**6, 0))
+    plan.save(tmp_path / "plan.json")
+    first, last = plan.schedule[0], plan.schedule[-1]
+    out = autopar(capsys, "explain", tmp_path / "plan.json", "layers.0.weight").out
+    assert "after all_gather over dp of 1536 bytes" in out and "a bucket of 6 values" in out
+    assert re.search(
+        rf"all_gather w0@whole\+5 starts before any operator \(instruction {first.id}\), is waited for before f0 "
+        r"\(instruction \d+\): not hidden, operators stand still for [\d.e-]+ s\n", out,
+    )  # fmt: skip
+    assert re.search(
+        rf"reduce_scatter gw5@split\+5 starts after gw0 .*, is waited for at the end \(instruction {last.id}\): in part hidden", out
+    )
+    assert out.count("starts before any operator") == 1
+    out = autopar(capsys, "explain", tmp_path / "plan.json", "w0@whole+5").out
+    assert out.startswith("collective w0@whole+5, forward: all_gather over dp of 1536 bytes")
+    assert "\n  w3@whole: w3 from 'S0 R' to 'R R', 256 bytes, before f3\n" in out
+    assert "starts before any operator" in out
+
+
 def test_explain_has_words_for_everything(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = random_plan("dp=2,tp=2", 3)
     names = [*plan.parameters, *plan.inputs, *plan.outputs, *(row.name for row in plan.ops), *(row.value for row in plan.reshards)]
@@ -105,6 +157,23 @@ def test_diff(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
 
 
+def test_diff_of_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = bucket_plan(Limits(10**6, 10**6, 0)), bucket_plan(Limits(600, 10**6, 0))
+    first.save(tmp_path / "first.json")
+    second.save(tmp_path / "second.json")
+    out = autopar(capsys, "diff", tmp_path / "first.json", tmp_path / "second.json").out
+    assert "all_gather over dp, forward: 1 call for 6 values, 1536 bytes in all -> 3 calls for 6 values, 1536 bytes in all" in out
+    assert "limits: bucket_bytes 1000000, ahead_bytes 1000000, aside_bytes 0 -> bucket_bytes 600" in out
+    assert "first at instruction 0: start of w0@whole+5 -> start of w0@whole+1" in out
+    data = json.loads(first.to_json())
+    moved = data["schedule"].pop(0)
+    wait = next(index for index, row in enumerate(data["schedule"]) if row["kind"] == "run")
+    data["schedule"].insert(wait, moved)
+    (tmp_path / "moved.json").write_text(json.dumps(data))
+    out = autopar(capsys, "diff", tmp_path / "first.json", tmp_path / "moved.json").out
+    assert re.fullmatch(r"schedule: the same \d+ instructions in another order, first at instruction 0: start of .* -> .*\n", out)
+
+
 def test_check(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = autopar(capsys, "check", plan_file)
     assert ran.status == 0 and "holds" in ran.out
@@ -113,7 +182,7 @@ def test_check(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "edited.json").write_text(json.dumps(data))
     ran = autopar(capsys, "check", tmp_path / "edited.json")
     assert ran.status == 1
-    assert ran.out.startswith("collectives[0]: all_reduce of loss over dp,tp, 8 bytes")
+    assert ran.out == "collectives[0].bytes: 8 in the plan, 4 recomputed\n"
     assert "the first at collectives[0]" in ran.err and ran.err.strip().splitlines()[-1].startswith("hint: ")
     data["hardware"]["memory_bandwidth"] = "fast"
     (tmp_path / "edited.json").write_text(json.dumps(data))
