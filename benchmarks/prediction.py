@@ -272,7 +272,8 @@ def kendall_tau(rows: Sequence[Row]) -> float | None:
 
 
 HEAD = (
-    "ranks", "model", "plan", "mesh", "predicted", "measured", "error", "minimum", "median", "optimizer", "measured", "MiB", "measured", "error",
+    "ranks", "model", "plan", "mesh", "predicted", "measured", "error", "minimum", "median",
+    "optimizer", "measured", "MiB", "measured", "error",
 )  # fmt: skip
 
 
