@@ -1,8 +1,9 @@
 """How long the schedule takes, by what every instruction has to wait for.
 
 For each instruction the earlier ones are looked up that hold it back: the last operator or wait, the last holder of each of its links, the
-calls that bring what it reads. It begins when the last of these has ended. Operators beside busy links are slower: the time that an
-operator shares with any call is counted at the reduced speed.
+calls that bring what it reads (where launches do not overlap with work, everything after a start is held back by these too). It begins
+when the last of these has ended. Operators beside busy links are slower: the time that an operator, or a wait's copies, shares with any
+call is counted at the reduced speed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from autopar.plan import InstructionPlan
 COMPUTE = "compute"
 
 
-def makespan(rows: Sequence[InstructionPlan], slowdown: float) -> float:
-    """Seconds from the first instruction to the end of the last."""
+def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = True) -> float:
+    """Seconds from the first instruction to the end of the last.
+
+    Args:
+        slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
+    """
     ends: dict[int, float] = {}
     busy: list[tuple[float, float]] = []
-    gate = -1
+    gate, held = -1, 0.0
     holder: dict[str, int] = {}
     bringer: dict[str, int] = {}
     started: dict[str, int] = {}
@@ -28,12 +33,13 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float) -> float:
         links = [name for name in row.stream.split("+") if name and name != COMPUTE]
         before = [gate, *(holder.get(link, -1) for link in links)]
         if row.kind == "start":
-            before += [bringer.get(value, -1) for value in row.reads]
+            bringing = [bringer[value] for value in row.reads if value in bringer]
+            before += bringing
+            held = held if overlaps else max([held, *(ends[other] for other in bringing)])
         elif row.kind == "wait":
             before.append(started[row.of])
-        begin = max(ends.get(other, 0.0) for other in before)
-        alone = row.kind == "run" and not links
-        ends[place] = _slowed(begin, row.seconds, busy, slowdown) if alone else begin + (0.0 if row.kind == "wait" else row.seconds)
+        begin = max(held, *(ends.get(other, 0.0) for other in before))
+        ends[place] = begin + row.seconds if links else _slowed(begin, row.seconds, busy, slowdown)
         if row.kind == "start":
             started[row.of] = place
             bringer.update(dict.fromkeys(row.writes, place))
@@ -53,6 +59,6 @@ def _slowed(begin: float, seconds: float, busy: list[tuple[float, float]], slowd
         beside = any(first <= at < last for first, last in busy)
         rate = 1.0 - slowdown if beside else 1.0
         if left <= rate * (until - at):
-            return at + left / rate
+            return at + (left / rate if left else 0.0)
         left -= rate * (until - at)
     raise AssertionError("after the last edge nothing is busy")

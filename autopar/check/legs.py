@@ -94,6 +94,11 @@ class Call:
         return sum(leg.taken for leg in self.legs)
 
     @cached_property
+    def copied(self) -> int:
+        """Bytes that the rank copies before and after the call."""
+        return (self.given if self.copies_in else 0) + (self.taken if self.copies_out else 0)
+
+    @cached_property
     def buffers(self) -> int:
         """Bytes that live from start to wait and are not the targets'."""
         inward = self.given if self.copies_in and self.first.kind != "all_reduce" else 0

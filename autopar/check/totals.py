@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from autopar.check.clock import COMPUTE, makespan
 from autopar.check.differences import TOLERANCE, Difference, count, seconds
+from autopar.check.legs import Call
 from autopar.check.lifetimes import Lifetimes
 from autopar.check.order import Order
 from autopar.check.walk import Walk
 from autopar.plan import TensorSpec
 from autopar.sharding import ShardingSpec
-from cost_models import optimizer_bytes
+from cost_models import Machine, optimizer_bytes
 
 
 def totals(order: Order) -> Iterator[Difference]:
@@ -35,11 +36,20 @@ def _instructions(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
         elif row.kind == "start":
             call = order.calls[row.of]
             price, stream = call.seconds(machine), "+".join(machine.links(call.first.axes))
+        elif row.kind == "wait":
+            call = order.calls[row.of]
+            price = _copies(call, machine)
+            stream = COMPUTE if price else ""
         where = f"schedule[{place}]"
         yield from seconds(f"{where}.seconds", row.seconds, price)
         yield from count(f"{where}.bytes", row.bytes, lifetimes.taken.get(place, 0))
         if row.stream != stream:
             yield Difference(f"{where}.stream", f"{row.stream!r} in the plan, {stream!r} recomputed", runs=True)
+
+
+def _copies(call: Call, machine: Machine) -> float:
+    """Seconds of a call's copies on the rank."""
+    return machine.copy_seconds(call.copied, call.legs[0].dtype)
 
 
 def _inside(walk: Walk, name: str) -> float:
@@ -56,10 +66,10 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     predicted, chosen = plan.predicted, plan.model.optimizer
     trained = [(local_elements(spec, plan.sizes), spec.dtype) for spec in plan.parameters.values() if spec.trained]
     compute = math.fsum(walk.seconds.values())
-    communication = math.fsum(call.seconds(machine) for call in order.calls.values())
+    communication = math.fsum(call.seconds(machine) + _copies(call, machine) for call in order.calls.values())
     communication += math.fsum(_inside(walk, op.name) for op in walk.ops)
     optimizer = math.fsum(machine.optimizer_seconds(chosen, elements, dtype) for elements, dtype in trained)
-    step = makespan(order.rows, machine.hardware.overlap_slowdown) + optimizer
+    step = makespan(order.rows, machine.hardware.overlap_slowdown, machine.hardware.launch_overlaps) + optimizer
     where = "predicted"
     yield from seconds(f"{where}.compute_seconds", predicted.compute_seconds, compute)
     yield from seconds(f"{where}.communication_seconds", predicted.communication_seconds, communication)

@@ -41,11 +41,12 @@ class Moments:
     def slots(self) -> tuple[Slot, ...]:
         """When each run, start and wait happens."""
         try:
-            slowdown = Hardware.from_dict(self.plan.hardware, "the plan's hardware").overlap_slowdown
+            hardware = Hardware.from_dict(self.plan.hardware, "the plan's hardware")
         except CostModelError as error:
             raise FileError(error.message, error.hint) from error
         try:
-            return simulate((Instruction(**vars(row)) for row in self.plan.schedule), slowdown)
+            rows = (Instruction(**vars(row)) for row in self.plan.schedule)
+            return simulate(rows, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps)
         except KeyError as missing:
             hint = "autopar check lists all that is wrong with the plan; undo the edit, or plan again"
             raise FileError(f"the plan's schedule waits for {missing}, which it has not started before", hint) from missing

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from autopar.measurement.clock import Clock
 from cost_models import OPTIMIZERS
@@ -16,6 +20,10 @@ from cost_models.memory import DTYPE_BYTES
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 UPDATED = (2**10, 2**14, 2**18, 2**22)
 """Elements of the parameters whose optimizer's step is timed."""
+COPIED = ((8, 64), (64, 128), (256, 256), (1024, 512), (2048, 1024))
+"""Rows and columns of the blocks whose copies are timed."""
+PLACES, OUT_OF_CACHE = 64, 2**26
+"""From how many places they are copied, and how many bytes these are, at most."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +53,30 @@ def peaks(clock: Clock) -> Peaks:
 
 
 def time_optimizer(clock: Clock) -> list[OperatorTime]:
-    """AdamW's step on parameters of some sizes, eight at a time, per parameter."""
+    """Fused AdamW's step on parameters of some sizes, eight at a time, per parameter: on DTensors where there are ranks, as in a step."""
+    mesh = init_device_mesh(clock.device.type, (dist.get_world_size(),)) if dist.is_initialized() else None
     found = []
     for elements in UPDATED:
-        parameters = [torch.nn.Parameter(torch.ones(elements, device=clock.device)) for _ in range(8)]
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        optimizer = torch.optim.AdamW(parameters)
+        locals_ = [torch.ones(elements, device=clock.device) for _ in range(16)]
+        placed = locals_ if mesh is None else [DTensor.from_local(tensor, mesh, [Replicate()], run_check=False) for tensor in locals_]
+        parameters = [torch.nn.Parameter(tensor) for tensor in placed[:8]]
+        for parameter, gradient in zip(parameters, placed[8:], strict=True):
+            parameter.grad = gradient
+        optimizer = torch.optim.AdamW(parameters, fused=True)
         moved = OPTIMIZERS["adamw"].accesses * elements * DTYPE_BYTES["float32"]
         found.append(OperatorTime("optimizer", "adamw", "float32", 0.0, float(moved), clock.seconds(optimizer.step) / len(parameters)))
+    return found
+
+
+def time_copies(clock: Clock) -> list[OperatorTime]:
+    """Copies of blocks that lie one after another to one tensor in which they lie side by side: what collectives along any dim but
+    the first need before or after. They come from many places in turn, since what a collective brings is in no cache."""
+    found = []
+    for rows, columns in COPIED:
+        size = 2 * rows * columns * DTYPE_BYTES["float32"]
+        many = itertools.cycle([torch.ones(2, rows, columns, device=clock.device) for _ in range(min(PLACES, OUT_OF_CACHE // size))])
+        seconds = clock.seconds(lambda many=many: next(many).movedim(0, 1).contiguous())
+        found.append(OperatorTime("copy", "autopar.copy", "float32", 0.0, 2.0 * size, seconds))
     return found
 
 

@@ -7,19 +7,21 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from autopar.measurement.clock import WINDOWS, Clock, meet, most_over_ranks
-from autopar.runtime.groups import group_of, groups
-from autopar.torch_compat import functional_collectives
+from autopar.runtime.backends import Exchange, ProcessRanks
+from autopar.runtime.groups import group_of
 from cost_models import Mesh
 from cost_models.fitting import CollectiveTime
+from cost_models.links import KINDS
 
 BYTES = tuple(4096 * 8**power for power in range(5)) + (2**26,)
 """Of the gathered, reduced or exchanged tensor: 4 KiB to 64 MiB."""
+Call = Callable[..., Any]
 MOST_CALLS = 40
 OVERLAP_BYTES = 2**24
 """Of the all-reduce beside which the computation is timed."""
@@ -42,13 +44,6 @@ class Ranks:
     device: torch.device
     backend: str
 
-    def group(self, mesh: Mesh, axis: int) -> dist.ProcessGroup:
-        """This rank's process group along ``axis``. Collective."""
-        axes = (mesh.whole(axis),)
-        mine = group_of(mesh, axes, self.rank)
-        made = {members: dist.new_group(list(members), backend=self.backend) for members in groups(mesh, axes)}
-        return made[mine]
-
 
 def meshes(ranks: Ranks) -> Iterator[tuple[str, Mesh, int]]:
     """The links and the meshes to measure them on: ``(link, mesh, axis)`` for groups of 2, 4, ... inside a node and across nodes."""
@@ -70,10 +65,10 @@ def time_links(ranks: Ranks, clock: Clock, most_bytes: float, say: Callable[[str
     for link, mesh, axis in meshes(ranks):
         size = mesh.sizes[axis]
         say(f"collectives among {size} of {ranks.count} ranks over {ranks.backend}, {link}")
-        group = ranks.group(mesh, axis)
-        for kind, prepare in KINDS.items():
+        backend = ProcessRanks(mesh, [(mesh.whole(axis),)])
+        for kind in KINDS:
             for full in (full for full in BYTES if full <= most_bytes):
-                call = prepare(full // size, size, group, ranks.device)
+                call = _call(kind, full, mesh, axis, ranks, backend)
                 found.append((link, CollectiveTime(kind, size, float(full), _seconds(call, clock))))
     return found
 
@@ -84,20 +79,23 @@ def time_overlap(ranks: Ranks, clock: Clock, stretch: float) -> float:
     A computation that takes as long as the collective is run beside it. If they take T each and M together, the computation advanced
     by (1 - s) T during the collective, and M = T + s T.
     """
-    group = ranks.group(Mesh((("all", ranks.count),)), 0)
-    collective = _reduce(OVERLAP_BYTES // ranks.count, ranks.count, group, ranks.device)
+    mesh = Mesh((("all", ranks.count),))
+    collective = _call("all_reduce", OVERLAP_BYTES, mesh, 0, ranks, ProcessRanks(mesh, [(mesh.whole(0),)]))
     a = torch.ones(256, 256, device=ranks.device)
 
     def compute(times: int) -> None:
         for _ in range(times):
             a @ a
 
-    alone = _seconds(collective, clock)
     one = stretch * clock.seconds(lambda: a @ a)
-    times = max(1, round(alone / one))
-    both = _seconds(lambda: collective(lambda: compute(times)), clock)
-    longer, shorter = max(alone, times * one), min(alone, times * one)
-    return min(1.0, max(0.0, (both - longer) / shorter))
+    seen = []
+    for _ in range(WINDOWS):
+        alone = _seconds(collective, clock)
+        times = max(1, round(most_over_ranks(alone) / one))
+        both = _seconds(lambda times=times: collective(lambda: compute(times)), clock)
+        longer, shorter = max(alone, times * one), min(alone, times * one)
+        seen.append((both - longer) / shorter)
+    return min(1.0, max(0.0, median(seen)))
 
 
 def _seconds(call: Callable[[], Any], clock: Clock) -> float:
@@ -117,58 +115,25 @@ def _window(call: Callable[[], Any], calls: int, clock: Clock) -> float:
     return (time.perf_counter() - begin) / calls
 
 
-Call = Callable[..., Any]
-
-
-def _waiting(start: Callable[[], torch.Tensor]) -> Call:
-    """Starts a collective, does something beside it, and waits."""
+def _call(kind: str, full: int, mesh: Mesh, axis: int, ranks: Ranks, backend: ProcessRanks) -> Call:
+    """A collective as a step makes it: started by the runtime's backend on what a rank puts in, something done beside it, waited for."""
+    size = mesh.sizes[axis]
+    exchange = Exchange(kind, (mesh.whole(axis),), sources=_next(mesh, axis) if kind == "permute" else ())
+    buffer = torch.ones(full // 4 // (1 if kind in ("all_reduce", "reduce_scatter") else size), device=ranks.device)
 
     def call(beside: Callable[[], Any] | None = None) -> None:
-        started = start()
+        wait = backend.start(exchange, [buffer])
         if beside is not None:
             beside()
-        functional_collectives().wait_tensor(started)
+        wait()
 
     return call
 
 
-def _floats(nbytes: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(nbytes // 4, device=device)
-
-
-def _reduce(block: int, size: int, group: dist.ProcessGroup, device: torch.device) -> Call:
-    whole = _floats(block * size, device)
-    return _waiting(lambda: functional_collectives().all_reduce(whole, "sum", group.group_name))
-
-
-def _gather(block: int, size: int, group: dist.ProcessGroup, device: torch.device) -> Call:
-    part = _floats(block, device)
-    return _waiting(lambda: functional_collectives().all_gather_into_tensor(part, size, group.group_name))
-
-
-def _reduce_scatter(block: int, size: int, group: dist.ProcessGroup, device: torch.device) -> Call:
-    whole = _floats(block * size, device)
-    return _waiting(lambda: functional_collectives().reduce_scatter_tensor(whole, "sum", size, group.group_name))
-
-
-def _exchange(block: int, size: int, group: dist.ProcessGroup, device: torch.device) -> Call:
-    part = _floats(block, device)
-    each = [part.numel() // size] * size
-    return _waiting(lambda: functional_collectives().all_to_all_single(part[: sum(each)], each, each, group.group_name))
-
-
-def _permute(block: int, size: int, group: dist.ProcessGroup, device: torch.device) -> Call:
-    """Every rank sends its block to the next one."""
-    part, rank = _floats(block, device), dist.get_rank(group)
-    sent, received = ([part.numel() * (member == other) for member in range(size)] for other in ((rank + 1) % size, (rank - 1) % size))
-    return _waiting(lambda: functional_collectives().all_to_all_single(part, received, sent, group.group_name))
-
-
-KINDS: dict[str, Callable[[int, int, dist.ProcessGroup, torch.device], Call]] = {
-    "all_reduce": _reduce,
-    "all_gather": _gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _exchange,
-    "permute": _permute,
-}
-"""For each kind, what makes a call of it from a rank's block, an n-th of the full tensor."""
+def _next(mesh: Mesh, axis: int) -> tuple[int, ...]:
+    """For each rank the one after it in its group: every rank sends its block to the one before."""
+    found = []
+    for rank in range(mesh.ranks):
+        members = group_of(mesh, (mesh.whole(axis),), rank)
+        found.append(members[(members.index(rank) + 1) % len(members)])
+    return tuple(found)

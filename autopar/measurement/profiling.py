@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.measurement.clock import Clock, mean_over_ranks
-from autopar.measurement.device import Peaks, describe, memory_bytes, peaks, time_optimizer
+from autopar.measurement.device import Peaks, describe, memory_bytes, peaks, time_copies, time_optimizer
 from autopar.measurement.hardware import Measured, Times, fit
 from autopar.measurement.links import Ranks, time_links, time_overlap
 from autopar.measurement.operators import LARGE, SMALL, Sample, samples, time_operators
@@ -109,7 +109,7 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
     most = peaks(clock)
     rates = mean_over_ranks([*most.flops.values(), most.bandwidth])
     seen, stretch = time_operators(given, clock, say)
-    seen += time_optimizer(clock)
+    seen += [*time_copies(clock), *time_optimizer(clock)]
     seconds = mean_over_ranks([time.seconds for time in seen])
     operators = [replace(time, seconds=mean * stretch) for time, mean in zip(seen, seconds, strict=True)]
     links = time_links(ranks, clock, effort.most_bytes, say) if ranks.count > 1 else []

@@ -42,9 +42,10 @@ def _bars(plan: Plan) -> Iterator[Bar]:
     calls = {row.id: call_name(row) for row in plan.collectives if row.id is not None}
     for slot in Moments(plan).slots:
         item = slot.instruction
+        begin = slot.begin + slot.stalled
         if item.kind == "wait":
-            yield Bar(COMPUTE, f"waits for {calls.get(item.of, item.of)}", "stalled", slot.begin, slot.end)
+            yield Bar(COMPUTE, f"waits for {calls.get(item.of, item.of)}", "stalled", slot.begin, begin)
         for stream in item.streams:
             moving = item.kind == "start" or stream != COMPUTE
             name = calls.get(item.of, item.of)
-            yield Bar(stream, name, "moving" if moving else item.phase, slot.begin, slot.end)
+            yield Bar(stream, name, "moving" if moving else item.phase, begin, slot.end)

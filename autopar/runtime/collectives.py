@@ -94,7 +94,7 @@ class Call:
             self._start(ranks, flights, observed)
             return
         with self.backend.beside(self.exchange):
-            arrived = [dict(held) for held in ranks]
+            arrived = [{name: held[name] for name in self.sources if name in held} for held in ranks]
             for call in self.earlier:
                 call.land(flights[call.of.id], arrived)
             self._start(arrived, flights, observed)

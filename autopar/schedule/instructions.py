@@ -45,7 +45,8 @@ class Instruction:
         phase: forward or backward; all of one phase comes before the other.
         reads: values that must be there; of a ``start`` they may also be in flight: it then begins when they arrive.
         writes: values that are there afterwards (of a ``start``: once it was waited for).
-        stream: ``compute``, or the names of the links that are held, joined by ``+``; empty when it takes no time.
+        stream: ``compute``, or the names of the links that are held, joined by ``+``; empty when it takes no time. A ``wait`` takes
+            the time of all its call's copies, in and out, once the call has ended.
         seconds: how long it holds its stream.
         bytes: taken from the rank's memory by it; of a ``free``: given back.
         of: the operator of a ``run``, the collective of a ``start`` or ``wait``, the reshard's value of a ``slice``.
@@ -203,6 +204,11 @@ class Collective:
         """What it keeps in memory while in flight: its buffers, and the sources where they are not copied."""
         return self.staging_bytes + (0 if self.unpacks else self.target_bytes) + (0 if self.packs else self.source_bytes)
 
+    @cached_property
+    def copied_bytes(self) -> int:
+        """Copied by operators of the rank, into its buffers and out of them."""
+        return (self.source_bytes if self.packs else 0) + (self.target_bytes if self.unpacks else 0)
+
     def seconds(self, machine: Machine) -> float:
         """Its price: the latency of a call is paid once."""
         latency = machine.latency_seconds(self.kind, self.axes)
@@ -308,8 +314,8 @@ class Schedule:
         return pricing.compute_seconds(operation.op, self.graph.tensors, operation.strategy, self.machine)
 
     def communication_seconds(self) -> float:
-        """Sum over collectives, in sequence, those inside operators included."""
-        calls = sum(item.seconds for item in self.instructions if item.kind == "start")
+        """Sum over collectives and their copies, in sequence, those inside operators included."""
+        calls = sum(item.seconds for item in self.instructions if item.kind in ("start", "wait"))
         return calls + sum(pricing.inner_seconds(self.operations[item.of].strategy, self.machine) for item in self._runs())
 
     def _runs(self) -> Iterator[Instruction]:

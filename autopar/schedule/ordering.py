@@ -141,8 +141,8 @@ def start_and_wait(call: Collective, machine: Machine, number: Iterator[int]) ->
         next(number), "start", call.phase, sources, targets, "+".join(machine.links(call.axes)), call.seconds(machine),
         call.staging_bytes + (0 if call.unpacks else call.target_bytes), call.id,
     )  # fmt: skip
-    copied = call.target_bytes if call.unpacks else 0
-    return start, Instruction(next(number), "wait", call.phase, (), targets, bytes=copied, of=call.id)
+    taken, seconds = call.target_bytes if call.unpacks else 0, machine.copy_seconds(call.copied_bytes, call.dtype)
+    return start, Instruction(next(number), "wait", call.phase, (), targets, COMPUTE if seconds else "", seconds, taken, call.id)
 
 
 def phases_in_order(graph: Graph) -> list[Op]:

@@ -1,8 +1,9 @@
 """How long a schedule takes: one compute stream, one stream a link, in the order of the list.
 
 - An operator begins when the one before it has ended; one with collectives inside also holds their links.
-- A collective begins when its start is reached, its links are free and what it reads has arrived.
-- A wait lets the operators after it begin no earlier than the collective ends.
+- A collective begins when its start is reached, its links are free and what it reads has arrived. Where launches do not overlap with
+  work (a CPU), nobody but the rank's own thread can hand over what arrives: a start that reads what is in flight waits for it.
+- A wait lets the operators after it begin no earlier than the collective ends and its copies are made, which are operators' work.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
 """
 
@@ -24,8 +25,12 @@ class Slot:
     stalled: float = 0.0
 
 
-def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0) -> tuple[Slot, ...]:
-    """When each run, start and wait happens; of a start, when the collective runs."""
+def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, overlaps: bool = True) -> tuple[Slot, ...]:
+    """When each run, start and wait happens; of a start, when the collective runs.
+
+    Args:
+        slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
+    """
     now = 0.0
     free: dict[str, float] = {}
     ends: dict[str, float] = {}
@@ -43,17 +48,26 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0) -> tupl
             now = end
             slots.append(Slot(item, begin, end))
         elif item.kind == "start":
-            begin = max([now, *(free.get(link, 0.0) for link in item.streams), *(arrives.get(value, 0.0) for value in item.reads)])
+            arrived = max([now, *(arrives.get(value, 0.0) for value in item.reads)])
+            begin = max([arrived, *(free.get(link, 0.0) for link in item.streams)])
             end = begin + item.seconds
             free.update(dict.fromkeys(item.streams, end))
             arrives.update(dict.fromkeys(item.writes, end))
             ends[item.of] = end
             slots.append(Slot(item, begin, end))
+            now = now if overlaps else arrived
         elif item.kind == "wait":
-            end = max(now, ends[item.of])
-            slots.append(Slot(item, now, end, end - now))
+            arrived = max(now, ends[item.of])
+            end = beside(arrived, item.seconds, max(free.values(), default=0.0), slowdown)
+            slots.append(Slot(item, now, end, arrived - now))
             now = end
     return tuple(slots)
+
+
+def simulated(schedule: Schedule) -> tuple[Slot, ...]:
+    """The schedule on its own machine."""
+    hardware = schedule.machine.hardware
+    return simulate(schedule.instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps)
 
 
 def beside(begin: float, seconds: float, busy: float, slowdown: float) -> float:
@@ -62,7 +76,7 @@ def beside(begin: float, seconds: float, busy: float, slowdown: float) -> float:
     >>> beside(0.0, 3.0, 4.0, 0.5), beside(0.0, 3.0, 4.0, 0.0)
     (5.0, 3.0)
     """
-    if busy <= begin or slowdown == 0.0:
+    if busy <= begin or slowdown == 0.0 or seconds == 0.0:
         return begin + seconds
     rate = 1.0 - slowdown
     done = rate * (busy - begin)
@@ -76,5 +90,4 @@ def makespan(slots: Iterable[Slot]) -> float:
 
 def step_seconds(schedule: Schedule, optimizer: str) -> float:
     """One whole step: the simulated schedule, then the optimizer's step on the local shards."""
-    slots = simulate(schedule.instructions, schedule.machine.hardware.overlap_slowdown)
-    return makespan(slots) + schedule.optimizer_seconds(optimizer)
+    return makespan(simulated(schedule)) + schedule.optimizer_seconds(optimizer)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.graph import Graph
-from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, makespan, memory, ordered, run_passes, simulate
+from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, makespan, memory, ordered, run_passes, simulated
 from autopar.schedule.freeing import free
 from autopar.schedule.passes import PLACING, default_limits
 from cost_models import Machine
@@ -62,12 +62,12 @@ class _Trying:
         self.looked.add(limits)
         placed = run_passes(replace(self.first, limits=limits), PLACING)
         machine = placed.machine
-        step = makespan(simulate(placed.instructions, machine.hardware.overlap_slowdown)) + placed.optimizer_seconds(self.optimizer)
+        step = makespan(simulated(placed)) + placed.optimizer_seconds(self.optimizer)
         seconds = placed.communication_seconds() if machine.cost_model == "communication" else step
         if self.best is not None and self.best.memory.peak <= self.limit and seconds >= self.best.seconds:
             return
         whole = free(placed)
-        slots = simulate(whole.instructions, machine.hardware.overlap_slowdown)
+        slots = simulated(whole)
         found = Timed(self.assignment, whole, slots, seconds, step, memory(whole, self.optimizer))
         if found.better(self.best, self.limit):
             self.best = found
