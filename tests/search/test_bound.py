@@ -1,0 +1,232 @@
+"""The bound and the answer of the search against the shortest step there is, found by trying everything (``brute_force``)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from autopar.graph import Graph
+from autopar.schedule import step_seconds
+from autopar.search import PROOF, find_plan
+from autopar.search.extract import extract
+from autopar.search.model import Model, build_model
+from autopar.search.pins import resolve_pins
+from autopar.search.space import Space
+from cost_models import Machine
+from tests.graphs import random_schedule
+from tests.search.brute_force import (
+    PHASES,
+    BruteForce,
+    Copying,
+    Rules,
+    Task,
+    Timing,
+    assignment_of,
+    operator_ends,
+    schedule_seconds,
+    shortest,
+)
+from tests.search.small_graphs import small_graph, small_machine, small_pins
+
+EXACT = 1e-9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One drawn graph on one drawn machine."""
+
+    seed: int
+    mesh: str
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.mesh}-{self.seed}"
+
+
+ONE_AXIS = [Case(seed, "x=2", 5) for seed in range(190)]
+TWO_AXES = [Case(seed, "x=2,y=2", 2) for seed in range(30)]
+QUICK = [*ONE_AXIS[:18], *TWO_AXES[:4]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the search said, and what is true."""
+
+    case: Case
+    seconds: float
+    bound: float
+    optimum: float
+
+    @property
+    def excess(self) -> float:
+        return self.seconds / self.optimum - 1
+
+    @property
+    def slack(self) -> float:
+        return self.bound / self.optimum - 1
+
+
+def drawn(case: Case) -> tuple[Graph, Machine, dict[str, str], str]:
+    graph, machine = small_graph(case.seed, case.most), small_machine(case.seed, case.mesh)
+    return graph, machine, small_pins(graph, machine, case.seed), "adamw" if graph.mode == "train" else "none"
+
+
+def model_of(case: Case) -> Model:
+    graph, machine, pins, optimizer = drawn(case)
+    return build_model(Space(graph, machine, optimizer, resolve_pins(graph, machine.mesh, pins)))
+
+
+def outcome(case: Case) -> Outcome:
+    """Searches and tries everything; what must hold of each graph is asserted here."""
+    graph, machine, pins, optimizer = drawn(case)
+    found = find_plan(graph, machine, optimizer=optimizer, constraints=pins, baselines=False, time_limit=3600.0)
+    step = found.schedule.optimizer_seconds(optimizer)
+    assert schedule_seconds(found.schedule) + step == pytest.approx(found.seconds, rel=EXACT), f"{case}: the list takes another time"
+    reordered = Timing(graph, machine).seconds(assignment_of(found.schedule), step)
+    assert reordered <= found.seconds * (1 + EXACT), f"{case}: the plan found is not among those tried"
+    optimum = BruteForce(model_of(case), reordered).run()
+    assert found.bound_seconds <= optimum * (1 + EXACT), f"{case}: the bound {found.bound_seconds} is above the optimum {optimum}"
+    assert found.seconds >= optimum * (1 - EXACT)
+    assert found.gap == pytest.approx((found.seconds - found.bound_seconds) / found.seconds, abs=1e-12)
+    assert (found.status == "optimal") == (found.gap <= PROOF)
+    if found.status == "optimal":
+        assert found.seconds <= optimum * (1 + 2 * PROOF), f"{case}: called optimal at {found.seconds}, the optimum is {optimum}"
+    return Outcome(case, found.seconds, found.bound_seconds, optimum)
+
+
+def distribution(outcomes: list[Outcome]) -> str:
+    """In words, with the worst cases to run again."""
+    excess = sorted(outcomes, key=lambda item: item.excess)
+    slack = sorted(outcomes, key=lambda item: item.slack)
+    tenth = len(outcomes) // 10
+    return (
+        f"{len(outcomes)} graphs; above the optimum: median {excess[len(excess) // 2].excess:.2%}, mean "
+        f"{statistics.mean(item.excess for item in outcomes):.2%}, a tenth more than {excess[-tenth - 1].excess:.2%}, worst "
+        f"{excess[-1].excess:.2%} ({excess[-1].case}), exact {sum(item.excess <= EXACT for item in outcomes)}; bound below it: median "
+        f"{-slack[len(slack) // 2].slack:.2%}, a tenth more than {-slack[tenth].slack:.2%}, worst {-slack[0].slack:.2%} ({slack[0].case})"
+    )
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_bound_is_below_every_plan_and_order(case: Case) -> None:
+    outcome(case)
+
+
+@pytest.mark.slow
+def test_bound_and_answer_over_many_graphs(record_property: pytest.RecordProperty) -> None:
+    outcomes = [outcome(case) for case in (*ONE_AXIS, *TWO_AXES)]
+    words = distribution(outcomes)
+    record_property("distribution", words)
+    print(words)
+    assert statistics.median(item.excess for item in outcomes) <= 0.02, words
+
+
+# the proof's own tools --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [Case(6, "x=2", 2), Case(24, "x=2", 2)], ids=str)
+def test_trying_everything_leaves_nothing_out(case: Case) -> None:
+    """The same as timing every single combination of finite choices, one by one."""
+    model = model_of(case)
+    timing = Timing(model.space.graph, model.space.machine)
+    best = math.inf
+    for choices in itertools.product(*(range(len(node.seconds)) for node in model.nodes)):
+        if all(np.isfinite(edge.seconds[choices[edge.source], choices[edge.target]]) for edge in model.edges):
+            step = sum(node.seconds[choice] for node, choice in zip(model.nodes, choices, strict=True) if node.kind == "input")
+            best = min(best, timing.seconds(extract(model, np.array(choices)), step))
+    assert BruteForce(model, math.inf).run() == pytest.approx(best, rel=EXACT)
+
+
+def every_list(tasks: tuple[Task, ...], rules: Rules) -> float:
+    """The shortest by plain recursion over what comes next, alone or in a call with others; nothing is remembered, nothing left out."""
+    links = sorted({link for task in tasks for link in task.links})
+
+    def behind(number: int, through: str) -> set[int]:
+        """What must be there: through slices; of a start, collectives it reads itself may be on their way."""
+        found = set()
+        for other in tasks[number].reads:
+            if tasks[other].kind == "cut":
+                found |= behind(other, "cut")
+            elif not (through == "call" and tasks[other].kind == "call"):
+                found.add(other)
+        return found
+
+    def flying(number: int) -> set[int]:
+        return {other for other in tasks[number].reads if tasks[number].kind == "call" and tasks[other].kind == "call"}
+
+    def go(run: frozenset[int], ends: dict[int, float], waited: frozenset[int], calls: tuple[tuple[int, ...], ...], now: float,
+           free: dict[str, float]) -> float:  # fmt: skip
+        busy = max(free.values(), default=0.0)
+        best = math.inf
+        for call in calls:
+            begin = max(now, ends[call[0]])
+            end = operator_ends(begin, rules.copies([tasks[n] for n in call]), busy, rules.slowdown)
+            best = min(best, go(run, ends, waited | set(call), tuple(other for other in calls if other != call), end, free))
+        there = run | waited
+        ready = [
+            n for n, task in enumerate(tasks)
+            if task.kind != "cut" and n not in run and n not in ends and behind(n, task.kind) <= there and flying(n) <= set(ends)
+        ]  # fmt: skip
+        if not ready and not calls:
+            return now
+        starts = [n for n in ready if tasks[n].kind == "call"]
+        groups = [(n,) for n in ready] + [
+            group
+            for size in range(2, len(starts) + 1)
+            for group in itertools.combinations(starts, size)
+            if len({tasks[n].call for n in group}) == 1
+        ]
+        for group in groups:
+            first = tasks[group[0]]
+            if first.kind == "run":
+                if first.links:
+                    end = max([now, *(free[link] for link in first.links)]) + first.seconds
+                else:
+                    end = operator_ends(now, first.seconds, busy, rules.slowdown)
+                best = min(best, go(run | {group[0]}, ends, waited, calls, end, {**free, **dict.fromkeys(first.links, end)}))
+            else:
+                arrived = max([now, *(ends[other] for n in group for other in flying(n))])
+                end = max([arrived, *(free[link] for link in first.links)])
+                end += first.latency + sum(tasks[n].seconds - first.latency for n in group)
+                after = {**free, **dict.fromkeys(first.links, end)}
+                clock = now if rules.overlaps else arrived
+                best = min(best, go(run, {**ends, **dict.fromkeys(group, end)}, waited, (*calls, group), clock, after))
+        return best
+
+    return go(frozenset(), {}, frozenset(), (), 0.0, dict.fromkeys(links, 0.0))
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_shortest_order_is_the_shortest_list(seed: int) -> None:
+    """Remembering, and leaving out what is later in everything, changes nothing: drawn tasks of operators, calls and slices."""
+    rng = np.random.default_rng(seed)
+    tasks: list[Task] = []
+    for number in range(5):
+        reads = tuple(other for other in range(number) if rng.random() < 0.35)
+        kind = str(rng.choice(["run", "call", "call", "cut"] if number else ["run", "call"]))
+        seconds = float(rng.integers(1, 6))
+        if kind == "cut":
+            tasks.append(Task("cut", reads=reads[:1] or (number - 1,)))
+        elif kind == "run":
+            tasks.append(Task("run", seconds, reads, ("b",) if rng.random() < 0.2 else ()))
+        else:
+            link = str(rng.choice(["a", "b"]))
+            copying = Copying(float(rng.integers(1, 4)), float(rng.integers(1, 4)), *(bool(rng.random() < 0.4) for _ in range(3)))
+            tasks.append(Task("call", seconds + 1.0, reads, (link,), 1.0, link, copying))
+    rules = Rules(float(rng.choice([0.0, 0.3, 0.6])), bool(rng.random() < 0.7), lambda copied, _: 0.5 * copied)
+    assert shortest(tuple(tasks), rules, math.inf) == pytest.approx(every_list(tuple(tasks), rules), rel=EXACT)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_schedule_of_the_passes_is_shorter(seed: int) -> None:
+    case = Case(seed, "x=2,y=2", 5)
+    graph, machine, _, optimizer = drawn(case)
+    schedule = random_schedule(graph, machine, seed)
+    assert {item.phase for item in schedule.instructions} <= set(PHASES)
+    least = Timing(graph, machine).seconds(assignment_of(schedule), schedule.optimizer_seconds(optimizer))
+    assert least <= step_seconds(schedule, optimizer) * (1 + EXACT)
