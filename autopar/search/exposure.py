@@ -43,7 +43,7 @@ KEPT = 0.6
 
 @dataclass(frozen=True)
 class Exposure:
-    """As ``Weights`` of a problem: operators and copies count whole, collectives by the share of their seconds that operators wait for, and their
+    """As ``Weights`` of a problem: operators and copies count whole, collectives by the share of their seconds waited for, and their
     latency, which a bucket pays once, by how many values share a call.
 
     Args:
