@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -187,6 +188,12 @@ def functional_collectives() -> Any:
     import torch.distributed._functional_collectives  # registers them
 
     return torch.ops._c10d_functional
+
+
+def timeout_of(group: Any) -> timedelta:
+    """How long a process group's collectives wait for other ranks; groups made later do not take it over by themselves."""
+    device = group._device_types[0]
+    return group._get_backend(device).options._timeout
 
 
 def copy_each(into: list[torch.Tensor], given: list[torch.Tensor]) -> None:

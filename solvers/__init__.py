@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from solvers.evaluation import evaluate
     from solvers.problem import INFINITE, Problem
     from solvers.solution import Solution, Status
-    from solvers.solving import METHODS, solve
+    from solvers.solving import INTERRUPTED, METHODS, solve
 
-__all__ = ["INFINITE", "METHODS", "Problem", "ProblemError", "Solution", "Status", "evaluate", "solve"]
+__all__ = ["INFINITE", "INTERRUPTED", "METHODS", "Problem", "ProblemError", "Solution", "Status", "evaluate", "solve"]
 
 _HOME = {
     "INFINITE": "problem",
+    "INTERRUPTED": "solving",
     "METHODS": "solving",
     "Problem": "problem",
     "ProblemError": "errors",

@@ -33,6 +33,8 @@ SMALL = 30_000
 """Entries of edge tables up to which a problem is solved without compiled code, so that the first one need not wait for it."""
 LEAN_SECONDS = 2.0
 """Time to look for a feasible limit where the given one was not met, at least."""
+INTERRUPTED = "interrupted; this is the best so far"
+"""The message of a solution after Ctrl-C."""
 FINEST = 2**40
 """Memory over time is counted in shares of about this."""
 
@@ -63,7 +65,7 @@ def solve(
             METHODS[method](record)
             find_smallest_limit(record)
     except KeyboardInterrupt:
-        record.message = "interrupted; this is the best so far"
+        record.message = INTERRUPTED
     return record.solution(method)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from autopar import torch_compat
+from autopar.verify.launch import run_ranks
 
 ROOT = Path(torch_compat.__file__).resolve().parents[1]
 Pair = namedtuple("Pair", "first second")
@@ -111,6 +113,20 @@ def test_the_running_backward_says_whether_it_keeps_the_graph(keep):
 
     Watch.apply(torch.ones(1, requires_grad=True)).backward(retain_graph=keep)
     assert seen == [keep]
+
+
+def test_many_copies_are_one_call():
+    whole = torch.zeros(2, 5)
+    torch_compat.copy_each(list(whole.split((2, 3), 1)), [torch.ones(2, 2), torch.arange(6).view(3, 2).t()])
+    assert whole.tolist() == [[1, 1, 0, 2, 4], [1, 1, 1, 3, 5]]
+
+
+def test_a_group_tells_its_timeout():
+    def rank_main(rank):
+        world, other = torch.distributed.group.WORLD, torch.distributed.new_group([0], timeout=timedelta(seconds=3))
+        return torch_compat.timeout_of(world).total_seconds(), torch_compat.timeout_of(other).total_seconds()
+
+    assert run_ranks(rank_main, 1, timeout=7.0) == [(7.0, 3.0)]
 
 
 def test_no_other_file_touches_private_torch_names():

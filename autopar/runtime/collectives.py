@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.backends import Backend, Exchange, Wait
+from autopar.runtime.groups import group_of
 from autopar.schedule import Collective
 from autopar.schedule.instructions import Part
 from autopar.torch_compat import copy_each
@@ -112,8 +113,19 @@ class Call:
 
     def land(self, flight: Flight, ranks: Sequence[Values]) -> None:
         """Puts the targets among the values."""
-        for held, buffer in zip(ranks, flight.wait(), strict=True):
+        try:
+            buffers = flight.wait()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        for held, buffer in zip(ranks, buffers, strict=True):
             held.update(zip(self.targets, self.unpack(buffer), strict=True))
+
+    def _lost(self, error: RuntimeError) -> RuntimeError:
+        """The backend's own error speaks of sockets; this one says what was being done, and who else took part."""
+        axes = ", ".join(map(self.backend.mesh.sub_axis_name, self.exchange.axes))
+        members = {rank: group_of(self.backend.mesh, self.exchange.axes, rank) for rank in self.backend.ranks}
+        who = "; ".join(f"rank {rank} with ranks {[other for other in group if other != rank]}" for rank, group in members.items())
+        return RuntimeError(f"{self.of.kind} {self.of.id} over {axes} was not finished ({who}): another rank is gone or late: {error}")
 
     def _observed(self, sources: Sequence[Tensor]) -> Observed:
         call, sizes = self.of, [self.exchange.full_bytes(tensor) for tensor in sources]

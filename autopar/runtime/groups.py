@@ -1,7 +1,8 @@
 """The groups of ranks behind a tuple of sub-axes, and their process groups.
 
 A sub-axis ``tp:(2)4`` is the digit of size 4 of the axis' coordinate that has 2 blocks outside it. A group holds the ranks that differ
-in those digits alone, ordered row-major over the sub-axes, major to minor. Every rank creates every group, in the same order.
+in those digits alone, ordered row-major over the sub-axes, major to minor. Every rank creates every group, in the same order; they wait for
+others as long as the default group does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from autopar.torch_compat import timeout_of
 from cost_models import Mesh, SubAxis
 
 
@@ -65,7 +67,7 @@ def create_process_groups(mesh: Mesh, wanted: Sequence[tuple[SubAxis, ...]]) -> 
         for members in groups(mesh, axes):
             if members not in created:
                 # The order of the group's ranks is the row-major order of the sub-axes, not that of the world's ranks.
-                created[members] = dist.new_group(list(members), sort_ranks=False)
+                created[members] = dist.new_group(list(members), sort_ranks=False, timeout=timeout_of(world))
             if rank in members:
                 found[axes] = created[members]
     return found

@@ -23,11 +23,11 @@ def extract(model: Model, choices: np.ndarray) -> Assignment:
     layouts: list[Layout] = []
     reads: dict[tuple[str, int], str] = {}
     for site in model.sites.values():
-        _extract_site(model, choices, site, layouts, reads)
+        extract_site(model, choices, site, layouts, reads)
     return Assignment(inputs, strategies, tuple(layouts), reads)
 
 
-def _extract_site(model: Model, choices: np.ndarray, site: Site, layouts: list[Layout], reads: dict[tuple[str, int], str]) -> None:
+def extract_site(model: Model, choices: np.ndarray, site: Site, layouts: list[Layout], reads: dict[tuple[str, int], str]) -> None:
     tensor = site.tensor
     own = (tensor, site.specs[choices[site.producer]])
     early, late = site.phases(model.space.graph)

@@ -33,7 +33,7 @@ from autopar.search.pins import resolve_pins
 from autopar.search.space import Space
 from autopar.search.tuning import Timed, best_schedule
 from cost_models import Machine
-from solvers import Solution, Status, solve
+from solvers import INTERRUPTED, Solution, Status, solve
 
 PROOF = 1e-6
 """A plan is called optimal when its gap is at most this."""
@@ -220,11 +220,15 @@ class _Search:
         return gain
 
     def run(self) -> None:
-        """All rounds, and an error when nothing fits."""
-        if self.model.space.machine.cost_model == "communication":
-            self._in_sequence()
-        else:
-            self._by_step()
+        """All rounds, and an error when nothing fits. Ctrl-C ends them with the best so far, if there is one."""
+        try:
+            if self.model.space.machine.cost_model == "communication":
+                self._in_sequence()
+            else:
+                self._by_step()
+        except KeyboardInterrupt:
+            if self.best is None or self.best.memory.peak > self.limit:
+                raise
         self.seconds = perf_counter() - self.began
         if self.best is None or self.best.memory.peak > self.limit:
             self._without_answer()
@@ -326,6 +330,8 @@ class _Search:
             assert problem.limit is not None
             self.lowered = max(int(problem.limit - (found.memory.peak - self.limit) - self.limit // 2000), 0)
         self.gained = self.offer(found, solution.method)
+        if solution.message == INTERRUPTED:
+            raise KeyboardInterrupt
         return found
 
     def _without_answer(self) -> None:

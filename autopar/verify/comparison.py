@@ -36,12 +36,16 @@ GRADIENT_FLOOR = 1e-3
 """A gradient's error is relative to its largest entry, or this times the model's largest: some gradients are zero in exact arithmetic."""
 
 
+MEMORY_TOLERANCE = 0.1
+"""Share of the predicted peak by which the measured one may differ."""
+
+
 @dataclass(frozen=True)
 class Verification:
     """What was compared.
 
     Args:
-        passed: every error within its tolerance and the collectives equal.
+        passed: every error within its tolerance, the collectives equal, the peak of memory as predicted.
         ranks: of the mesh.
         output_error: largest |a-b| / max(1, max|b|) over outputs and mutated buffers.
         gradient_errors: by parameter or input.
@@ -118,9 +122,12 @@ def compare(plan: Plan, schedule: Schedule, single: Trial, trials: list[Trial]) 
         if observed != rows_planned:
             problems.append(f"collectives of rank {rank}: {_first_difference(rows_planned, observed)}")
             break
+    predicted, measured = plan.predicted.peak_memory_bytes_per_rank, max(trial.peak_bytes for trial in trials)
+    if abs(measured - predicted) > MEMORY_TOLERANCE * predicted:
+        problems.append(f"peak memory is {measured:,} bytes a rank, predicted {predicted:,}: more than {MEMORY_TOLERANCE:.0%} apart")
     return Verification(
         not problems, mesh.ranks, output_error, gradients, tuple(single.losses), tuple(first.losses), rows_planned, rows[0],
-        plan.predicted.peak_memory_bytes_per_rank, max(trial.peak_bytes for trial in trials), tuple(problems),
+        predicted, measured, tuple(problems),
     )  # fmt: skip
 
 

@@ -144,7 +144,8 @@ def _keep_freed_memory() -> None:
 def _is_consequence(error: BaseException) -> bool:
     """Whether the error says that another rank is gone, rather than that this one failed."""
     text = str(error).lower()
-    return isinstance(error, (RuntimeError, ConnectionError)) and any(word in text for word in ("gloo", "connection", "peer", "timed out"))
+    words = ("gloo", "connection", "peer", "timed out", "another rank is gone")
+    return isinstance(error, (RuntimeError, ConnectionError)) and any(word in text for word in words)
 
 
 def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], name: str) -> list[Any]:

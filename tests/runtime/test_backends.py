@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from autopar.errors import VerificationError
 from autopar.graph import Graph, GraphInput, GraphOutput, Tensor
 from autopar.reshard import find_reshard
 from autopar.runtime.backends import Exchange, LockstepRanks, ProcessRanks, TracedRanks
+from autopar.runtime.collectives import Call
 from autopar.runtime.execution import bind, groups_needed, simulate
 from autopar.runtime.groups import group_of, groups
 from autopar.runtime.placement import local_part
 from autopar.schedule import OUTPUT, Assignment, Layout, Schedule, make_schedule
+from autopar.schedule.legality import check_legal
 from autopar.sharding import ShardingSpec
 from autopar.verify.launch import run_ranks
 from cost_models import Mesh, SubAxis
@@ -104,6 +112,37 @@ def test_many_may_be_under_way() -> None:
     assert run_ranks(rank_main, 4) == [[4.0 * number for number in reversed(range(8))]] * 4
 
 
+@pytest.mark.parametrize("ends", ["killed", "late"])
+def test_a_rank_that_is_gone_between_start_and_wait(ends: str) -> None:
+    """The others do not wait for ever: each stops, and says in which collective and with whom."""
+    schedule, timeout = reshard_schedule("3", ShardingSpec.parse("R R +P0"), ShardingSpec.parse("R R")), 5.0
+    assert schedule is not None
+    (call,) = schedule.calls
+
+    def rank_main(rank: int) -> str:
+        backend, flights = ProcessRanks(schedule.machine.mesh, [call.axes]), {}
+        bound = Call(call, backend)
+        dist.barrier()
+        if rank != 1:
+            bound.start([{"x": torch.ones(24, 12, dtype=torch.float64)}], flights, None)
+        elif ends == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            signal.pause()
+        bound.finish([{}], flights, None)
+        return "done"
+
+    begin = time.monotonic()
+    died = (
+        "rank 1 of 3 died: it was killed by SIGKILL"
+        if ends == "killed"
+        else "rank 0 of 3 died: RuntimeError: all_reduce x@0 over x was not"
+    )
+    with pytest.raises(VerificationError, match=died):
+        run_ranks(rank_main, 3, timeout=timeout)
+    assert time.monotonic() - begin < 4 * timeout
+
+
 def reshard_schedule(mesh: str, source: ShardingSpec, target: ShardingSpec) -> Schedule | None:
     """A schedule that does nothing but bring its input from one spec to another; None when there is no way."""
     where, shape = machine(mesh), (24, 12)
@@ -121,6 +160,24 @@ def every_reshard(mesh: str) -> list[Schedule]:
     return [schedule for schedule in found if schedule is not None]
 
 
+def in_flight(schedules: list[Schedule]) -> list[Schedule]:
+    """Those of several collectives, with all of them started before any is waited for."""
+    found = []
+    for schedule in schedules:
+        kinds = [item.kind for item in schedule.instructions]
+        if kinds.count("start") > 1 and "slice" not in kinds:
+            items = sorted(schedule.instructions, key=lambda item: ("start", "wait", "free").index(item.kind))
+            found.append(check_legal(replace(schedule, instructions=tuple(items)), "the test"))
+    return found
+
+
+def test_a_call_may_read_what_is_still_in_flight() -> None:
+    whole, schedules = torch.randn(24, 12, dtype=torch.float64), in_flight(every_reshard("2x2"))
+    assert len(schedules) > 50
+    for schedule in schedules:
+        assert simulate(schedule, {"x": whole}).outputs[0].equal(whole), schedule.instructions[0]
+
+
 @pytest.mark.parametrize("mesh", ["4", "6", "2x2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("2x4", "3x4"))])
 def test_every_reshard_is_right_in_value(mesh: str) -> None:
     whole = torch.randn(24, 12, dtype=torch.float64)
@@ -131,6 +188,7 @@ def test_every_reshard_is_right_in_value(mesh: str) -> None:
 @pytest.mark.parametrize("mesh", ["2x2", pytest.param("4", marks=pytest.mark.slow), pytest.param("2x4", marks=pytest.mark.slow)])
 def test_every_reshard_is_right_on_real_ranks(mesh: str) -> None:
     schedules = every_reshard(mesh)
+    schedules += in_flight(schedules)
     whole = torch.randn(24, 12, dtype=torch.float64)
     shape = Mesh.parse(mesh)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from autopar import zoo
 from autopar.errors import MismatchError, UsageError
 from autopar.plan import Plan
 from autopar.runtime import compile_plan
+from autopar.runtime.agreement import check_agreement
 from autopar.runtime.compiling import example_call
+from autopar.schedule import Schedule
 from autopar.target import Target
 from autopar.verify.launch import run_ranks
+from tests.graphs import machine, random_schedule, two_layers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,6 +80,32 @@ def test_another_model_is_refused() -> None:
     other = zoo.build("mlp", layers="3")
     found = refused(plan_of("dp=2"), 2, other.model)
     assert "another model" in found and "hint: " in found
+
+
+def test_ranks_with_different_schedules_are_refused() -> None:
+    """One rank's file has two instructions in another order, a third has another mesh's specs: all ranks are told, none waits."""
+    graph, where = two_layers(), machine("2x2")
+    first = random_schedule(graph, where, 1)
+    runs = [index for index, item in enumerate(first.instructions) if item.kind == "free"]
+    index = next(index for index in runs if first.instructions[index + 1].kind != "free")
+    items = list(first.instructions)
+    items[index], items[index + 1] = items[index + 1], items[index]
+    swapped = replace(first, instructions=tuple(items))
+
+    def rank_main(rank: int, others: Schedule) -> str:
+        try:
+            check_agreement(others if rank == 2 else first)
+        except MismatchError as error:
+            return str(error)
+        return "no error"
+
+    found = run_ranks(lambda rank: rank_main(rank, swapped), 4)
+    assert len(set(found)) == 1
+    assert f"ranks 0 and 2 hold different schedules; the first instruction that differs is number {index}: free" in found[0]
+    assert "\nhint: give every rank the same plan file" in found[0]
+    found = run_ranks(lambda rank: rank_main(rank, random_schedule(graph, where, 2)), 4)
+    assert all("they differ before the first instruction" in message for message in found)
+    assert run_ranks(lambda rank: rank_main(rank, random_schedule(graph, where, 1)), 4) == ["no error"] * 4
 
 
 @pytest.mark.skipif("RANK" in os.environ, reason="this test runs without torchrun")

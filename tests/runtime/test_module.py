@@ -115,6 +115,41 @@ def test_gradients_have_their_parameters_spec_and_their_own_storage() -> None:
     assert all(on_ranks(run))
 
 
+def bucketed_gradients(schedule: Schedule) -> list[str]:
+    """Names of the parameters whose gradients arrive in one buffer, where there are such."""
+    leaving = {value: output.name for output, value in schedule.outputs if output.kind == "gradient"}
+    for call in schedule.calls:
+        names = [leaving[part.target] for part in call.parts if part.target in leaving]
+        if len(names) > 1 and not call.unpacks:
+            return names
+    return []
+
+
+def test_gradients_stay_in_their_bucket_and_may_be_written() -> None:
+    reference = copy.deepcopy(net().model)
+    wanted = train(reference, lambda: loss(reference(X), Y))
+    graph, where = net().captured.graph, machine("2")
+    made = (random_schedule(graph, where, seed) for seed in range(100))
+    schedule = next(item for item in made if len(bucketed_gradients(item)) > 1)
+    names = bucketed_gradients(schedule)
+
+    def run(module: ShardedModule) -> tuple[bool, bool, list[float]]:
+        held = dict(module.named_parameters())
+        module(X, Y).backward()
+        one = len({held[name].grad.to_local().untyped_storage().data_ptr() for name in names}) == 1
+        (module(X, Y) * 2).backward()
+        thrice = [held[name].grad.full_tensor() for name in names]
+        module.zero_grad()
+        module(X, Y).backward()
+        right = all(torch.allclose(many, 3 * held[name].grad.full_tensor()) for name, many in zip(names, thrice, strict=True))
+        module.zero_grad()
+        return one, right, train(module, lambda: module(X, Y))
+
+    for one, right, found in run_ranks(lambda _: run(compiled(net(), schedule)), 2):
+        assert one and right
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
 def test_a_scaled_loss_scales_the_gradients_and_they_accumulate() -> None:
     wanted = net().single.gradients["down.weight"]
 

@@ -179,6 +179,16 @@ def test_collectives_that_were_not_planned_fail() -> None:
     assert not found.passed and "collectives of rank 0: number 0" in found.problems[0]
 
 
+def test_memory_that_was_not_predicted_fails() -> None:
+    plan = plan_of()
+    for factor, passes in ((1.05, True), (1.3, False), (0.8, False)):
+        bytes_ = int(plan.predicted.peak_memory_bytes_per_rank * factor)
+        other = plan.model_copy(update={"predicted": plan.predicted.model_copy(update={"peak_memory_bytes_per_rank": bytes_})})
+        found = verify(other, target(), backend="simulate", steps=2)
+        assert found.passed == passes
+        assert passes or "peak memory" in found.problems[0]
+
+
 def test_a_plan_of_another_model_is_refused() -> None:
     with pytest.raises(MismatchError, match="hint: "):
         verify(plan_of(), target("gpt2"), backend="simulate")
