@@ -228,7 +228,7 @@ def race(model: str, plans: Mapping[str, autopar.Plan], rounds: int) -> dict[str
 
 @dataclass(frozen=True)
 class Row:
-    """One plan, predicted and measured; seconds, and bytes on a rank. over the rounds, ``measured`` is the lower quartile, ``stretch`` the median."""
+    """One plan, predicted and measured; seconds, and bytes on a rank. Over rounds: ``measured`` a lower quartile, ``stretch`` a median."""
 
     ranks: int
     model: str
