@@ -5,6 +5,8 @@
 GPT-2 of the zoo, AdamW, gloo ranks forked on this machine with one thread each. All contestants live in the same ranks with weights of
 their own, equal at the start, and step in turn: a round is one step of each, in an order that rotates, with a barrier before each.
 A step's time runs from the first rank's start to the last rank's end, so a rank that waits for another is counted once.
+Plans are made for this machine as ``autopar profile`` measures it: with ranks that share cores, a collective's latency is milliseconds,
+and what is put in buckets follows from that.
 Medians and minima over rounds; ratios are medians over rounds of the ratio within a round, so that a slow moment of the machine hits
 both sides. Losses, averaged over ranks where each has its own batch, must be equal step by step.
 
@@ -19,6 +21,7 @@ import hashlib
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -169,6 +172,19 @@ ALONE = ("eager", "mesh of one")
 """Those that run on one rank."""
 
 
+def measured(ranks: int, folder: Path | None) -> Path:
+    """The hardware file of this machine, as ``autopar profile`` writes it; kept where plans are kept."""
+    from autopar.measurement import measure, to_toml
+
+    path = (folder or Path(tempfile.mkdtemp())) / f"measured-{ranks}.toml"
+    if not path.exists():
+        made = measure(ranks)
+        assert made is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_toml(made))
+    return path
+
+
 def make_plans(names: Sequence[str], sizes: Sizes, ranks: int, hardware: str, folder: Path | None) -> dict[str, autopar.Plan]:
     """A plan for each of ours among the names; read from ``folder`` where an earlier run with these settings left it."""
     target, plans = sizes.build(), {}
@@ -288,7 +304,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--hardware", default="cpu-cluster", help="what plans are made for")
+    parser.add_argument("--hardware", help="what plans are made for; this machine, measured first by as many ranks, if not given")
     parser.add_argument("--for-loop", action="store_true", help="AdamW parameter by parameter, torch's default on CPUs; else fused")
     parser.add_argument("--only", default=",".join((*PLAIN, *PINNED)), help="contestants, by comma")
     parser.add_argument("--plans", type=Path, metavar="FOLDER", help="keep plans there, and take them from there")
@@ -298,7 +314,8 @@ def main() -> int:
     if unknown := [name for name in names if name not in PLAIN and name not in PINNED]:
         parser.error(f"no contestant {', '.join(unknown)}; there are {', '.join((*PLAIN, *PINNED))}")
     sizes = Sizes(given.layers, given.width, given.heads, given.vocab, given.batch, given.seq)
-    plans = run_ranks(lambda _: make_plans(names, sizes, given.ranks, given.hardware, given.plans), 1, alone=True)[0]
+    hardware = given.hardware or str(measured(given.ranks, given.plans))
+    plans = run_ranks(lambda _: make_plans(names, sizes, given.ranks, hardware, given.plans), 1, alone=True)[0]
     rows: list[dict[str, Any]] = []
     for ranks, group in ((given.ranks, [name for name in names if name not in ALONE]), (1, [name for name in names if name in ALONE])):
         if group:

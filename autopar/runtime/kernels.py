@@ -80,7 +80,7 @@ class Product:
 
     def matrices(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Both matrices, as views where memory allows."""
-        left, right = tensors[self.left].reshape(self.left_shape), tensors[self.right].reshape(self.right_shape)
+        left, right = _shaped(tensors[self.left], self.left_shape), _shaped(tensors[self.right], self.right_shape)
         return left.t() if self.turned[0] else left, right.t() if self.turned[1] else right
 
     @property
@@ -90,7 +90,12 @@ class Product:
 
     def multiply(self, tensors: Sequence[Tensor]) -> tuple[Tensor]:
         """The contraction."""
-        return (torch.mm(*self.matrices(tensors)).view(self.shape),)
+        return (_shaped(torch.mm(*self.matrices(tensors)), self.shape),)
+
+
+def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``reshape``, of which most matrices have no need: asking is ten times cheaper than the operator."""
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
 
 
 def find_product(op: Op, shapes: Shapes) -> Product | None:

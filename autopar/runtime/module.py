@@ -314,11 +314,11 @@ class ShardedModule(nn.Module):
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
+        with torch.no_grad():
+            locals_.update((item.tensor, held[item.name].to_local()) for item in graph.inputs if item.kind in ("parameter", "buffer"))
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
-                with torch.no_grad():
-                    locals_[item.tensor] = tensor.to_local()
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:

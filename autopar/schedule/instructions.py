@@ -79,6 +79,22 @@ class Operation:
     strategy: Strategy
 
 
+def cuts_inside(step: Step, source: tuple[int, ...]) -> bool:
+    """Whether a collective cuts a dim of the rank's ``source`` shape that is not the first: its blocks are not runs of memory."""
+    return step.kind in ("reduce_scatter", "all_to_all") and math.prod(source[: step.dims[-1]]) > 1
+
+
+def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
+    """Whether a collective joins a dim of the rank's ``target`` shape that is not the first."""
+    return step.kind in ("all_gather", "all_to_all") and math.prod(target[: step.dims[0]]) > 1
+
+
+def copied_inside(step: Step, source: tuple[int, ...], target: tuple[int, ...]) -> int:
+    """Elements that a call of its own copies on the rank, since it cuts or joins inside."""
+    copied = math.prod(source) if cuts_inside(step, source) else 0
+    return copied + (math.prod(target) if joins_inside(step, target) else 0)
+
+
 @dataclass(frozen=True)
 class Part:
     """One value's share of a collective.
@@ -115,12 +131,12 @@ class Part:
     @property
     def cuts_inside(self) -> bool:
         """The source's blocks are not runs of memory: what is cut is not its first dim."""
-        return self.step.kind in ("reduce_scatter", "all_to_all") and math.prod(self.source_shape[: self.step.dims[-1]]) > 1
+        return cuts_inside(self.step, self.source_shape)
 
     @property
     def joins_inside(self) -> bool:
         """The target's blocks are not runs of memory: what is joined is not its first dim."""
-        return self.step.kind in ("all_gather", "all_to_all") and math.prod(self.target_shape[: self.step.dims[0]]) > 1
+        return joins_inside(self.step, self.target_shape)
 
 
 @dataclass(frozen=True)

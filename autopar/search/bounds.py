@@ -2,11 +2,13 @@
 
 Let T be the time from the first instruction of a phase to its last. For every plan p and every order of its instructions, T is at least
 
-- ``compute``: the seconds of all operators of the phase (one compute stream), and ``overlap_slowdown`` times a link's work with it,
-  since while the link is busy operators lose that share of their speed, and while they stand still they do not run at all;
+- ``compute``: the seconds of all operators of the phase and of the copies around collectives (one compute stream), and
+  ``overlap_slowdown`` times a link's work with it, since while the link is busy operators lose that share of their speed, and while they
+  stand still they do not run at all;
 - a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
   share a bucket;
-- the seconds along any path of data dependencies, operators and the reshards between them, latencies included.
+- the seconds along any path of data dependencies, operators and the collectives between them, latencies included (copies are not: those
+  of one step of a reshard may be made while the next is under way).
 
 Phases follow one another, and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with
 weights that sum to 1 in each phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by
@@ -93,16 +95,17 @@ class Mixture:
                 edges.append(edge.seconds)
                 continue
             shares = tuple(between[edge.phase, link] / edge.readers for link in model.space.links)
-            key = id(edge.seconds), on_edge[number], shares
+            copied = compute[edge.phase] / edge.readers
+            key = id(edge.seconds), on_edge[number], shares, copied
             if key not in made:
-                made[key] = _mixed(model, edge, on_edge[number], shares)
+                made[key] = _mixed(model, edge, on_edge[number], shares, copied)
             edges.append(made[key])
         return Priced(nodes, edges)
 
 
-def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float]) -> np.ndarray:
-    finite = np.isfinite(edge.seconds)
-    total = on_path * np.where(finite, edge.seconds, 0.0)
+def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float], copied: float) -> np.ndarray:
+    finite, copies = np.isfinite(edge.seconds), model.copies(edge)
+    total = on_path * (np.where(finite, edge.seconds, 0.0) - copies) + copied * copies
     for link, share in zip(model.space.links, shares, strict=True):
         if share:
             total = total + share * model.loads(edge, link)
@@ -121,7 +124,8 @@ def floor(model: Model) -> float:
 
 
 class Answer:
-    """What one choice for each node costs: seconds of each node and edge, each link's work, and the longest path of each phase."""
+    """What one choice for each node costs: seconds of each node, and of each edge without copies, each link's work, and the longest
+    paths of each phase."""
 
     def __init__(self, model: Model, choices: np.ndarray) -> None:
         self.model, self.choices = model, choices
@@ -140,6 +144,9 @@ class Answer:
                     self.inside[node.phase, link] += load[choices[number]]
         for number, edge in enumerate(model.edges):
             if edge.tensor is not None and self.edges[number] > 0.0:
+                copies = model.copies(edge)[choices[edge.source], choices[edge.target]]
+                self.edges[number] -= copies
+                self.compute[edge.phase] += copies / edge.readers
                 for link in model.space.links:
                     load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
                     self.between[edge.phase, link] += load / edge.readers

@@ -43,7 +43,7 @@ KEPT = 0.6
 
 @dataclass(frozen=True)
 class Exposure:
-    """As ``Weights`` of a problem: operators count whole, reshards by the share of their seconds that operators wait for, and their
+    """As ``Weights`` of a problem: operators and copies count whole, collectives by the share of their seconds waited for, and their
     latency, which a bucket pays once, by how many values share a call.
 
     Args:
@@ -70,7 +70,8 @@ class Exposure:
             key = id(edge.seconds), belief
             if key not in made:
                 share = belief.waited + (1.0 - belief.waited) * self.slowdown
-                made[key] = share * (edge.seconds - (1.0 - belief.calls) * _latency(model, edge))
+                copies = model.copies(edge)
+                made[key] = share * (edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)) + copies
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
@@ -82,8 +83,8 @@ class Exposure:
 
 def _latency(model: Model, edge: Edge) -> np.ndarray:
     """What of an edge's seconds is paid once a call."""
-    links = sum((model.loads(edge, link) for link in model.space.links), np.zeros(edge.seconds.shape))
-    return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - links, 0.0), 0.0)
+    rest = sum((model.loads(edge, link) for link in model.space.links), model.copies(edge))
+    return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - rest, 0.0), 0.0)
 
 
 def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief]:

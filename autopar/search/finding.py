@@ -53,7 +53,7 @@ GAIN = 1e-3
 TUNED = 2
 """Of a large problem so many of the best baselines have limits of their own tried."""
 TURN = 1 / 6
-"""Share of the time limit that one solve may take, so that there are several."""
+"""Share of the time limit that one solve may take, so that there are several; the first may take half."""
 SHARE = 0.3
 """Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
@@ -221,6 +221,7 @@ class _Search:
 
     def run(self) -> None:
         """All rounds, and an error when nothing fits. Ctrl-C ends them with the best so far, if there is one."""
+        self.began = perf_counter()
         try:
             if self.model.space.machine.cost_model == "communication":
                 self._in_sequence()
@@ -314,7 +315,9 @@ class _Search:
                 best = self.best.seconds if self.best is not None else math.inf
                 self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
 
-        most = self.time_limit if space.machine.cost_model == "communication" else TURN * self.time_limit
+        most = self.time_limit
+        if space.machine.cost_model != "communication":
+            most *= TURN if self.start is not None else 0.5
         solution = solve(problem, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=self.start, progress=report)
         self.last = solution
         if proves and problem.limit == self.limit:

@@ -166,6 +166,14 @@ class Model:
             (id(edge.seconds), link), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), loads, 0.0), edge.seconds
         )  # fmt: skip
 
+    def copies(self, edge: Edge) -> np.ndarray:
+        """Seconds of the copies of an edge's reshards; 0 where nothing is resharded."""
+        assert edge.tensor is not None
+        copies = self.space.copy_table(edge.tensor, edge.sources, edge.targets)
+        return self.once(
+            (id(edge.seconds), "copies"), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), copies, 0.0), edge.seconds
+        )  # fmt: skip
+
     def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
         """Seconds for which an operator's inner collectives hold each link they hold at all."""
         return {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}

@@ -17,6 +17,8 @@ from autopar.reshard import find_reshard
 from autopar.reshard.cuts import prime_cut
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT
+from autopar.schedule.instructions import copied_inside
+from autopar.schedule.ordering import shape_after
 from autopar.search.pins import Pins
 from autopar.sharding import ShardingSpec, Strategy, splits
 from cost_models import Machine
@@ -143,19 +145,23 @@ class Space:
         """Seconds for which each reshard holds ``link``, without latencies: what it adds to the link's work at least, in any bucket."""
         return self._reshard_tables(tensor, sources, targets)[1 + self.links.index(link)]
 
+    def copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """Seconds of the copies that each reshard needs beside its collectives, since it cuts or joins a dim that is not the first."""
+        return self._reshard_tables(tensor, sources, targets)[-1]
+
     @cached_property
     def links(self) -> tuple[str, ...]:
         """Every link that a collective on this mesh may hold."""
         return tuple(sorted({link for part in prime_cut(self.machine).parts for link in self.machine.links((part,))}))
 
     def _reshard_tables(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> Sequence[np.ndarray]:
-        """Seconds, then each link's load."""
+        """Seconds with copies, then each link's load, then the copies."""
         key = (tensor.shape, tensor.dtype, sources, targets)
         found = self._tables.get(key)
         if found is None:
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
             small = np.array([[self._price(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(
-                len(distinct_s), len(distinct_t), 1 + len(self.links)
+                len(distinct_s), len(distinct_t), 2 + len(self.links)
             )
             rows = [distinct_s.index(s) for s in sources] if len(distinct_s) < len(sources) else slice(None)
             columns = [distinct_t.index(t) for t in targets] if len(distinct_t) < len(targets) else slice(None)
@@ -177,8 +183,8 @@ class Space:
         return found
 
     def _price(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[float, ...]:
-        """Seconds of a reshard, then for how long it holds each link without latencies."""
-        nothing = (0.0,) * (1 + len(self.links))
+        """Seconds of a reshard with its copies, then for how long it holds each link without latencies, then the copies."""
+        nothing = (0.0,) * (2 + len(self.links))
         if source == target:
             return nothing
         new = [item for item in target.partial if item[0] not in source.partial_axes and item[1] == "sum"]
@@ -191,13 +197,18 @@ class Space:
             if found is None:
                 price = (IMPOSSIBLE, *nothing[1:])
             else:
-                held = dict.fromkeys(self.links, 0.0)
+                held, copies = dict.fromkeys(self.links, 0.0), 0.0
+                shape = source.local_shape(tensor.shape, self.sizes)
                 for step in found.steps:
+                    after = shape_after(shape, step)
                     if step.is_collective:
+                        copied = copied_inside(step, shape, after) * DTYPE_BYTES[tensor.dtype]
+                        copies += self.machine.copy_seconds(copied, tensor.dtype)
                         load = max(step.seconds - self.machine.latency_seconds(step.kind, step.axes), 0.0)
                         for link in self.machine.links(step.axes):
                             held[link] += load
-                price = (found.seconds, *held.values())
+                    shape = after
+                price = (found.seconds + copies, *held.values(), copies)
             self._prices[key] = price
         return price
 
