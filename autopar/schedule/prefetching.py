@@ -180,9 +180,11 @@ class _Placing:
             self.trailing.append(item)
 
     def _make_room(self, item: Instruction) -> None:
-        """Waits for others that run ahead, oldest first, where an operator needs ``item`` now and the limit is reached."""
-        for other in tuple(self.leading):
-            if self.ahead + self._held(item) > self.limit and not set(other.writes) & set(item.reads):
+        """Waits for others that run ahead, oldest first, where an operator needs ``item`` now and the limit is reached: all but the last
+        of those that it reads, which it may follow in flight."""
+        read = [other for other in self.leading if set(other.writes) & set(item.reads)]
+        for other in (*(other for other in self.leading if other not in read), *read[:-1]):
+            if self.ahead + self._held(item) > self.limit:
                 self._finish(other)
 
     def _arrive(self, value: str) -> None:

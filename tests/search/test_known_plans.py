@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopar.importer import capture_graph
-from autopar.program import Run
 from autopar.search import Found, find_plan
 from cost_models import Hardware, Machine, Mesh, load_hardware
 
@@ -91,10 +90,10 @@ def test_square_mlp(name: str, mesh: str) -> None:
     found = best(model, (x,), bare(mesh))
     assert found.status == "optimal"
     assert case.optimum <= found.seconds <= (case.optimum + LOSS) * (1 + 1e-9)
-    kinds = [item.kind for item in found.program.collectives()]
+    kinds = [call.kind for call in found.schedule.calls]
     assert set(kinds) == {"all_reduce"}
-    tensors = found.program.graph.inputs
-    specs = [str(found.program.specs[item.tensor]) for item in tensors if item.kind == "parameter" and len(item.name) == len("w.0.weight")]
+    tensors = found.schedule.graph.inputs
+    specs = [str(found.schedule.specs[item.tensor]) for item in tensors if item.kind == "parameter" and len(item.name) == len("w.0.weight")]
     if name in ("P1", "P3", "P7"):
         assert {spec for spec in specs if " " in spec} == {"R R"}
     else:
@@ -127,7 +126,7 @@ def test_sharding_passes_through_views(how: str) -> None:  # P9
     out = "R R" if how == "transpose" else "R R R"
     found = best(Wrapped(how), (a, torch.empty(2048, 128)), bare("x=1,y=4"), "inference", input__a=pin_a, input__b="S1 R", output__0=out)
     assert found.seconds == pytest.approx(all_reduce(128 * 128 * 4))
-    assert [item.kind for item in found.program.collectives()] == ["all_reduce"]
+    assert [call.kind for call in found.schedule.calls] == ["all_reduce"]
 
 
 class SumOfTwo(nn.Module):
@@ -140,7 +139,7 @@ def test_partial_sums_are_added_before_one_reduction() -> None:  # P10
     pins = {"input__a": "R S0", "input__b": "S0 R", "input__c": "R S0", "input__d": "S0 R", "output__0": "R R"}
     found = best(SumOfTwo(), inputs, bare("x=4"), "inference", **pins)
     assert found.seconds == pytest.approx(all_reduce(64 * 64 * 4))
-    assert len(list(found.program.collectives())) == 1
+    assert len(found.schedule.calls) == 1
 
 
 class SelfAttention(nn.Module):
@@ -161,8 +160,7 @@ def test_attention_splits_heads(mesh: str) -> None:  # P11
         model, x = SelfAttention(512, 16), torch.empty(1, 128, 512)
     found = best(model, (x,), bare(mesh), "inference", output__0="R R R")
     assert found.seconds <= all_reduce(128 * 512 * 4) * (1 + 1e-9)
-    runs = [item for item in found.program.instructions if isinstance(item, Run)]
-    attention = next(run for run in runs if run.op.target.startswith("autopar.attention"))
+    attention = next(item for item in found.schedule.operations.values() if item.op.target.startswith("autopar.attention"))
     assert len(attention.strategy.inputs[0].dims[1]) == 1, "heads are split"
 
 
@@ -172,7 +170,7 @@ def test_relu_mlp_data_parallel(mesh: str) -> None:  # A1
         model, x = ReluMLP(6, 32), torch.empty(256, 32)
     found = best(model, (x, x), bare(mesh))
     assert found.seconds <= (6 * all_reduce(32 * 32 * 4) + 6 * all_reduce(32 * 4) + LOSS) * (1 + 1e-9)
-    assert all(found.program.specs[item.tensor].is_replicated for item in found.program.graph.of_kind("parameter"))
+    assert all(found.schedule.specs[item.tensor].is_replicated for item in found.schedule.graph.of_kind("parameter"))
 
 
 @pytest.mark.parametrize("mesh", ["x=4,y=1", "x=1,y=4"])
@@ -181,8 +179,8 @@ def test_relu_mlp_model_parallel(mesh: str) -> None:  # A2
         model, x = ReluMLP(6, 256), torch.empty(32, 256)
     found = best(model, (x, x), bare(mesh))
     assert found.seconds <= (5 * all_reduce(32 * 256 * 4) + LOSS) * (1 + 1e-9)
-    weights = [item for item in found.program.graph.of_kind("parameter") if item.name.endswith("weight")]
-    kinds = [str(found.program.specs[item.tensor]) for item in weights]
+    weights = [item for item in found.schedule.graph.of_kind("parameter") if item.name.endswith("weight")]
+    kinds = [str(found.schedule.specs[item.tensor]) for item in weights]
     assert all(first != second for first, second in itertools.pairwise(kinds))
 
 
@@ -236,7 +234,7 @@ def test_bound_is_below_and_memory_never_helps() -> None:
     graph = capture_graph(model, (x,), {}, mode="train", loss=None, loss_args=())
     free = find_plan(graph, machine, optimizer="adamw", memory_bytes=10**12)
     costs = []
-    for share in (1.0, 0.8, 0.6):
+    for share in (1.0, 0.8, 0.65):
         found = find_plan(graph, machine, optimizer="adamw", memory_bytes=int(free.memory.peak * share))
         assert found.memory.peak <= free.memory.peak * share
         assert found.bound_seconds <= found.seconds

@@ -11,6 +11,8 @@ from torch import nn
 from autopar.errors import InfeasibleError, UsageError
 from autopar.graph import Graph
 from autopar.importer import capture_graph
+from autopar.schedule import Schedule
+from autopar.schedule.instructions import Part
 from autopar.search import Found, find_plan
 from cost_models import Machine, Mesh, load_hardware
 
@@ -47,16 +49,26 @@ def machine() -> Machine:
 
 
 def weights(found: Found) -> dict[str, str]:
-    graph = found.program.graph
-    return {i.name: str(found.program.specs[i.tensor]) for i in graph.of_kind("parameter") if len(graph.tensors[i.tensor].shape) == 2}
+    graph = found.schedule.graph
+    return {i.name: str(found.schedule.specs[i.tensor]) for i in graph.of_kind("parameter") if len(graph.tensors[i.tensor].shape) == 2}
+
+
+def parts(schedule: Schedule) -> list[Part]:
+    """What collectives do, value by value: how many share a call is not a matter of the plan."""
+    return [part for call in schedule.calls for part in call.parts]
 
 
 def test_small_weights_and_many_tokens_are_data_parallel() -> None:
+    """Tokens stay where they are: only weights (kept split where their gathers hide), their gradients and the loss are communicated."""
     found = find_plan(graph_of(256, 65536), machine())
-    assert set(weights(found).values()) == {"R R"}
-    assert {c.kind for c in found.program.collectives()} == {"all_reduce"}
-    leaving = {output.tensor for output in found.program.graph.outputs}
-    assert all(c.tensor in leaving or c.full_bytes == 2 for c in found.program.collectives() if c.phase == "backward"), "only gradients"
+    graph = found.schedule.graph
+    first = next(item for item in found.schedule.operations.values() if "x" in item.op.inputs)
+    assert str(first.strategy.inputs[0]) == "S0 R"
+    weight = {item.tensor for item in graph.of_kind("parameter")}
+    gradient = {output.tensor for output in graph.outputs if output.kind == "gradient"}
+    moved = parts(found.schedule)
+    assert gradient <= {part.layout.tensor for part in moved}
+    assert all(part.layout.tensor in weight | gradient or part.step.full_bytes == 2 * 2 for part in moved), "and the loss in float32"
 
 
 def test_little_memory_shards_the_weights() -> None:
@@ -71,15 +83,15 @@ def test_little_memory_shards_the_weights() -> None:
 
 def test_large_weights_and_few_tokens_are_split_by_columns_and_rows() -> None:
     found = find_plan(graph_of(8192, 512), machine())
-    assert found.status == "optimal"
+    assert found.gap < 0.05
     assert weights(found) == {
         "layers.0.up.weight": "S0 R",
         "layers.0.down.weight": "R S0",
         "layers.1.up.weight": "S0 R",
         "layers.1.down.weight": "R S0",
     }
-    large = [c for c in found.program.collectives() if c.full_bytes > 2**20]
-    assert [c.kind for c in large] == ["all_reduce"] * 3, "4L - 1 reductions of two halves a layer, the first gradient is not needed"
+    large = [part.step for part in parts(found.schedule) if part.step.full_bytes > 2**20]
+    assert [step.kind for step in large] == ["all_reduce"] * 3, "4L - 1 reductions of two halves a layer, the first gradient is not needed"
 
 
 def test_axes_of_size_one_change_nothing() -> None:
@@ -118,8 +130,8 @@ def test_pins_are_kept() -> None:
     pins = {"layers.*.up.weight": "R S0", "input:x": "R S0", "module:layers.0": "S0 R"}
     found = find_plan(graph, machine(), constraints=pins)
     assert weights(found)["layers.0.up.weight"] == weights(found)["layers.1.up.weight"] == "R S0"
-    assert str(found.program.specs["x"]) == "R S0"
-    reads = [str(s.strategy.inputs[0]) for s in found.program.instructions if hasattr(s, "op") and s.op.module == "layers.1.norm"]
+    assert str(found.schedule.specs["x"]) == "R S0"
+    reads = [str(item.strategy.inputs[0]) for item in found.schedule.operations.values() if item.op.module == "layers.1.norm"]
     assert reads[0] == "S0 R"
     assert found.seconds >= find_plan(graph, machine()).seconds
 
@@ -129,8 +141,8 @@ def test_baselines_are_the_textbook_ones() -> None:
     found = find_plan(graph_of(1024, 4096), machine())
 
     def counts(name: str) -> dict[tuple[str, str], int]:
-        large = [c for c in found.baselines[name].program.collectives() if c.full_bytes > 2**16]
-        return dict(Counter((c.kind, c.phase) for c in large))
+        large = [part for part in parts(found.baselines[name].schedule) if part.step.full_bytes > 2**16]
+        return dict(Counter((part.step.kind, part.layout.phase) for part in large))
 
     assert counts("ddp") == {("all_reduce", "backward"): 4}
     assert counts("zero2") == {("all_gather", "forward"): 4, ("reduce_scatter", "backward"): 4}

@@ -1,0 +1,227 @@
+"""Each predicate of the legality table finds a schedule broken in its way, and no other predicate does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from autopar.errors import ScheduleError
+from autopar.schedule import Limits, Schedule
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.legality import PREDICATES, check_legal
+from autopar.schedule.passes import run_passes
+from autopar.schedule.windows import windows
+from tests.graphs import machine, random_schedule, two_layers
+
+Broken = tuple[Schedule, int]
+"""A schedule, and the id of the instruction at fault."""
+
+
+def whole(seed: int = 1) -> Schedule:
+    """A legal one, with collectives ahead of, between and behind the operators of both phases."""
+    return random_schedule(two_layers(), machine("x=2,y=2"), seed, Limits(0, 2**30, 0))
+
+
+def kind(schedule: Schedule, name: str) -> list[Instruction]:
+    return [item for item in schedule.instructions if item.kind == name]
+
+
+def edited(schedule: Schedule, *items: Instruction) -> Schedule:
+    """With these instructions in the place of those of the same id."""
+    new = {item.id: item for item in items}
+    return replace(schedule, instructions=tuple(new.get(item.id, item) for item in schedule.instructions))
+
+
+def moved(schedule: Schedule, item: Instruction, behind: Instruction) -> Schedule:
+    rest = [other for other in schedule.instructions if other.id != item.id]
+    place = next(index for index, other in enumerate(rest) if other.id == behind.id)
+    return replace(schedule, instructions=(*rest[: place + 1], item, *rest[place + 1 :]))
+
+
+def reads_too_early() -> Broken:
+    """An operator reads what a later one of its phase makes."""
+    schedule = whole()
+    first, second = [item for item in kind(schedule, "run") if item.phase == "forward"][:2]
+    return edited(schedule, replace(first, reads=(*first.reads, *second.writes))), first.id
+
+
+def reads_in_flight() -> Broken:
+    """A wait stands behind the operator that reads what arrives."""
+    schedule = whole()
+    for wait in kind(schedule, "wait"):
+        reader = next((item for item in kind(schedule, "run") if set(item.reads) & set(wait.writes)), None)
+        frees = [item.id for item in kind(schedule, "free")]
+        if reader is not None and reader.id + 1 not in frees:
+            return moved(schedule, wait, reader), reader.id
+        if reader is not None and schedule.collectives[wait.of].packs:
+            return moved(schedule, wait, reader), reader.id
+    raise AssertionError("no operator reads what a collective brings")
+
+
+def reads_what_is_freed() -> Broken:
+    """A free stands before the last reader."""
+    schedule = whole()
+    for gone in kind(schedule, "free"):
+        before = schedule.instructions[gone.id - 1]
+        if before.kind == "run" and before.reads[:1] == gone.reads:
+            return moved(schedule, gone, schedule.instructions[gone.id - 2]), before.id
+    raise AssertionError("no operator is the last to read one value alone")
+
+
+def starts_twice() -> Broken:
+    schedule = whole()
+    start = next(item for item in kind(schedule, "start") if windows(schedule)[item.id].ahead)
+    again = replace(start, id=len(schedule.instructions))
+    place = schedule.instructions.index(start) + 1
+    return replace(schedule, instructions=(*schedule.instructions[:place], again, *schedule.instructions[place:])), again.id
+
+
+def waits_twice() -> Broken:
+    schedule = whole()
+    wait = kind(schedule, "wait")[0]
+    again = replace(wait, id=len(schedule.instructions))
+    place = schedule.instructions.index(wait) + 1
+    return replace(schedule, instructions=(*schedule.instructions[:place], again, *schedule.instructions[place:])), again.id
+
+
+def never_waits() -> Broken:
+    """A gradient is on its way when the list ends."""
+    schedule = whole()
+    leaving = {value for _, value in schedule.outputs}
+    wait = next(item for item in kind(schedule, "wait") if leaving & set(item.writes))
+    start = next(item for item in kind(schedule, "start") if item.of == wait.of)
+    return replace(schedule, instructions=tuple(item for item in schedule.instructions if item.id != wait.id)), start.id
+
+
+def frees_twice() -> Broken:
+    schedule = whole()
+    gone = kind(schedule, "free")[0]
+    return edited(schedule, replace(gone, reads=(*gone.reads, gone.reads[0]))), gone.id
+
+
+def frees_what_came_in() -> Broken:
+    schedule = whole()
+    last = Instruction(len(schedule.instructions), "free", "backward", reads=("w0",))
+    return replace(schedule, instructions=(*schedule.instructions, last)), last.id
+
+
+def frees_what_leaves() -> Broken:
+    schedule = whole()
+    output = next(value for output, value in schedule.outputs if output.kind == "gradient")
+    last = Instruction(len(schedule.instructions), "free", "backward", reads=(output,))
+    return replace(schedule, instructions=(*schedule.instructions, last)), last.id
+
+
+def frees_what_is_on_its_way() -> Broken:
+    """A source that is not copied goes before the call is over."""
+    for seed in range(50):
+        schedule = whole(seed)
+        made = {value for item in kind(schedule, "run") for value in item.writes}
+        for start in kind(schedule, "start"):
+            call = schedule.collectives[start.of]
+            source = start.reads[0]
+            gone = next((item for item in kind(schedule, "free") if item.reads == (source,)), None)
+            wait = next(item for item in kind(schedule, "wait") if item.of == start.of)
+            if call.packs or source not in made or gone is None or schedule.instructions[gone.id - 1] != wait:
+                continue
+            if not any(source in item.reads for item in schedule.instructions[start.id + 1 : wait.id]):
+                return moved(schedule, gone, start), gone.id
+    raise AssertionError("no call that leaves its source where it is")
+
+
+def another_stage() -> Broken:
+    """A group has calls in two stages."""
+    schedule = whole()
+    groups: dict[object, int] = {}
+    for start in kind(schedule, "start"):
+        axes = schedule.collectives[start.of].axes
+        if axes in groups:
+            return edited(schedule, replace(start, stage=1)), start.id
+        groups[axes] = start.id
+    raise AssertionError("no two calls of one group")
+
+
+def forward_behind_backward() -> Broken:
+    schedule = whole()
+    last = kind(schedule, "free")[-1]
+    return edited(schedule, replace(last, phase="forward")), last.id
+
+
+def an_operator_is_missing() -> Broken:
+    schedule = whole()
+    operations = {**schedule.operations, "ghost": next(iter(schedule.operations.values()))}
+    return replace(schedule, operations=operations), schedule.instructions[-1].id
+
+
+def an_output_is_missing() -> Broken:
+    schedule = whole()
+    (output, _), *rest = schedule.outputs
+    return replace(schedule, outputs=((output, "ghost"), *rest)), schedule.instructions[-1].id
+
+
+def too_much_in_flight() -> Broken:
+    """Two calls that do not follow one another, under a limit that one of them fills."""
+    for seed in range(50):
+        schedule = whole(seed)
+        found = windows(schedule)
+        flying: set[str] = set()
+        for item in schedule.instructions:
+            if item.kind == "start" and found[item.id].ahead:
+                if flying and not any(schedule.collectives[other].parts[0].target in item.reads for other in flying):
+                    limit = sum(schedule.collectives[name].held_bytes for name in (*flying, item.of)) - 1
+                    broken = replace(schedule, limits=replace(schedule.limits, ahead_bytes=limit))
+                    return broken, item.id
+                flying.add(item.of)
+            elif item.kind == "wait":
+                flying.discard(item.of)
+    raise AssertionError("never two calls in flight")
+
+
+BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
+    "reads what is made later": ("what is read was made before and is not freed", reads_too_early),
+    "reads what is in flight": ("what is read was made before and is not freed", reads_in_flight),
+    "reads what is freed": ("what is read was made before and is not freed", reads_what_is_freed),
+    "starts twice": ("a collective is started once, and waited for once after that", starts_twice),
+    "waits twice": ("a collective is started once, and waited for once after that", waits_twice),
+    "never waits": ("a collective is started once, and waited for once after that", never_waits),
+    "frees twice": ("what is freed is there, once, and neither leaves nor is on its way", frees_twice),
+    "frees what came in": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_came_in),
+    "frees what leaves": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_leaves),
+    "frees what is on its way": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_is_on_its_way),
+    "another stage": ("every rank starts the collectives of a group in the same order", another_stage),
+    "forward behind backward": ("forward comes before backward", forward_behind_backward),
+    "an operator is missing": ("every operator runs, and every output is made", an_operator_is_missing),
+    "an output is missing": ("every operator runs, and every output is made", an_output_is_missing),
+    "too much in flight": ("bytes in flight stay within the limit", too_much_in_flight),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_one_predicate_finds_it(name: str) -> None:
+    rule, make = BROKEN[name]
+    schedule, number = make()
+    violated = {title: [at for at, _ in predicate(schedule)] for title, predicate in PREDICATES}
+    assert [title for title, found in violated.items() if found] == [rule]
+    assert number in violated[rule]
+    with pytest.raises(ScheduleError, match=rf"after some pass is not legal: instruction {violated[rule][0]} ") as caught:
+        check_legal(schedule, "some pass")
+    assert str(caught.value).endswith(f"hint: the rule is: {rule}")
+
+
+def test_every_predicate_is_broken_by_something() -> None:
+    assert {rule for rule, _ in BROKEN.values()} == {title for title, _ in PREDICATES}
+
+
+def test_what_is_whole_is_legal() -> None:
+    for seed in range(10):
+        assert check_legal(whole(seed), "the passes") == whole(seed)
+
+
+def test_a_pass_that_breaks_something_is_named() -> None:
+    def forget(schedule: Schedule) -> Schedule:
+        return replace(schedule, instructions=schedule.instructions[1:])
+
+    with pytest.raises(ScheduleError, match="after forget is not legal"):
+        run_passes(whole(), (("forget", forget),), checked=True)

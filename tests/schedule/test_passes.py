@@ -1,0 +1,161 @@
+"""Each pass on assignments drawn at random: what it may change, what it must not, and what it promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from autopar.schedule import Schedule, step_seconds
+from autopar.schedule.bucketing import JOINED, size
+from autopar.schedule.legality import check_legal
+from autopar.schedule.windows import windows
+from tests.schedule.cases import CASES, Case
+from tests.search.brute_force import schedule_seconds
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def operators(schedule: Schedule) -> Counter[tuple[object, ...]]:
+    return Counter((item.of, item.reads, item.writes, item.seconds) for item in schedule.instructions if item.kind == "run")
+
+
+def slices(schedule: Schedule) -> Counter[tuple[object, ...]]:
+    return Counter((item.reads, item.writes) for item in schedule.instructions if item.kind == "slice")
+
+
+def pieces(schedule: Schedule) -> Counter[tuple[object, ...]]:
+    """The collectives value by value, whatever shares a call."""
+    started = [schedule.collectives[item.of] for item in schedule.instructions if item.kind == "start"]
+    return Counter((part.source, part.target, part.step) for call in started for part in call.parts)
+
+
+@every_case
+def test_each_pass_leaves_a_legal_schedule_of_the_same_work(case: Case) -> None:
+    first = case.stages()[0][1]
+    for name, schedule in case.stages():
+        check_legal(schedule, name) if name in ("prefetch", "free") else check_legal_but_for_limits(schedule, name)
+        assert operators(schedule) == operators(first), name
+        assert pieces(schedule) == pieces(first), name
+        assert slices(schedule) == slices(first), name
+        assert schedule.outputs == first.outputs
+        for item in schedule.instructions:
+            if item.kind == "start":
+                call = schedule.collectives[item.of]
+                assert item.reads == tuple(part.source for part in call.parts)
+                assert item.writes == tuple(part.target for part in call.parts)
+                assert item.seconds == pytest.approx(call.seconds(schedule.machine))
+
+
+def check_legal_but_for_limits(schedule: Schedule, name: str) -> None:
+    """Before ``prefetch`` everything is waited for at once, so that bytes in flight cannot be over a limit either."""
+    check_legal(schedule, name)
+    flying = 0
+    for item in schedule.instructions:
+        flying += (item.kind == "start") - (item.kind == "wait")
+        assert flying <= 1, f"{name}: two collectives are in flight before prefetch has run"
+
+
+@every_case
+def test_fill_changes_the_order_of_operators_only_within_its_limit(case: Case) -> None:
+    stages = dict(case.stages())
+    before, after = ([item.of for item in stages[name].instructions if item.kind == "run"] for name in ("order", "fill"))
+    assert sorted(before) == sorted(after)
+    if not case.limits.aside_bytes:
+        assert before == after
+
+
+@every_case
+def test_buckets_hold_what_may_share_a_call(case: Case) -> None:
+    stages = dict(case.stages())
+    for call in stages["bucket"].collectives.values():
+        if len(call.parts) > 1:
+            assert size(call) <= case.limits.bucket_bytes
+            assert call.kind in JOINED
+            alike = {(p.step.kind, p.step.axes, p.step.reduction, p.dtype, p.layout.phase) for p in call.parts}
+            assert len(alike) == 1
+    if not case.limits.bucket_bytes:
+        assert all(len(call.parts) == 1 for call in stages["bucket"].collectives.values())
+
+
+def place_among_operators(schedule: Schedule) -> Mapping[tuple[str, str], int]:
+    """(kind, collective) -> how many operators stand before."""
+    found, count = {}, 0
+    for item in schedule.instructions:
+        if item.kind == "run":
+            count += 1
+        elif item.kind in ("start", "wait"):
+            found[item.kind, item.of] = count
+    return found
+
+
+@every_case
+def test_prefetch_never_starts_later_than_needed_and_waits_no_earlier_than_it_must(case: Case) -> None:
+    stages = dict(case.stages())
+    before, after = stages["bucket"], stages["prefetch"]
+    assert [i.of for i in before.instructions if i.kind == "run"] == [i.of for i in after.instructions if i.kind == "run"]
+    found, late, early = windows(after), place_among_operators(before), place_among_operators(after)
+    for item in after.instructions:
+        if item.kind == "start":
+            window = found[item.id]
+            assert early["start", item.of] <= late["start", item.of], "before, everything stands just before its first reader"
+            assert early["start", item.of] >= window.ready + 1
+            if not window.ahead:
+                assert early["start", item.of] == window.ready + 1, "what the phase makes is handed over at once"
+            if not window.ahead and not window.behind and not reads_in_flight(after, item.of):
+                assert early["wait", item.of] == late["wait", item.of]
+
+
+def reads_in_flight(schedule: Schedule, name: str) -> bool:
+    """Whether a slice makes somebody wait for the collective before an operator does."""
+    targets = {part.target for part in schedule.collectives[name].parts}
+    return any(item.kind != "run" and targets & set(item.reads) for item in schedule.instructions if item.kind in ("slice", "start"))
+
+
+@every_case
+def test_bytes_in_flight_stay_within_the_limit(case: Case) -> None:
+    """Counted by position: gathers of one chain may pass the limit together, anything else may not."""
+    schedule = dict(case.stages())["prefetch"]
+    found = windows(schedule)
+    start = {item.of: item for item in schedule.instructions if item.kind == "start"}
+    for side in ("ahead", "behind"):
+        flying: list[str] = []
+        for item in schedule.instructions:
+            if item.kind == "start" and getattr(found[item.id], side):
+                flying.append(item.of)
+                held = sum(schedule.collectives[name].held_bytes for name in flying)
+                made = {value for name in flying for value in start[name].writes}
+                roots = [name for name in flying if not made & set(start[name].reads)]
+                assert held <= case.limits.ahead_bytes or len(roots) == 1, f"{side} at {item.id}"
+            elif item.kind == "wait" and item.of in flying:
+                flying.remove(item.of)
+
+
+@every_case
+def test_everything_is_freed_once_as_soon_as_nobody_needs_it(case: Case) -> None:
+    schedule = dict(case.stages())["free"]
+    assert [item.id for item in schedule.instructions] == list(range(len(schedule.instructions)))
+    kept = {item.tensor for item in schedule.graph.inputs} | {value for _, value in schedule.outputs}
+    freed = Counter(value for item in schedule.instructions if item.kind == "free" for value in item.reads)
+    made = {value for item in schedule.instructions for value in item.writes}
+    assert freed == Counter(made - kept)
+    needed: dict[str, int] = {}
+    for item in schedule.instructions:
+        if item.kind == "free":
+            continue
+        uses = [*item.reads, *item.writes]
+        if item.kind == "wait" and not schedule.collectives[item.of].packs:
+            uses += [part.source for part in schedule.collectives[item.of].parts]
+        needed.update(dict.fromkeys(uses, item.id))
+    for item in schedule.instructions:
+        if item.kind == "free":
+            for value in item.reads:
+                assert item.id == needed[value] + 1, f"{value} is needed at {needed[value]} for the last time and freed at {item.id}"
+
+
+@every_case
+def test_the_simulation_agrees_with_a_clock_written_from_its_words(case: Case) -> None:
+    for name, schedule in case.stages():
+        expected = schedule_seconds(schedule) + schedule.optimizer_seconds("adamw")
+        assert step_seconds(schedule, "adamw") == pytest.approx(expected, rel=1e-12), name
