@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
-from autopar.search.space import CONTRACTION, Space
+from autopar.search.space import ALL_ORDERS, CONTRACTION, Space
 from autopar.sharding import ShardingSpec, Strategy
 
 EMBEDDING = "autopar.embedding.default"
@@ -124,6 +124,7 @@ class _Walk:
         self.reads: dict[tuple[str, int], str] = {}
         self.strategies: dict[str, Strategy] = {}
         self.reasons: list[str] = []
+        self.by_expert: set[str] = set()
         self.applies = self._place_inputs()
 
     def _place_inputs(self) -> bool:
@@ -164,8 +165,13 @@ class _Walk:
         return self.reasons[0] if self.reasons else ""
 
     def _tokens(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Axes of the batch and of the sequence of inputs of ``shape``, innermost major; None when they do not divide."""
+        """Axes of the batch and of the sequence of inputs of ``shape``, innermost major; None when they do not divide.
+
+        Where both orders are searched, the experts' axis is minor: tokens then go to the experts in one all-to-all.
+        """
         axes, sizes = self.recipe.tokens, self.space.sizes
+        if self.recipe.experts is not None and len(axes) <= ALL_ORDERS:
+            axes = (self.recipe.experts, *(axis for axis in axes if axis != self.recipe.experts))
         for count in range(len(axes), -1, -1):
             batch, sequence = (math.prod(sizes[axis] for axis in some) for some in (axes[:count], axes[count:]))
             if (batch == 1 or (shape and shape[0] % batch == 0)) and (sequence == 1 or (len(shape) > 1 and shape[1] % sequence == 0)):
@@ -205,8 +211,31 @@ class _Walk:
                 self.undecided.discard(tensor)
                 self._place(tensor, spec)
             self._read(op.name, position, tensor, spec, op.phase)
+        stays = self._at_experts(op) or any(
+            tensor in self.by_expert and spec == self.current[tensor][1] for tensor, spec in zip(op.inputs, strategy.inputs, strict=True)
+        )
         for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
             self.current[tensor] = (tensor, spec)
+            if stays and self.recipe.experts in spec.split_axes:
+                self.by_expert.add(tensor)
+
+    def _at_experts(self, op: Op) -> bool:
+        """Whether an operator does what each expert does with its own weights: a contraction with the experts as a batch factor."""
+        return (
+            self.recipe.experts is not None
+            and op.target == CONTRACTION
+            and any(
+                (tensor in self.by_expert or self._is_expert(tensor)) and _batched(op, position)
+                for position, tensor in enumerate(op.inputs)
+            )
+        )
+
+    def _without_experts(self, spec: ShardingSpec) -> tuple[tuple[int, ...], ...]:
+        """How the other axes split the dims."""
+        return tuple(tuple(axis for axis in axes if axis != self.recipe.experts) for axes in spec.dims)
+
+    def _is_expert(self, tensor: str) -> bool:
+        return tensor not in self.graph.producer and weight_of_experts(self.space, tensor)
 
     def _price(self, op: Op, strategy: Strategy, seconds: float, parameters: set[str]) -> tuple[float, float, int]:
         total, reductions = 0.0, 0.0
@@ -222,10 +251,12 @@ class _Walk:
             if tensor in parameters and self.recipe.experts is not None:
                 total += 0.0 if spec == current else FORCED
                 continue
+            if self.recipe.experts is not None and self._known(tensor, spec, op.phase):
+                continue
             cost = float(self.space.reshard_table(shape, (current,), (spec,))[0, 0])
             if not set(spec.partial_axes) <= set(current.partial_axes):
                 total = math.inf
-            elif cost and not spec.partial and self._means(op, current, spec):
+            elif cost and not spec.partial and self._means(op, tensor, current, spec):
                 reductions += cost
             elif spec != current:
                 total += FORCED * cost + SLICED
@@ -242,10 +273,11 @@ class _Walk:
         wanted = {CONTRACTION: bool(spec.split_axes), EMBEDDING: bool(spec.dims) and bool(spec.dims[0])}
         return 0.0 if whole or wanted.get(op.target, True) else FORCED
 
-    def _means(self, op: Op, current: ShardingSpec, spec: ShardingSpec) -> bool:
-        """Whether the recipe wants this communication: reductions in place, along the second dim with ``sequence``, tokens to experts."""
-        if self.recipe.experts is not None and self.recipe.experts in (*current.split_axes, *spec.split_axes):
-            return True
+    def _means(self, op: Op, tensor: str, current: ShardingSpec, spec: ShardingSpec) -> bool:
+        """Whether the recipe wants this communication: reductions in place, along the second dim with ``sequence``, tokens to experts
+        and back."""
+        if tensor in self.by_expert or self._at_experts(op):
+            return self._without_experts(current) == self._without_experts(spec)
         if not self.recipe.sequence or len(spec.dims) < 3:
             return spec.dims == current.dims
         rest = all(mine == other for dim, (mine, other) in enumerate(zip(current.dims, spec.dims, strict=True)) if dim != 1)
@@ -259,9 +291,7 @@ class _Walk:
         if spec == current:
             value = source
         else:
-            value = self.made.get((tensor, spec, phase), "") or (
-                self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else ""
-            )
+            value = self._known(tensor, spec, phase)
             if not value:
                 value = f"{tensor}@{phase}:{spec}"
                 self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
@@ -270,6 +300,10 @@ class _Walk:
                 self.current[tensor] = (value, spec)
         if value != tensor:
             self.reads[reader, position] = value
+
+    def _known(self, tensor: str, spec: ShardingSpec, phase: Phase) -> str:
+        """The layout that has been made and can be read in this phase, if there is one."""
+        return self.made.get((tensor, spec, phase), "") or (self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else "")
 
     def _keeps(self, tensor: str) -> bool:
         return self.recipe.kept or tensor in self.graph.producer

@@ -1,0 +1,158 @@
+"""The search is at least as good as what a person would write, and what a person would write is what it says it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from autopar import zoo
+from autopar.graph import Graph
+from autopar.importer import capture_graph
+from autopar.schedule import Schedule
+from autopar.schedule.legality import check_legal
+from autopar.search import Found, find_plan
+from cost_models import Machine, Mesh, load_hardware
+
+MODELS = ("mlp", "gpt2", "llama3", "resnet", "moe")
+FEWER_LAYERS = {"gpt2": 2, "llama3": 2, "moe": 2}
+MESHES = ("x=4", "x=2,y=4", "x=8,y=8")
+CASES = [(name, mesh, mode) for name in MODELS for mesh in MESHES for mode in ("train", "inference")]
+QUICK = {("mlp", "x=4", "train"), ("mlp", "x=2,y=4", "inference"), ("moe", "x=4", "train"), ("resnet", "x=4", "inference")}
+
+
+@cache
+def graph_of(name: str, mode: str) -> Graph:
+    keys = {"layers": FEWER_LAYERS[name]} if name in FEWER_LAYERS else {}
+    target = zoo.build(name, mode=mode, **keys)
+    return capture_graph(target.model, target.args, target.kwargs, mode=mode, loss=target.loss, loss_args=target.loss_args)
+
+
+def machine_of(mesh: str) -> Machine:
+    return Machine(Mesh.parse(mesh), load_hardware("h100-sxm"), "roofline")
+
+
+@cache
+def found_for(name: str, mesh: str, mode: str) -> Found:
+    return find_plan(graph_of(name, mode), machine_of(mesh), optimizer="adamw" if mode == "train" else "none", time_limit=600.0)
+
+
+def parameters(schedule: Schedule) -> list[str]:
+    return [item.tensor for item in schedule.graph.inputs if item.kind == "parameter" and item.trained]
+
+
+def moves(schedule: Schedule, tensors: set[str], *, least: int = 0) -> Counter[tuple[str, str]]:
+    """(kind, phase) of the collectives on these tensors, value by value."""
+    parts = [part for call in schedule.calls for part in call.parts]
+    return Counter((part.step.kind, part.layout.phase) for part in parts if part.layout.tensor in tensors and part.step.full_bytes > least)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "mode"),
+    [pytest.param(*case, id="-".join(case), marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_no_baseline_is_better(name: str, mesh: str, mode: str) -> None:
+    found = found_for(name, mesh, mode)
+    check_legal(found.schedule, "the search")
+    assert {"ddp", "fsdp", "megatron"} & set(found.baselines), "some plan written by hand applies"
+    assert ({"zero1", "zero2"} <= set(found.baselines)) == (mode == "train" and "ddp" in found.baselines)
+    assert found.contradicted == {}
+    for title, rival in found.baselines.items():
+        check_legal(rival.schedule, title)
+        assert found.bound_seconds <= rival.seconds * (1 + 1e-9) or not rival.feasible, title
+        assert found.seconds <= rival.seconds * (1 + 1e-9) or not rival.feasible, title
+
+
+def test_zero1_reduces_gradients_whole_and_gathers_parameters_once() -> None:
+    found = found_for("mlp", "x=4", "train")
+    schedule = found.baselines["zero1"].schedule
+    weights = parameters(schedule)
+    split = {tensor for tensor in weights if schedule.specs[tensor].split_axes}
+    assert split, "parameters and the optimizer's states are kept split"
+    assert moves(schedule, set(weights)) == Counter({("all_gather", "forward"): len(split)}), "gathered once a step, and kept"
+    named = {item.name: item.tensor for item in schedule.graph.inputs}
+    gradients = {output.tensor: named[output.name] for output in schedule.graph.outputs if output.kind == "gradient"}
+    assert moves(schedule, set(gradients)) == Counter({("all_reduce", "backward"): len(gradients)})
+    cut = {cut.layout.tensor for cut in schedule.cuts.values() if cut.step is not None}
+    assert {tensor for tensor, weight in gradients.items() if weight in split} <= cut, "only then is this rank's part cut"
+    for output, value in schedule.outputs:
+        if output.kind == "gradient":
+            assert schedule.specs[value] == schedule.specs[named[output.name]]
+
+
+def test_zero2_scatters_gradients_instead() -> None:
+    found = found_for("mlp", "x=4", "train")
+    schedule = found.baselines["zero2"].schedule
+    split = [tensor for tensor in parameters(schedule) if schedule.specs[tensor].split_axes]
+    assert moves(schedule, set(split)) == Counter({("all_gather", "forward"): len(split)})
+    named = {item.name: item.tensor for item in schedule.graph.inputs}
+    gradients = {output.tensor for output in schedule.graph.outputs if output.kind == "gradient" and named[output.name] in split}
+    assert moves(schedule, gradients) == Counter({("reduce_scatter", "backward"): len(gradients)})
+
+
+def test_fsdp_gathers_again_in_backward() -> None:
+    found = found_for("mlp", "x=4", "train")
+    schedule = found.baselines["fsdp"].schedule
+    graph = schedule.graph
+    split = {tensor for tensor in parameters(schedule) if schedule.specs[tensor].split_axes}
+    late = {tensor for tensor in split if any(graph.ops[index].phase == "backward" for index, _ in graph.consumers[tensor])}
+    assert moves(schedule, split) == Counter({("all_gather", "forward"): len(split), ("all_gather", "backward"): len(late)})
+
+
+@pytest.mark.parametrize("mesh", ["x=4", "x=2,y=4"])
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_experts_stay_where_they_are(mode: str, mesh: str) -> None:
+    """Tokens go to the experts and back, once a layer and phase; all else is data parallel."""
+    schedule = found_for("moe", mesh, mode).baselines["expert"].schedule
+    graph, axis = schedule.graph, len(schedule.machine.mesh.sizes) - 1
+    experts = {item.tensor for item in graph.of_kind("parameter") if len(graph.tensors[item.tensor].shape) == 3}
+    assert len(experts) == 2 * FEWER_LAYERS["moe"]
+    assert all(str(schedule.specs[tensor]) == f"S{axis} R R" for tensor in experts), "an expert's matrices lie on one rank of the axis"
+    named = {item.name: item.tensor for item in graph.inputs}
+    gradient = {output.tensor: named[output.name] for output in graph.outputs if output.kind == "gradient"}
+    moved = [(part.layout.tensor, part.layout.phase) for call in schedule.calls for part in call.parts]
+    assert not {tensor for tensor, _ in moved} & set(graph_inputs(schedule)), "no weight is ever gathered"
+    for phase in ("forward", "backward") if mode == "train" else ("forward",):
+        sent = [tensor for tensor, when in moved if when == phase and len(graph.tensors[tensor].shape) == 4]
+        assert len(sent) == 2 * FEWER_LAYERS["moe"], "to the experts and back, in one collective each"
+    rest = {tensor for tensor, _ in moved if len(graph.tensors[tensor].shape) != 4 and graph.tensors[tensor].shape}
+    assert {gradient[tensor] for tensor in rest} == set(gradient.values()) - (experts if mesh == "x=4" else set())
+    for call in schedule.calls:
+        for part in call.parts:
+            if gradient.get(part.layout.tensor) in experts:
+                assert axis not in {sub.axis for sub in part.step.axes}, "every token that an expert saw was on its ranks"
+
+
+def graph_inputs(schedule: Schedule) -> list[str]:
+    return [item.tensor for item in schedule.graph.inputs]
+
+
+def test_models_without_experts_have_no_such_baseline() -> None:
+    assert "expert" not in found_for("mlp", "x=4", "train").baselines
+
+
+@pytest.mark.parametrize(
+    ("pins", "kept", "left_out"),
+    [
+        ({}, {"ddp", "zero1", "zero2", "fsdp", "megatron"}, set()),
+        ({"input:x": "S0 R"}, {"ddp", "zero1", "zero2", "fsdp"}, {"megatron"}),
+        ({"*.weight": "R R"}, {"ddp"}, {"zero1", "zero2", "fsdp"}),
+        ({"*.weight": "S0 R"}, {"zero1", "zero2", "fsdp"}, {"ddp"}),
+    ],
+    ids=lambda value: "-".join(sorted(value)) or "none",
+)
+def test_baselines_keep_to_pins_or_say_why_they_cannot(pins: dict[str, str], kept: set[str], left_out: set[str]) -> None:
+    graph, machine = graph_of("mlp", "train"), machine_of("x=4")
+    pins = {name.replace("input:x", f"input:{next(graph.of_kind('input')).name}"): spec for name, spec in pins.items()}
+    found = find_plan(graph, machine, optimizer="adamw", constraints=pins, time_limit=600.0)
+    assert kept <= set(found.baselines)
+    assert left_out <= set(found.contradicted)
+    assert not set(found.baselines) & set(found.contradicted)
+    for title, reason in found.contradicted.items():
+        assert "the pin says" in reason, title
+    for schedule in (found.schedule, *(rival.schedule for rival in found.baselines.values())):
+        for item in graph.inputs:
+            named = f"input:{item.name}" if item.kind == "input" else "*.weight" if item.name.endswith("weight") else ""
+            if named in pins:
+                assert str(schedule.specs[item.tensor]) == pins[named]
