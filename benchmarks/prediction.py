@@ -12,6 +12,11 @@ Other programs on the machine only ever add to a step, so what is held against t
 and median stand beside it and show how quiet the machine was, as do the load averages. Memory is the storage of live tensors, counted
 operator by operator on every rank (see ``autopar.verify.live_memory``), the largest rank's.
 
+Ranks that outnumber the free cores are stretched: a second of their work takes longer. The profile notes by how much, and every round
+here measures it again by a short product on all ranks at once. Where other programs come or go in between, the two differ, and no model
+of the plan could know: the last column is the error of ``predicted * stretch here / stretch in the profile``. On a quiet machine it is
+the error itself; under loads in bursts neither is of use, and the two stretches say so.
+
 Kendall's tau tells whether plans of one model are put in the right order: pairs of plans that measured within 10 % of each other count
 neither way; a pair is right when the plan that measured faster was predicted faster.
 """
@@ -24,6 +29,7 @@ import itertools
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -43,6 +49,7 @@ import autopar
 from autopar import api, zoo
 from autopar.graph import Graph
 from autopar.measurement import measure, to_toml
+from autopar.measurement.clock import Clock
 from autopar.runtime.placement import local_part
 from autopar.sharding import splits
 from autopar.verify.launch import run_ranks
@@ -198,10 +205,12 @@ def race(model: str, plans: Mapping[str, autopar.Plan], rounds: int) -> dict[str
             runner.update()
     peaks = {way: min(runner.peak_bytes() for _ in range(COUNTED)) for way, runner in runners.items()}
     times: dict[str, list[tuple[float, float, float]]] = {way: [] for way in plans}
+    clock, stretches = Clock(torch.device("cpu"), 0.0), []
     gc.collect()
     gc.freeze()
     ways = list(plans)
     for turn in range(-1, rounds):
+        stretches.append(clock.stretch())
         for place in range(len(ways)):
             runner = runners[way := ways[(place + turn) % len(ways)]]
             dist.barrier()
@@ -211,7 +220,7 @@ def race(model: str, plans: Mapping[str, autopar.Plan], rounds: int) -> dict[str
             runner.update()
             if turn >= 0:
                 times[way].append((begin, backward, time.perf_counter()))
-    return {way: {"times": times[way], "peak": peaks[way]} for way in plans}
+    return {way: {"times": times[way], "peak": peaks[way], "stretch": stretches} for way in plans}
 
 
 # --- what is said of them ----------------------------------------------------------------------------------------------
@@ -219,7 +228,7 @@ def race(model: str, plans: Mapping[str, autopar.Plan], rounds: int) -> dict[str
 
 @dataclass(frozen=True)
 class Row:
-    """One plan, predicted and measured; seconds, and bytes on a rank. ``measured`` is the lower quartile of the rounds."""
+    """One plan, predicted and measured; seconds, and bytes on a rank. Over rounds: ``measured`` a lower quartile, ``stretch`` a median."""
 
     ranks: int
     model: str
@@ -235,16 +244,19 @@ class Row:
     predicted_bytes: int
     measured_bytes: int
     memory_error: float
+    stretch: float
+    error_at_stretch: float
     seconds: tuple[float, ...]
 
 
-def summarise(ranks: int, model: str, plans: Mapping[str, autopar.Plan], seen: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row a plan. The clock is the machine's, the same for all ranks."""
+def summarise(ranks: int, model: str, plans: Mapping[str, autopar.Plan], seen: Sequence[Mapping[str, Any]], profiled: float) -> list[Row]:
+    """A row a plan. The clock is the machine's, the same for all ranks; ``profiled`` is the profile's stretch."""
     rows = []
     for way, plan in plans.items():
         steps = list(zip(*(rank[way]["times"] for rank in seen), strict=True))
         seconds = sorted(max(times[-1] for times in step) - min(times[0] for times in step) for step in steps)
         optimizer = statistics.median(statistics.median(times[2] - times[1] for times in step) for step in steps)
+        stretch = statistics.median([statistics.mean(each) for each in zip(*(rank[way]["stretch"] for rank in seen), strict=True)])
         measured, predicted = lower_quartile(seconds), plan.predicted
         peak = max(rank[way]["peak"] for rank in seen)
         rows.append(
@@ -252,7 +264,8 @@ def summarise(ranks: int, model: str, plans: Mapping[str, autopar.Plan], seen: S
                 ranks, model, way, ",".join(f"{name}={size}" for name, size in plan.mesh.items()),
                 predicted.step_seconds, measured, predicted.step_seconds / measured - 1, seconds[0], statistics.median(seconds),
                 predicted.optimizer_seconds, optimizer,
-                predicted.peak_memory_bytes_per_rank, peak, predicted.peak_memory_bytes_per_rank / peak - 1, tuple(seconds),
+                predicted.peak_memory_bytes_per_rank, peak, predicted.peak_memory_bytes_per_rank / peak - 1,
+                stretch, predicted.step_seconds * stretch / profiled / measured - 1, tuple(seconds),
             )
         )  # fmt: skip
     return rows
@@ -273,18 +286,19 @@ def kendall_tau(rows: Sequence[Row]) -> float | None:
 
 HEAD = (
     "ranks", "model", "plan", "mesh", "predicted", "measured", "error", "minimum", "median",
-    "optimizer", "measured", "MiB", "measured", "error",
+    "optimizer", "measured", "MiB", "measured", "error", "stretch", "error",
 )  # fmt: skip
 
 
 def show(rows: Sequence[Row]) -> None:
     """The table."""
-    print("{:>5} {:7} {:15} {:9} {:>9} {:>9} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>7}".format(*HEAD))
+    print("{:>5} {:7} {:15} {:9} {:>9} {:>9} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>7}".format(*HEAD))
     for row in rows:
         times = f"{1e3 * row.predicted:9.1f} {1e3 * row.measured:9.1f} {row.error:+7.1%} {1e3 * row.minimum:8.1f} {1e3 * row.median:8.1f}"
         parts = f"{1e3 * row.predicted_optimizer:9.1f} {1e3 * row.measured_optimizer:8.1f}"
         memory = f"{row.predicted_bytes / 2**20:8.1f} {row.measured_bytes / 2**20:8.1f} {row.memory_error:+7.1%}"
-        print(f"{row.ranks:5} {row.model:7} {row.way:15} {row.mesh:9} {times} {parts} {memory}", flush=True)
+        stretched = f"{row.stretch:7.2f} {row.error_at_stretch:+7.1%}"
+        print(f"{row.ranks:5} {row.model:7} {row.way:15} {row.mesh:9} {times} {parts} {memory} {stretched}", flush=True)
 
 
 def judge(rows: Sequence[Row]) -> dict[str, Any]:
@@ -292,22 +306,28 @@ def judge(rows: Sequence[Row]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for ranks in sorted({row.ranks for row in rows}):
         some = [row for row in rows if row.ranks == ranks]
-        steps, memory = [abs(row.error) for row in some], [abs(row.memory_error) for row in some]
+        steps, memory, stretched = ([abs(error) for error in errors] for errors in zip(*map(_errors, some), strict=True))
         found[str(ranks)] = {
             "pairs": len(some),
             "step_error": {"median": statistics.median(steps), "largest": max(steps)},
             "memory_error": {"median": statistics.median(memory), "largest": max(memory)},
+            "step_error_at_stretch": {"median": statistics.median(stretched), "largest": max(stretched)},
             "noise": statistics.median(row.median / row.minimum - 1 for row in some),
             "tau": {model: kendall_tau([row for row in some if row.model == model]) for model in dict.fromkeys(row.model for row in some)},
         }
     return found
 
 
+def _errors(row: Row) -> tuple[float, float, float]:
+    return row.error, row.memory_error, row.error_at_stretch
+
+
 def words(judged: Mapping[str, Any]) -> None:
     for ranks, item in judged.items():
-        step, memory = item["step_error"], item["memory_error"]
+        step, memory, stretched = item["step_error"], item["memory_error"], item["step_error_at_stretch"]
         taus = ", ".join(f"{model} {'-' if tau is None else f'{tau:.2f}'}" for model, tau in item["tau"].items())
         print(f"{ranks} ranks, {item['pairs']} plans: step error median {step['median']:.1%}, largest {step['largest']:.1%};", end=" ")
+        print(f"at the stretch here {stretched['median']:.1%}, {stretched['largest']:.1%};", end=" ")
         print(f"memory {memory['median']:.1%}, {memory['largest']:.1%}; medians over minima {item['noise']:.1%}; tau: {taus}")
 
 
@@ -315,10 +335,12 @@ def load() -> str:
     return "load averages " + " ".join(f"{value:.1f}" for value in os.getloadavg())
 
 
-def profiled(ranks: int, given: argparse.Namespace) -> Hardware:
-    """The hardware file, or what as many ranks measure now."""
+def profiled(ranks: int, given: argparse.Namespace) -> tuple[Hardware, float]:
+    """The hardware file, or what as many ranks measure now; and the stretch that its notes tell."""
     if given.hardware:
-        return api.resolve_hardware(given.hardware.format(ranks=ranks))
+        path = Path(given.hardware.format(ranks=ranks))
+        hardware: Hardware = api.resolve_hardware(path)
+        return hardware, stretch_told(path.read_text())
     begin = time.perf_counter()
     measured = measure(ranks, quiet=True)
     assert measured is not None
@@ -326,7 +348,13 @@ def profiled(ranks: int, given: argparse.Namespace) -> Hardware:
     if given.keep:
         given.keep.mkdir(parents=True, exist_ok=True)
         (given.keep / f"measured-{ranks}.toml").write_text(to_toml(measured))
-    return measured.hardware
+    return measured.hardware, stretch_told(to_toml(measured))
+
+
+def stretch_told(text: str) -> float:
+    """By the notes of a hardware file."""
+    found = re.search(r"a second of work takes ([0-9.]+) s", text)
+    return float(found[1]) if found else 1.0
 
 
 def main() -> int:
@@ -349,13 +377,14 @@ def main() -> int:
     jobs = [(model, way) for model in models for way in ways]
     rows: list[Row] = []
     for ranks in map(int, given.ranks.split(",")):
-        hardware = profiled(ranks, given)
+        hardware, stretch = profiled(ranks, given)
+        print(f"{ranks} ranks: stretch {stretch:.2f} in the profile; {load()}", flush=True)
         made = run_ranks(lambda rank, ranks=ranks, hardware=hardware: make_plans(jobs[rank::2], ranks, hardware, given), 2, alone=True)
         by_job = {(model, way): plan for part in made for model, way, plan in part}
         for model in models:
             plans = {way: by_job[model, way] for way in ways}
             seen = run_ranks(lambda _, model=model, plans=plans: race(model, plans, given.rounds), ranks)
-            rows += summarise(ranks, model, plans, seen)
+            rows += summarise(ranks, model, plans, seen, stretch)
             print(f"{model} on {ranks} ranks: {load()}", file=sys.stderr, flush=True)
         show([row for row in rows if row.ranks == ranks])
     judged = judge(rows)

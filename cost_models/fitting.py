@@ -95,11 +95,13 @@ def residual(predicted: Array, seconds: Array) -> Residual:
     return Residual(len(seconds), float(np.median(errors)), float(errors.max()))
 
 
-def fit_collective(kind: str, points: Sequence[CollectiveTime]) -> tuple[Figures, Residual]:
+def fit_collective(kind: str, points: Sequence[CollectiveTime], *, whole: bool = False) -> tuple[Figures, Residual]:
     """Latency, its growth with the group, and bandwidth of one kind of collective.
 
     Args:
         kind: of all ``points``; several sizes of tensors, and of groups where the growth is to be told.
+        whole: no latency may be larger than those of two calls, over a and over b ranks, that do the same as one over a b ranks. Without
+            it noise in a fit makes a planner take every call in two.
     """
     seconds = np.array([point.seconds for point in points])
     received = np.array([received_bytes(kind, point.full_bytes, point.size) for point in points])
@@ -110,7 +112,9 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime]) -> tuple[Figures
         further = np.array([STEPS[growth](point.size, passes) - 1.0 for point in points])
         if growth != "constant" and len({point.size for point in points}) == 1:
             continue  # one size of group tells nothing of growth
-        latency, step, inverse = relative_least_squares(np.stack([np.ones(len(points)), further, received], axis=1), seconds)
+        ratio = _least_ratio({point.size for point in points}, growth, passes) if whole else 0.0
+        rest, step, inverse = relative_least_squares(np.stack([np.ones(len(points)), further + ratio, received], axis=1), seconds)
+        latency = rest + ratio * step
         predicted = latency + step * further + inverse * received
         error = float(np.mean(np.abs(predicted / seconds - 1)))
         if best is None or error < best[0] * CLEARLY - EXACT:
@@ -118,6 +122,17 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime]) -> tuple[Figures
             best = (error, figures, residual(predicted, seconds))
     assert best is not None
     return best[1:]
+
+
+def _least_ratio(sizes: set[int], growth: Growth, passes: int) -> float:
+    """By how much the first step's time must exceed a further one's, so that no group's latency is larger than those of two that make
+    it up: L(n) = first + further(n) step, and L(a b) <= L(a) + L(b)."""
+
+    def further(size: int) -> float:
+        return STEPS[growth](size, passes) - 1.0
+
+    pairs = [(a, b) for a in sizes for b in sizes if a * b in sizes]
+    return max([further(a * b) - further(a) - further(b) for a, b in pairs], default=0.0)
 
 
 def fit_efficiency(

@@ -20,7 +20,8 @@ from autopar.errors import AutoparError
 from autopar.plan import InstructionPlan, Plan
 from autopar.recording import replay
 from autopar.rules import find_rule, strategies
-from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule
+from autopar.schedule import Assignment, Instruction, Layout, Limits, Schedule, make_schedule, simulate
+from autopar.schedule import makespan as end_of
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import bucket_graph, bucket_plan, machine, plan_of, random_graph, random_schedule, two_layers
@@ -86,6 +87,19 @@ def test_the_clock_by_hand() -> None:
     inside = row("run", "s", 2.0, "compute+node")
     assert makespan([gather, inside, row("run", "a", 1.0, "compute")], 0.5) == 7.0
     assert makespan([], 0.0) == 0.0
+
+
+def test_copies_and_chained_starts_by_hand() -> None:
+    """The waits' copies are work; on a CPU a start waits for what it reads. The planner's clock and check's agree."""
+    first, second = row("start", "w", 4.0, "node", writes=("w",)), row("start", "v", 1.0, "network", reads=("w",), writes=("v",))
+    work, copies = row("run", "a", 3.0, "compute"), row("wait", "v", 2.0, "compute", writes=("v",))
+    for rows, overlaps, seconds in (
+        ([first, work, row("wait", "w", 2.0, "compute")], True, 6.0),  # a ends at 3, w arrives at 4, its copies take 2
+        ([first, second, work, copies], True, 7.0),  # v arrives at 5, behind a
+        ([first, second, work, copies], False, 9.0),  # a begins when w is there
+    ):
+        assert makespan(rows, 0.0, overlaps) == seconds
+        assert end_of(simulate((Instruction(**vars(item)) for item in rows), overlaps=overlaps)) == seconds
 
 
 @lru_cache(maxsize=1)

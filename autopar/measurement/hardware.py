@@ -74,7 +74,7 @@ def _link(name: str, times: Sequence[CollectiveTime], residuals: dict[str, Resid
         return None
     kinds = {}
     for kind in KINDS:
-        figures, residual = fit_collective(kind, [time for time in times if time.kind == kind])
+        figures, residual = fit_collective(kind, [time for time in times if time.kind == kind], whole=True)
         kinds[kind] = replace(figures, step_seconds=figures.further_step)
         residuals[f"links.{name}.{kind}"] = residual
     own = kinds["all_gather"]

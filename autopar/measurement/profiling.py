@@ -17,6 +17,7 @@ from autopar.measurement.device import Peaks, describe, memory_bytes, peaks, tim
 from autopar.measurement.hardware import Measured, Times, fit
 from autopar.measurement.links import Ranks, time_links, time_overlap
 from autopar.measurement.operators import LARGE, SMALL, Sample, samples, time_operators
+from autopar.measurement.parameters import LAYERS, prepared, time_parameters
 from autopar.verify.launch import run_ranks
 
 
@@ -90,6 +91,8 @@ def _ranks(rank: int, count: int, per_node: int, on_gpus: bool) -> Ranks:
 def _samples(on_gpus: bool, effort: Effort, quiet: bool) -> list[Sample]:
     models = LARGE if on_gpus else SMALL
     _words(0, quiet)(f"capturing {len(models[: effort.models])} models")
+    for layers in LAYERS:
+        prepared(layers)
     return samples(models[: effort.models])
 
 
@@ -109,7 +112,8 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
     most = peaks(clock)
     rates = mean_over_ranks([*most.flops.values(), most.bandwidth])
     seen, stretch = time_operators(given, clock, say)
-    seen += [*time_copies(clock), *time_optimizer(clock)]
+    once = time_parameters(clock)  # of a step, beside the optimizer's own launch: they come together, and are one figure
+    seen += [*time_copies(clock), *(replace(time, seconds=time.seconds + once) for time in time_optimizer(clock))]
     seconds = mean_over_ranks([time.seconds for time in seen])
     operators = [replace(time, seconds=mean * stretch) for time, mean in zip(seen, seconds, strict=True)]
     links = time_links(ranks, clock, effort.most_bytes, say) if ranks.count > 1 else []

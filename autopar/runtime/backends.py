@@ -79,8 +79,12 @@ class Backend(Protocol):
         """Begins; a buffer belongs to the collective until it was waited for."""
         ...
 
+    def streams(self, exchange: Exchange) -> bool:
+        """Whether a collective can wait for another one by itself; else this thread waits, and what arrived is there for good."""
+        ...
+
     def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
-        """Within it, what is waited for does not hold up the operators that are run later."""
+        """Within it, what is waited for does not hold up the operators that are run later, where there are streams."""
         ...
 
 
@@ -111,6 +115,9 @@ class LockstepRanks:
                     buffer.copy_(reduced)
                 found = list(buffers)
         return lambda: found
+
+    def streams(self, exchange: Exchange) -> bool:
+        return False
 
     def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -168,9 +175,12 @@ class ProcessRanks:
 
         return wait
 
+    def streams(self, exchange: Exchange) -> bool:
+        return "nccl" in dist.get_backend(self.groups[exchange.axes])
+
     def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
         """On a GPU a stream of the group's own, so that a call that follows another one waits there; on CPUs this thread waits."""
-        if "nccl" not in dist.get_backend(self.groups[exchange.axes]):
+        if not self.streams(exchange):
             return nullcontext()
         stream = self._streams.setdefault(exchange.axes, torch.cuda.Stream())
         stream.wait_stream(torch.cuda.current_stream())
@@ -253,6 +263,9 @@ class TracedRanks(ProcessRanks):
         if any(received):
             return lambda: [_as(buffer, functional.wait_tensor(started))]
         return lambda: [_as(buffer, torch.cat([plain, functional.wait_tensor(started)]))]
+
+    def streams(self, exchange: Exchange) -> bool:
+        return False
 
     def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -63,10 +63,12 @@ class Flight:
     Args:
         wait: for its buffers.
         held: what must stay alive until it was waited for.
+        landed: its targets on each hosted rank, where a later call has had to wait for it already.
     """
 
-    wait: Wait
+    wait: Wait | None
     held: Sequence[Any] = ()
+    landed: Sequence[Values] | None = None
 
 
 Flights = dict[str, Flight]
@@ -97,7 +99,10 @@ class Call:
         with self.backend.beside(self.exchange):
             arrived = [{name: held[name] for name in self.sources if name in held} for held in ranks]
             for call in self.earlier:
-                call.land(flights[call.of.id], arrived)
+                flight = flights[call.of.id]
+                call.land(flight, arrived)
+                if not self.backend.streams(self.exchange):
+                    flight.wait, flight.landed = None, [{name: held[name] for name in call.targets} for held in arrived]
             self._start(arrived, flights, observed)
             flights[self.of.id].held = arrived
 
@@ -113,6 +118,11 @@ class Call:
 
     def land(self, flight: Flight, ranks: Sequence[Values]) -> None:
         """Puts the targets among the values."""
+        if flight.wait is None:
+            assert flight.landed is not None
+            for held, landed in zip(ranks, flight.landed, strict=True):
+                held.update(landed)
+            return
         try:
             buffers = flight.wait()
         except RuntimeError as error:

@@ -11,7 +11,7 @@ import pytest
 from cost_models import Efficiency, Figures, Hardware, Link, Machine, Mesh, Operator, load_hardware
 from cost_models.collectives import received_bytes
 from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency, relative_least_squares
-from cost_models.links import KINDS, Growth, group_over
+from cost_models.links import KINDS, PASSES, STEPS, Growth, group_over
 
 BYTES = tuple(4096 * 8**power for power in range(5))
 PEAK, BANDWIDTH = 1e12, 1e11
@@ -42,6 +42,20 @@ def test_collectives_are_found_again(kind: str, growth: Growth) -> None:
 def test_one_size_of_group_is_of_constant_latency() -> None:
     found, _ = fit_collective("all_gather", collective_times("all_gather", Figures(1e-5, 1e9, "ring"), (4,)))
     assert found.latency_growth == "constant" and found.latency_seconds == pytest.approx(3e-5)
+
+
+@pytest.mark.parametrize("growth", ["tree", "ring"])
+def test_a_whole_call_is_never_dearer_than_the_two_that_make_it_up(growth: Growth) -> None:
+    points = collective_times("all_reduce", Figures(0.0, 1e9, growth, 1e-3))
+    free, _ = fit_collective("all_reduce", points)
+    whole, _ = fit_collective("all_reduce", points, whole=True)
+    latency = [[_latency(figures, size) for size in (2, 4)] for figures in (free, whole)]
+    assert latency[0][1] > 2 * latency[0][0] and latency[1][1] <= 2 * latency[1][0] * (1 + 1e-9)
+
+
+def _latency(figures: Figures, size: int) -> float:
+    step = figures.further_step or 0.0
+    return figures.latency_seconds + (STEPS[figures.latency_growth](size, PASSES["all_reduce"]) - 1) * step
 
 
 def test_an_outlier_does_not_move_the_fit() -> None:
