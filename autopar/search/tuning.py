@@ -19,7 +19,7 @@ MIB = 2**20
 LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("ahead_bytes", tuple(size * MIB for size in (0, 25, 100, 400, 1600))),
     ("aside_bytes", tuple(size * MIB for size in (0, 50, 200, 800))),
-    ("bucket_bytes", tuple(size * MIB for size in (1, 6, 25, 100))),
+    ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
 )
 """The values tried for each limit: from nothing to more than a large layer."""
 
@@ -99,9 +99,9 @@ def best_schedule(
 
 
 def _steps(limits: Limits, name: str, ladder: Sequence[int]) -> Iterator[Limits]:
-    """The same with one limit one rung or two up or down."""
+    """The same with one limit one rung or two up or down, or at nothing: where all values are small, the rungs between are alike."""
     value = getattr(limits, name)
     place = min(range(len(ladder)), key=lambda index: abs(ladder[index] - value))
-    for rung in (place + 1, place - 1, place + 2, place - 2):
+    for rung in dict.fromkeys((place + 1, place - 1, place + 2, place - 2, 0)):
         if 0 <= rung < len(ladder):
             yield replace(limits, **{name: ladder[rung]})
