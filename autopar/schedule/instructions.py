@@ -89,9 +89,9 @@ def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
     return step.kind in ("all_gather", "all_to_all") and math.prod(target[: step.dims[0]]) > 1
 
 
-def copied_inside(step: Step, source: tuple[int, ...], target: tuple[int, ...]) -> int:
-    """Elements that a call of its own copies on the rank, since it cuts or joins inside."""
-    copied = math.prod(source) if cuts_inside(step, source) else 0
+def copied_alone(step: Step, source: tuple[int, ...], target: tuple[int, ...]) -> int:
+    """Elements that a call of its own copies on the rank: since it cuts or joins inside, or to reduce them in place."""
+    copied = math.prod(source) if step.kind == "all_reduce" or cuts_inside(step, source) else 0
     return copied + (math.prod(target) if joins_inside(step, target) else 0)
 
 

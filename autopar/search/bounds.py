@@ -2,7 +2,7 @@
 
 Let T be the time from the first instruction of a phase to its last. For every plan p and every order of its instructions, T is at least
 
-- ``compute``: the seconds of all operators of the phase and of the copies around collectives (one compute stream), and
+- ``compute``: the seconds of all operators of the phase and of the copies around collectives, launches left out (one compute stream), and
   ``overlap_slowdown`` times a link's work with it, since while the link is busy operators lose that share of their speed, and while they
   stand still they do not run at all;
 - a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
@@ -105,7 +105,7 @@ class Mixture:
 
 def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float], copied: float) -> np.ndarray:
     finite, copies = np.isfinite(edge.seconds), model.copies(edge)
-    total = on_path * (np.where(finite, edge.seconds, 0.0) - copies) + copied * copies
+    total = on_path * (np.where(finite, edge.seconds, 0.0) - copies) + copied * model.least_copies(edge)
     for link, share in zip(model.space.links, shares, strict=True):
         if share:
             total = total + share * model.loads(edge, link)
@@ -146,7 +146,8 @@ class Answer:
             if edge.tensor is not None and self.edges[number] > 0.0:
                 copies = model.copies(edge)[choices[edge.source], choices[edge.target]]
                 self.edges[number] -= copies
-                self.compute[edge.phase] += copies / edge.readers
+                least = model.least_copies(edge)[choices[edge.source], choices[edge.target]]
+                self.compute[edge.phase] += least / edge.readers
                 for link in model.space.links:
                     load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
                     self.between[edge.phase, link] += load / edge.readers

@@ -174,6 +174,14 @@ class Model:
             (id(edge.seconds), "copies"), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), copies, 0.0), edge.seconds
         )  # fmt: skip
 
+    def least_copies(self, edge: Edge) -> np.ndarray:
+        """What the copies of an edge's reshards add to the operators' work at least, in any bucket."""
+        assert edge.tensor is not None
+        least = self.space.least_copy_table(edge.tensor, edge.sources, edge.targets)
+        return self.once(
+            (id(edge.seconds), "least"), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), least, 0.0), edge.seconds
+        )  # fmt: skip
+
     def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
         """Seconds for which an operator's inner collectives hold each link they hold at all."""
         return {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}

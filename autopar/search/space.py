@@ -17,7 +17,7 @@ from autopar.reshard import find_reshard
 from autopar.reshard.cuts import prime_cut
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT
-from autopar.schedule.instructions import copied_inside
+from autopar.schedule.instructions import copied_alone
 from autopar.schedule.ordering import shape_after
 from autopar.search.pins import Pins
 from autopar.sharding import ShardingSpec, Strategy, splits
@@ -25,6 +25,8 @@ from cost_models import Machine
 
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
+MANY = 2.0**60
+"""So many bytes that a launch is nothing beside them."""
 ALL_ORDERS = 2
 """Up to so many axes, a dim may be split by several in any order, and contractions may take partial sums. On more axes the innermost
 is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
@@ -146,7 +148,11 @@ class Space:
         return self._reshard_tables(tensor, sources, targets)[1 + self.links.index(link)]
 
     def copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """Seconds of the copies that each reshard needs beside its collectives, since it cuts or joins a dim that is not the first."""
+        """Seconds of the copies that each reshard needs beside its collectives: see ``schedule.Collective``."""
+        return self._reshard_tables(tensor, sources, targets)[-2]
+
+    def least_copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """The same without launches, which a bucket pays once: what copies add to the operators' work at least."""
         return self._reshard_tables(tensor, sources, targets)[-1]
 
     @cached_property
@@ -155,13 +161,13 @@ class Space:
         return tuple(sorted({link for part in prime_cut(self.machine).parts for link in self.machine.links((part,))}))
 
     def _reshard_tables(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> Sequence[np.ndarray]:
-        """Seconds with copies, then each link's load, then the copies."""
+        """Seconds with copies, then each link's load, then the copies, then these without launches."""
         key = (tensor.shape, tensor.dtype, sources, targets)
         found = self._tables.get(key)
         if found is None:
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
             small = np.array([[self._price(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(
-                len(distinct_s), len(distinct_t), 2 + len(self.links)
+                len(distinct_s), len(distinct_t), 3 + len(self.links)
             )
             rows = [distinct_s.index(s) for s in sources] if len(distinct_s) < len(sources) else slice(None)
             columns = [distinct_t.index(t) for t in targets] if len(distinct_t) < len(targets) else slice(None)
@@ -183,8 +189,9 @@ class Space:
         return found
 
     def _price(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[float, ...]:
-        """Seconds of a reshard with its copies, then for how long it holds each link without latencies, then the copies."""
-        nothing = (0.0,) * (2 + len(self.links))
+        """Seconds of a reshard with its copies, then for how long it holds each link without latencies, then the copies with
+        and without launches."""
+        nothing = (0.0,) * (3 + len(self.links))
         if source == target:
             return nothing
         new = [item for item in target.partial if item[0] not in source.partial_axes and item[1] == "sum"]
@@ -197,18 +204,19 @@ class Space:
             if found is None:
                 price = (IMPOSSIBLE, *nothing[1:])
             else:
-                held, copies = dict.fromkeys(self.links, 0.0), 0.0
+                held, copies, least = dict.fromkeys(self.links, 0.0), 0.0, 0.0
                 shape = source.local_shape(tensor.shape, self.sizes)
                 for step in found.steps:
                     after = shape_after(shape, step)
                     if step.is_collective:
-                        copied = copied_inside(step, shape, after) * DTYPE_BYTES[tensor.dtype]
+                        copied = copied_alone(step, shape, after) * DTYPE_BYTES[tensor.dtype]
                         copies += self.machine.copy_seconds(copied, tensor.dtype)
+                        least += copied * self.machine.copy_seconds(MANY, tensor.dtype) / MANY
                         load = max(step.seconds - self.machine.latency_seconds(step.kind, step.axes), 0.0)
                         for link in self.machine.links(step.axes):
                             held[link] += load
                     shape = after
-                price = (found.seconds + copies, *held.values(), copies)
+                price = (found.seconds + copies, *held.values(), copies, least)
             self._prices[key] = price
         return price
 
