@@ -46,6 +46,9 @@ EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
 BOUNDS = 12
 """Rounds of weights for the bound, at most."""
+EVEN = (1.0, 0.3, 0.03)
+"""Shares waited for under which a problem that is not large is solved as well, alike for all collectives: what one plan shows of itself
+says little about plans that are quite different."""
 IDLE = 2
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
@@ -258,6 +261,9 @@ class _Search:
                 exposure = exposure.learn(found.schedule, found.slots)
             elif self._spent():
                 break
+        for share in () if self.large else EVEN:
+            if not self._spent():
+                self._solve(Exposure.even(share, self.slowdown), CLOSE)
         self._prove()
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
