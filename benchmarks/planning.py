@@ -87,7 +87,7 @@ def main() -> None:
     head = (
         f"{'case':58} {'ops':>6} {'nodes':>6} {'entries':>9} "
         + " ".join(f"{stage:>9}" for stage in STAGES)
-        + f" {'total':>7} {'MiB':>6} {'gap %':>7}"
+        + f" {'total':>7} {'MiB':>6} {'gap %':>7} {'step ms':>9} {'baseline':>9}"
     )
     print(head)
     for case in chosen:
@@ -100,9 +100,10 @@ def main() -> None:
         rows.append(row)
         times = " ".join(f"{row['cpu_seconds'].get(stage, 0.0):9.2f}" for stage in STAGES)
         name = f"{row['target']} {row['mesh']}"
+        best = min((seconds for seconds, fits in row["baselines"].values() if fits), default=float("nan"))
         print(
             f"{name:58} {row['ops']:6} {row['nodes']:6} {row['edge_entries']:9} {times} {row['total_cpu_seconds']:7.1f} "
-            f"{row['peak_mib']:6.0f} {100 * row['gap']:7.4f}",
+            f"{row['peak_mib']:6.0f} {100 * row['gap']:7.4f} {1e3 * row['seconds']:9.3f} {1e3 * best:9.3f}",
             flush=True,
         )
     if arguments.json:

@@ -42,9 +42,10 @@ def _bars(plan: Plan) -> Iterator[Bar]:
     calls = {row.id: call_name(row) for row in plan.collectives if row.id is not None}
     for slot in Moments(plan).slots:
         item = slot.instruction
-        begin = slot.begin + slot.stalled
-        if item.kind == "wait":
-            yield Bar(COMPUTE, f"waits for {calls.get(item.of, item.of)}", "stalled", slot.begin, begin)
+        begin = slot.begin + slot.stalled if item.kind == "wait" else slot.begin
+        if slot.stalled > 0.0:
+            verb = "waits for" if item.kind == "wait" else "waits to start"
+            yield Bar(COMPUTE, f"{verb} {calls.get(item.of, item.of)}", "stalled", slot.since, slot.since + slot.stalled)
         for stream in item.streams:
             moving = item.kind == "start" or stream != COMPUTE
             name = calls.get(item.of, item.of)

@@ -17,11 +17,13 @@ from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
 
 @dataclass(frozen=True)
 class Slot:
-    """An instruction with its place in time, in seconds; ``stalled`` is how long the operators stood still for a wait."""
+    """An instruction with its place in time, in seconds. The operators stood still for it from ``since``, for ``stalled``: for a wait, or
+    for a start that must itself wait for what it reads."""
 
     instruction: Instruction
     begin: float
     end: float
+    since: float = 0.0
     stalled: float = 0.0
 
 
@@ -54,12 +56,12 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
             free.update(dict.fromkeys(item.streams, end))
             arrives.update(dict.fromkeys(item.writes, end))
             ends[item.of] = end
-            slots.append(Slot(item, begin, end))
+            slots.append(Slot(item, begin, end, now, 0.0 if overlaps else arrived - now))
             now = now if overlaps else arrived
         elif item.kind == "wait":
             arrived = max(now, ends[item.of])
             end = beside(arrived, item.seconds, max(free.values(), default=0.0), slowdown)
-            slots.append(Slot(item, now, end, arrived - now))
+            slots.append(Slot(item, now, end, now, arrived - now))
             now = end
     return tuple(slots)
 

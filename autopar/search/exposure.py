@@ -96,7 +96,7 @@ def _latency(model: Model, edge: Edge) -> np.ndarray:
 
 def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief]:
     """What a simulated schedule shows of each place of collectives: the share of their seconds during which operators stood still."""
-    stalls = [(slot.begin, slot.begin + slot.stalled) for slot in slots if slot.stalled > 0.0]
+    stalls = [(slot.since, slot.since + slot.stalled) for slot in slots if slot.stalled > 0.0]
     begins = [begin for begin, _ in stalls]
     found = windows(schedule)
     total: dict[PhaseSide, float] = defaultdict(float)
