@@ -238,9 +238,12 @@ class _Search:
             self._without_answer()
 
     def _in_sequence(self) -> None:
+        gap = CLOSE if self.large else self.gap
+        exact = all(edge.readers <= 2 for edge in self.model.edges)
+        if self._solve(InSequence(), gap, proves=exact) is not None and not exact:
+            self._solve(InSequence(shared=True), gap, proves=True)
         for _ in range(TIGHTENINGS):
-            found = self._solve(InSequence(), CLOSE if self.large else self.gap, proves=True)
-            if found is None or found.memory.peak <= self.limit:
+            if self.best is None or self.best.memory.peak <= self.limit or self._solve(InSequence(), gap) is None:
                 return
 
     def _by_step(self) -> None:
