@@ -3,7 +3,8 @@
 In a backward pass the gradients of activations form one long chain, the gradients of weights hang off it. Run as captured, the chain
 waits for its collectives although work is there that could be done meanwhile. So operators after which little remains are set
 aside, and run when the next one of the chain would have to wait; or when what they keep in memory comes to ``limits.aside_bytes``, or
-at the end.
+at the end. When nothing is set aside that could run, operators that come soon after are pulled forward, as long as what they make stays
+within the same limit until their turn.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ SHORT = 0.25
 """An operator may wait when the longest chain of operators after it is less than this share of what remains to be run."""
 OVERSHOOT = 2.0
 """It fills a gap when it is at most so many times as long."""
+SOON = 64
+"""So many of the next operators are looked at for one to pull forward."""
 
 
 def fill(schedule: Schedule) -> Schedule:
@@ -40,7 +43,8 @@ class _Filling:
     def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], found: Mapping[int, Window], phase: Phase) -> None:
         self.schedule = schedule
         self.fixed = [item for item in fixed if item.phase == phase]
-        self.soft = [item for item in moving(schedule) if item.phase == phase and not found[item.id].ahead]
+        soft = [item for item in moving(schedule) if item.phase == phase]
+        self.soft = [item for item in soft if not found[item.id].ahead]
         self.waiting: dict[str, list[Instruction]] = {}
         self.missing: dict[int, int] = {}
         made = {value for item in (*self.fixed, *self.soft) for value in item.writes}
@@ -56,10 +60,16 @@ class _Filling:
         self.out: list[Instruction] = []
         self.aside: deque[Instruction] = deque()
         self.kept: dict[int, int] = {}
+        self.pulled: dict[int, int] = {}
+        ahead = [item for item in soft if found[item.id].ahead]
+        for item in sorted(ahead, key=lambda item: (found[item.id].deadline, found[item.id].depth)):
+            self._move(item)
 
     def run(self) -> list[Instruction]:
         short = self._short()
-        for item in self.fixed:
+        for place, item in enumerate(self.fixed):
+            if self.pulled.pop(item.id, None) is not None:
+                continue
             if item.id in short:
                 self.aside.append(item)
                 self.kept[item.id] = sum(self.schedule.values[value].bytes for value in dict.fromkeys(item.reads))
@@ -68,6 +78,7 @@ class _Filling:
                 continue
             self._make_what(item)
             self._fill_until(self._ready(item))
+            self._pull_until(self._ready(item), place + 1)
             self._set(item)
         while self.aside:
             self._set(self.aside.popleft())
@@ -113,6 +124,20 @@ class _Filling:
                 self._set(item)
         self.aside.extendleft(reversed(passed))
 
+    def _pull_until(self, time: float, place: int) -> None:
+        """Runs what comes soon, in its order, where what was set aside has left a gap."""
+        waiting = {item.id for item in self.aside}
+        for item in self.fixed[place : place + SOON]:
+            if self.now >= time:
+                return
+            size = sum(self.schedule.values[value].bytes for value in item.writes)
+            if item.id in waiting or item.id in self.pulled or self._lacks(item) or self._ready(item) > self.now:
+                continue
+            within = sum(self.pulled.values()) + size <= self.schedule.limits.aside_bytes
+            if within and item.seconds <= OVERSHOOT * (time - self.now):
+                self.pulled[item.id] = size
+                self._set(item)
+
     def _set(self, item: Instruction) -> None:
         self.kept.pop(item.id, None)
         self.now = max(self.now, self._ready(item)) + item.seconds
@@ -125,7 +150,11 @@ class _Filling:
         for item in self.waiting.get(value, ()):
             self.missing[item.id] -= 1
             if not self.missing[item.id]:
-                begin = max(self._ready(item), *(self.free.get(link, 0.0) for link in item.streams), 0.0)
-                self.free.update(dict.fromkeys(item.streams, begin + item.seconds))
-                for written in item.writes:
-                    self._arrive(written, begin + item.seconds)
+                self._move(item)
+
+    def _move(self, item: Instruction) -> None:
+        """A collective or slice whose sources are there, as soon as its links are free."""
+        begin = max(self._ready(item), *(self.free.get(link, 0.0) for link in item.streams), 0.0)
+        self.free.update(dict.fromkeys(item.streams, begin + item.seconds))
+        for written in item.writes:
+            self._arrive(written, begin + item.seconds)

@@ -21,6 +21,7 @@ from autopar.search.model import Edge, Model, Priced, Side
 
 PhaseSide = tuple[Phase, Side]
 
+
 @dataclass(frozen=True)
 class Belief:
     """Of the collectives of one place: the share of their seconds that operators wait for, and calls for each value (1: no buckets)."""
@@ -58,6 +59,12 @@ class Exposure:
         """What is believed before anything was simulated."""
         phases: tuple[Phase, ...] = ("forward", "backward")
         return Exposure({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
+
+    @staticmethod
+    def even(waited: float, slowdown: float) -> Exposure:
+        """The same share of every collective is waited for, and none share a call."""
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        return Exposure({(phase, side): Belief(waited, 1.0) for phase in phases for side in FIRST}, slowdown)
 
     def price(self, model: Model) -> Priced:
         made: dict[object, np.ndarray] = {}

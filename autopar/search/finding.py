@@ -46,6 +46,9 @@ EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
 BOUNDS = 12
 """Rounds of weights for the bound, at most."""
+EVEN = (1.0, 0.3, 0.03)
+"""Shares waited for under which a problem that is not large is solved as well, alike for all collectives: what one plan shows of itself
+says little about plans that are quite different."""
 IDLE = 2
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
@@ -235,9 +238,12 @@ class _Search:
             self._without_answer()
 
     def _in_sequence(self) -> None:
+        gap = CLOSE if self.large else self.gap
+        exact = all(edge.readers <= 2 for edge in self.model.edges)
+        if self._solve(InSequence(), gap, proves=exact) is not None and not exact:
+            self._solve(InSequence(shared=True), gap, proves=True)
         for _ in range(TIGHTENINGS):
-            found = self._solve(InSequence(), CLOSE if self.large else self.gap, proves=True)
-            if found is None or found.memory.peak <= self.limit:
+            if self.best is None or self.best.memory.peak <= self.limit or self._solve(InSequence(), gap) is None:
                 return
 
     def _by_step(self) -> None:
@@ -258,6 +264,9 @@ class _Search:
                 exposure = exposure.learn(found.schedule, found.slots)
             elif self._spent():
                 break
+        for share in () if self.large else EVEN:
+            if not self._spent():
+                self._solve(Exposure.even(share, self.slowdown), CLOSE)
         self._prove()
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()

@@ -254,11 +254,24 @@ class Weights(Protocol):
     def price(self, model: Model) -> Priced: ...
 
 
+@dataclass(frozen=True)
 class InSequence:
-    """Everything counts: compute, communication and optimizer one after another."""
+    """Everything counts: compute, communication and optimizer one after another.
+
+    Args:
+        shared: what is left of the price when equal reshards of one source are made once, at least: of n readers that take one source
+            each their own way, at most n - 1 go the same way (else all would share a layout). For a bound; exact up to two readers.
+    """
+
+    shared: bool = False
 
     def price(self, model: Model) -> Priced:
-        return Priced([node.seconds for node in model.nodes], [edge.seconds for edge in model.edges])
+        return Priced([node.seconds for node in model.nodes], [self._price(model, edge) for edge in model.edges])
+
+    def _price(self, model: Model, edge: Edge) -> np.ndarray:
+        if not self.shared or edge.readers <= 2:
+            return edge.seconds
+        return model.once((id(edge.seconds), edge.readers, "shared"), lambda: edge.seconds / (edge.readers - 1), edge.seconds)
 
 
 def _largest(table: np.ndarray) -> float:

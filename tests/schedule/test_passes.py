@@ -7,10 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from autopar.schedule import Schedule, step_seconds
+from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
+from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, step_seconds
 from autopar.schedule.bucketing import JOINED, size
 from autopar.schedule.legality import check_legal
 from autopar.schedule.windows import windows
+from autopar.sharding import ShardingSpec, Strategy
+from tests.graphs import machine
 from tests.schedule.cases import CASES, Case
 from tests.search.brute_force import schedule_seconds
 
@@ -159,3 +162,28 @@ def test_the_simulation_agrees_with_a_clock_written_from_its_words(case: Case) -
     for name, schedule in case.stages():
         expected = schedule_seconds(schedule) + schedule.optimizer_seconds("adamw")
         assert step_seconds(schedule, "adamw") == pytest.approx(expected, rel=1e-12), name
+
+
+@pytest.mark.parametrize(("aside", "expected"), [(0, ["product", "other"]), (2**30, ["other", "product"])], ids=["off", "on"])
+def test_fill_pulls_an_operator_forward_while_another_waits_for_a_gather(aside: int, expected: list[str]) -> None:
+    """product needs a weight that is gathered first, other does not."""
+    shapes = {"x": (64, 64), "y": (64, 64), "w": (64, 64), "product": (64, 64), "other": (64, 64)}
+    graph = Graph(
+        "inference",
+        {name: Tensor(name, shape, "float32") for name, shape in shapes.items()},
+        (GraphInput("x", "input", "x"), GraphInput("y", "input", "y"), GraphInput("w", "parameter", "w")),
+        (
+            Op("product", "autopar.contract.default", ("x", "w"), ("product",), (Ref(0), Ref(1), "m k, k n -> m n")),
+            Op("other", "aten.relu.default", ("y",), ("other",), (Ref(0),)),
+        ),
+        (GraphOutput("product", "output", "0"), GraphOutput("other", "output", "1")),
+    )
+    whole, rows = ShardingSpec.parse("R R"), ShardingSpec.parse("S0 R")
+    assignment = Assignment(
+        {"x": rows, "y": rows, "w": rows},
+        {"product": Strategy((rows, whole), (rows,), 4), "other": Strategy((rows,), (rows,), 4)},
+        (Layout("w@whole", "w", "w", whole, "forward", "product"),),
+        {("product", 1): "w@whole"},
+    )
+    schedule = make_schedule(graph, assignment, machine("x=4"), Limits(aside_bytes=aside))
+    assert [item.of for item in schedule.instructions if item.kind == "run"] == expected

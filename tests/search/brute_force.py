@@ -466,11 +466,13 @@ class Choice:
 
     Args:
         parts: for each phase a number that stands for what it does then.
+        seconds: of its collectives one after another.
     """
 
     way: Way
     loads: tuple[float, ...]
     parts: tuple[int, ...]
+    seconds: float
 
 
 class BruteForce:
@@ -539,6 +541,27 @@ class BruteForce:
         self.choice: dict[int, int] = {}
         free = [self.ways(site) for site in self.free_sites]
         self._dive(0, (0.0, 0.0, 0.0), (0.0,) * (2 * len(self.links)), free)
+        return self.best
+
+    def least_in_sequence(self) -> float:
+        """The least sum of seconds when everything is done one after another, as under the communication model: tensor by tensor."""
+        self.choice = {}
+
+        def dive(index: int, spent: float) -> None:
+            if spent >= self.best:
+                return
+            if index == len(self.outer):
+                self.best = spent
+                return
+            number = self.outer[index]
+            for choice in range(len(self.model.nodes[number].seconds)):
+                self.choice[number] = choice
+                if self._allowed(number):
+                    beside = [min((way.seconds for way in self.ways(site)), default=math.inf) for site in self.complete[index]]
+                    dive(index + 1, spent + float(self.model.nodes[number].seconds[choice]) + sum(beside))
+            del self.choice[number]
+
+        dive(0, sum(min(way.seconds for way in self.ways(site)) for site in self.free_sites))
         return self.best
 
     @staticmethod
@@ -628,13 +651,14 @@ class BruteForce:
         reads: dict[tuple[str, int], str] = {}
         extract_site(self.model, choices, site, layouts, reads)
         way = way_of(site.tensor, site.specs[choices[site.producer]], layouts, reads)
-        loads = [0.0] * (2 * len(self.links))
+        loads, seconds = [0.0] * (2 * len(self.links)), 0.0
         for _, _, source, target, phase in way.made:
             for task in self.timing.steps(site.tensor, source, target):
+                seconds += task.seconds
                 for link in task.links:
                     loads[PHASES.index(phase) * len(self.links) + self.links.index(link)] += task.seconds - task.latency
         parts = (self._parts.setdefault((site.tensor, self.timing.part(way, phase)), len(self._parts)) for phase in PHASES)
-        return Choice(way, tuple(loads), tuple(parts))
+        return Choice(way, tuple(loads), tuple(parts), seconds)
 
     def _leaf(self, spent: tuple[float, float, float], chosen: list[tuple[Choice, ...]]) -> None:
         """All ways of all tensors beside each other, for the operators chosen."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from autopar.graph import Graph
 from autopar.schedule import step_seconds
-from autopar.search import PROOF, find_plan
+from autopar.search import PROOF, Found, find_plan
 from autopar.search.extract import extract
 from autopar.search.model import Model, build_model
 from autopar.search.pins import resolve_pins
@@ -124,6 +124,31 @@ def test_bound_and_answer_over_many_graphs(record_property: pytest.RecordPropert
     record_property("distribution", words)
     print(words)
     assert statistics.median(item.excess for item in outcomes) <= 0.02, words
+
+
+def in_sequence(case: Case) -> tuple[Found, float]:
+    """What the search finds under the communication model, and the least sum there is, equal reshards made once."""
+    graph, machine, pins, optimizer = drawn(case)
+    machine = replace(machine, cost_model="communication", _groups={})
+    found = find_plan(graph, machine, optimizer=optimizer, constraints=pins, baselines=False, time_limit=3600.0)
+    model = build_model(Space(graph, machine, optimizer, resolve_pins(graph, machine.mesh, pins)))
+    return found, BruteForce(model, math.inf).least_in_sequence()
+
+
+@pytest.mark.parametrize("case", [*ONE_AXIS[:60], *TWO_AXES[:12]], ids=str)
+def test_under_the_communication_model_the_answer_is_the_optimum(case: Case) -> None:
+    found, optimum = in_sequence(case)
+    assert found.bound_seconds <= optimum * (1 + EXACT)
+    assert found.status == "optimal"
+    assert found.seconds == pytest.approx(optimum, rel=2 * PROOF)
+
+
+def test_readers_that_share_a_reshard_do_not_lift_the_bound_over_the_optimum() -> None:
+    """Of three readers two take one spec and the third the producer's: the problem prices that reshard twice, the schedule makes it once."""
+    found, optimum = in_sequence(Case(104, "x=2", 5))
+    assert found.bound_seconds <= optimum * (1 + EXACT)
+    assert optimum * (1 - EXACT) <= found.seconds <= optimum * 1.01
+    assert found.status == "feasible"
 
 
 # the proof's own tools --------------------------------------------------------------------------------------------------------------
