@@ -39,15 +39,15 @@ PROOF = 1e-6
 """A plan is called optimal when its gap is at most this."""
 CLOSE = 2e-3
 """The gap at which one solve of a large problem stops: the last tenths of a percent would cost more time than all before."""
-LARGE = 1_000_000
-"""Edge entries from which a problem is large."""
+SMALL, LARGE = 30_000, 1_000_000
+"""Edge entries up to which a problem is small, and from which it is large."""
 TIGHTENINGS = 8
 EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
 BOUNDS = 12
 """Rounds of weights for the bound, at most."""
 EVEN = (1.0, 0.3, 0.03)
-"""Shares waited for under which a problem that is not large is solved as well, alike for all collectives: what one plan shows of itself
+"""Shares waited for under which a small problem is solved as well, alike for all collectives: what one plan shows of itself
 says little about plans that are quite different."""
 IDLE = 2
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
@@ -264,7 +264,7 @@ class _Search:
                 exposure = exposure.learn(found.schedule, found.slots)
             elif self._spent():
                 break
-        for share in () if self.large else EVEN:
+        for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
             if not self._spent():
                 self._solve(Exposure.even(share, self.slowdown), CLOSE)
         self._prove()
