@@ -135,16 +135,23 @@ def in_sequence(case: Case) -> tuple[Found, float]:
     return found, BruteForce(model, math.inf).least_in_sequence()
 
 
+def most_readers(case: Case) -> int:
+    """Of one tensor in one phase, that reshard for themselves."""
+    graph, machine, pins, optimizer = drawn(case)
+    model = build_model(Space(graph, machine, optimizer, resolve_pins(graph, machine.mesh, pins)))
+    return max(edge.readers for edge in model.edges)
+
+
 @pytest.mark.parametrize("case", [*ONE_AXIS[:60], *TWO_AXES[:12]], ids=str)
 def test_under_the_communication_model_the_answer_is_the_optimum(case: Case) -> None:
     found, optimum = in_sequence(case)
     assert found.bound_seconds <= optimum * (1 + EXACT)
-    assert found.status == "optimal"
+    assert found.status == "optimal" or most_readers(case) > 2, "with three readers and more the bound allows for shared reshards"
     assert found.seconds == pytest.approx(optimum, rel=2 * PROOF)
 
 
 def test_readers_that_share_a_reshard_do_not_lift_the_bound_over_the_optimum() -> None:
-    """Of three readers two take one spec and the third the producer's: the problem prices that reshard twice, the schedule makes it once."""
+    """Of three readers two take one spec, the third the producer's: the problem prices that reshard twice, the schedule makes it once."""
     found, optimum = in_sequence(Case(104, "x=2", 5))
     assert found.bound_seconds <= optimum * (1 + EXACT)
     assert optimum * (1 - EXACT) <= found.seconds <= optimum * 1.01
