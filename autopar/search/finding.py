@@ -151,7 +151,7 @@ def find_plan(
         for name, assignment in assignments.items():
             rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
         for name in sorted(rivals, key=lambda name: rivals[name].seconds)[: TUNED if search.large else 0]:
-            rivals[name] = best_schedule(graph, rivals[name].assignment, machine, space.optimizer, limit, tries=2 * search.tries)
+            rivals[name] = best_schedule(graph, rivals[name].assignment, machine, space.optimizer, limit, tries=search.tries)
         for rival in rivals.values():
             search.offer(rival, "baseline")
     clock.lap("baselines")
