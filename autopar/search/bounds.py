@@ -4,7 +4,7 @@ Let T be the time from the first instruction of a phase to its last. For every p
 
 - ``compute``: the seconds of all operators of the phase and of the copies around collectives, launches left out (one compute stream), and
   ``overlap_slowdown`` times a link's work with it, since while the link is busy operators lose that share of their speed, and while they
-  stand still they do not run at all;
+  stand still they do not run at all (operators with collectives inside, on other links, lose nothing: their seconds are taken off);
 - a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
   share a bucket;
 - the seconds along any path of data dependencies, operators and the collectives between them, latencies included (copies are not: those
@@ -69,6 +69,7 @@ class Mixture:
         compute: dict[Phase, float] = defaultdict(float)
         between: dict[tuple[Phase, str], float] = defaultdict(float)
         inside: dict[tuple[Phase, str], float] = defaultdict(float)
+        slowed: dict[tuple[Phase, str], float] = defaultdict(float)
         on_node, on_edge = np.zeros(len(model.nodes)), np.zeros(len(model.edges))
         for term, weight in self.weights.items():
             if term.path is not None:
@@ -77,6 +78,7 @@ class Mixture:
             elif term.compute:
                 compute[term.phase] += weight
                 between[term.phase, term.link] += weight * self.slowdown
+                slowed[term.phase, term.link] += weight * self.slowdown
             else:
                 between[term.phase, term.link] += weight
                 inside[term.phase, term.link] += weight
@@ -87,6 +89,8 @@ class Mixture:
                 priced = (compute[node.phase] + on_node[number]) * node.seconds
                 for link, load in model.node_loads(node).items():
                     priced = priced + inside[node.phase, link] * load
+                for link, seconds in model.not_slowed(node).items():
+                    priced = priced - slowed[node.phase, link] * seconds
             nodes.append(priced)
         made: dict[object, np.ndarray] = {}
         edges = []
@@ -138,10 +142,13 @@ class Answer:
         }
         self.between: dict[tuple[Phase, str], float] = defaultdict(float)
         self.inside: dict[tuple[Phase, str], float] = defaultdict(float)
+        self.not_slowed: dict[tuple[Phase, str], float] = defaultdict(float)
         for number, node in enumerate(model.nodes):
             if node.kind == "op":
                 for link, load in model.node_loads(node).items():
                     self.inside[node.phase, link] += load[choices[number]]
+                for link, seconds in model.not_slowed(node).items():
+                    self.not_slowed[node.phase, link] += seconds[choices[number]]
         for number, edge in enumerate(model.edges):
             if edge.tensor is not None and self.edges[number] > 0.0:
                 copies = model.copies(edge)[choices[edge.source], choices[edge.target]]
@@ -157,7 +164,8 @@ class Answer:
         if term.path is not None:
             return float(self.nodes[list(term.path.nodes)].sum() + self.edges[list(term.path.edges)].sum())
         if term.compute:
-            return self.compute[term.phase] + slowdown * self.between[term.phase, term.link]
+            place = term.phase, term.link
+            return self.compute[term.phase] + slowdown * (self.between[place] - self.not_slowed[place])
         return self.between[term.phase, term.link] + self.inside[term.phase, term.link]
 
     def longest_paths(self, phase: Phase) -> list[Path]:

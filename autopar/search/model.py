@@ -186,6 +186,15 @@ class Model:
         """Seconds for which an operator's inner collectives hold each link they hold at all."""
         return {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}
 
+    def not_slowed(self, node: Node) -> Mapping[str, np.ndarray]:
+        """For each link the seconds of an operator where it has collectives inside, none of them on that link: beside other calls there
+        it keeps its speed."""
+        loads = self.node_loads(node)
+        anywhere = sum(loads.values(), np.zeros(len(node.seconds))) > 0.0
+        if not anywhere.any():
+            return {}
+        return {link: np.where(anywhere & (loads.get(link, 0.0) == 0.0), node.seconds, 0.0) for link in self.space.links}
+
     @cached_property
     def incoming(self) -> list[list[int]]:
         """For each node the numbers of the edges that lead to it."""
