@@ -56,7 +56,7 @@ def small_machine(seed: int, mesh: str) -> Machine:
             "name": f"drawn-{seed}",
             "memory_bytes": 1e12,
             "memory_bandwidth": around(3 * TYPICAL_BYTES / TYPICAL_SECONDS, 4.0),
-            "kernel_launch_seconds": chance.choice((0.0, around(0.05 * TYPICAL_SECONDS, 4.0), around(0.5 * TYPICAL_SECONDS, 3.0))),
+            "kernel_launch_seconds": chance.choice((0.0, around(0.05 * TYPICAL_SECONDS, 4.0))),
             "peak_flops": {"float32": PEAK_FLOPS},
             "devices_per_node": chance.choice((2, 8)),
             "links": {"node": link(), "network": link()},
