@@ -26,10 +26,10 @@ from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable
 from autopar.runtime.placement import local_part
-from autopar.runtime.weights import Place, as_placed
+from autopar.runtime.weights import Place, as_placed, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import dtensor_like, keeps_autograd_graph
+from autopar.torch_compat import dtensor_like, keeps_autograd_graph, local_of
 
 Inputs = Literal["global", "local"]
 
@@ -293,6 +293,7 @@ class ShardedModule(nn.Module):
         self._step, self._signature, self._empty = step, signature, empty
         self.__dict__["constants"] = constants
         self._observed: list[Observed] | None = None
+        self.__dict__["_kept_at"] = None
         self.training = tree.training
         self._register_load_hooks()
 
@@ -308,17 +309,16 @@ class ShardedModule(nn.Module):
             raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
         tensors = self._signature.tensors(args, kwargs)
         step, graph = self._step, self._step.graph
-        held = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
+        held = self._held()
         locals_: dict[str, torch.Tensor] = {}
         owners: dict[str, torch.Tensor] = {}
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
-        with torch.no_grad():
-            locals_.update((item.tensor, held[item.name].to_local()) for item in graph.inputs if item.kind in ("parameter", "buffer"))
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
+                locals_[item.tensor] = local_of(tensor)
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:
@@ -345,6 +345,17 @@ class ShardedModule(nn.Module):
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return self._signature.result(by_name)
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        """The parameters and buffers of the graph by name. Where they are kept is looked up once, and again when a submodule was replaced:
+        walking all modules takes a good part of a millisecond a call."""
+        if self._kept_at is None or any(parent.get(name) is not child for parent, name, child in self._kept_at[0]):
+            children = [(module._modules, name, child) for module in self.modules() for name, child in module._modules.items()]
+            wanted = {item.name for item in self._step.graph.inputs if item.kind in ("parameter", "buffer")}
+            kinds = [(name, (owner._parameters, owner._buffers), key) for name, owner, key, _ in own_tensors(self)]
+            own = [(name, parameters if key in parameters else buffers, key) for name, (parameters, buffers), key in kinds]
+            self.__dict__["_kept_at"] = children, {name: (kept, key) for name, kept, key in own if name in wanted}
+        return {name: kept[key] for name, (kept, key) in self._kept_at[1].items()}
 
     @property
     def schedule(self) -> Schedule:
