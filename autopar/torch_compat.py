@@ -116,16 +116,20 @@ def traced_in_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
-def trace_joint(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
+def trace_joint(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], decompositions: Mapping[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
     """The functional graph of ``module(*inputs)`` and, where an input requires grad, of its backward.
 
-    ``aot_export_joint_with_descriptors`` without decompositions. Placeholders and the output carry descriptors in
-    ``meta["desc"]``, which ``role`` reads.
+    ``aot_export_joint_with_descriptors`` with no decompositions but those given, which take effect below autograd. Placeholders and
+    the output carry descriptors in ``meta["desc"]``, which ``role`` reads.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     with ExitStack() as stack:
-        joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={}, _disable_torch_fn_metadata_mode=True)
+        joint = aot_export_joint_with_descriptors(
+            stack, module, inputs, decompositions=dict(decompositions), _disable_torch_fn_metadata_mode=True
+        )
         return joint.graph_module
 
 

@@ -28,9 +28,9 @@ from autopar.importer.rewrite.losses import (
     mse_loss,
     nll_loss,
     smooth_l1_loss,
+    soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
-from autopar.importer.rewrite.reductions import mean
 
 aten = torch.ops.aten
 Replacement = Callable[..., Any]
@@ -79,12 +79,11 @@ def replacements() -> dict[Any, Replacement]:
         aten.mse_loss.default: mse_loss,
         aten.smooth_l1_loss.default: smooth_l1_loss,
         aten.huber_loss.default: huber_loss,
+        aten.soft_margin_loss.default: soft_margin_loss,
         aten.binary_cross_entropy.default: binary_cross_entropy,
         aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
-        aten.mean.default: mean,
-        aten.mean.dim: mean,
         aten._assert_tensor_metadata.default: _nothing,
         **draws(next_seed),
     }
