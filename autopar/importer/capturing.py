@@ -87,11 +87,13 @@ def capture(
 @contextmanager
 def _plain_operators() -> Iterator[None]:
     """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run."""
+    stance = torch.compiler.set_stance("force_eager")  # a module that was given to torch.compile is captured as the module it is
     fast, fused = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
     torch.backends.mkldnn.enabled = False
     try:
-        yield
+        with stance:
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.backends.mkldnn.enabled = fused
