@@ -33,7 +33,7 @@ def options_of(verb: str) -> tuple[str, ...]:
         if isinstance(info, typer.models.OptionInfo):
             words = (info.default, *(info.param_decls or ()))  # typer takes the first name for a default until it reads the signature
             given = [word for word in words if isinstance(word, str) and word.startswith("--")]
-            found += given or [X
+            found += given or [f"--{name.replace('_', '-')}"]
     return tuple(found)
 
 
