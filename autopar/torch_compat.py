@@ -6,7 +6,7 @@ inside the functions, so that importing this module costs only torch itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -207,6 +207,11 @@ def dtensor_like(local: torch.Tensor, like: Any) -> Any:
 def local_of(tensor: Any) -> torch.Tensor:
     """The part of a DTensor that this rank holds, as it is kept: outside autograd, and without the view that ``to_local`` makes."""
     return tensor._local_tensor
+
+
+def leave_to_module(module: nn.Module, names: Iterable[str]) -> None:
+    """Lets DistributedDataParallel leave these buffers alone (``_ddp_params_and_buffers_to_ignore``): it cannot send DTensors."""
+    module.__dict__["_ddp_params_and_buffers_to_ignore"] = list(names)
 
 
 def functional_collectives() -> Any:
