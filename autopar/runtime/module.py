@@ -51,7 +51,7 @@ class ShardedModule(nn.Module):
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
 
-    _children: list[tuple[dict[str, nn.Module | None], str, nn.Module | None]] | None
+    _children: list[tuple[nn.Module, str, nn.Module]] | None
     _owners: dict[str, tuple[nn.Module, str]]
 
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: set[str]) -> None:
@@ -137,8 +137,8 @@ class ShardedModule(nn.Module):
         Which submodule has them is looked up once, and again when one was replaced: walking them all takes a good part of a millisecond
         a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
         """
-        if self._children is None or any(parent.get(name) is not child for parent, name, child in self._children):
-            children = [(part._modules, name, child) for part in self.modules() for name, child in part._modules.items()]
+        if self._children is None or any(getattr(parent, name, None) is not child for parent, name, child in self._children):
+            children = [(parent, name, child) for parent in self.modules() for name, child in parent.named_children()]
             self.__dict__.update(_children=children, _owners={})
         names, owners = [item.name for item in graph.inputs if item.kind in ("parameter", "buffer")], self._owners
         for name in names:
