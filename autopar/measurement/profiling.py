@@ -116,7 +116,7 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
     seen += [*time_copies(clock), *(replace(time, seconds=time.seconds + once) for time in time_optimizer(clock))]
     seconds = mean_over_ranks([time.seconds for time in seen])
     operators = [replace(time, seconds=mean * stretch) for time, mean in zip(seen, seconds, strict=True)]
-    links = time_links(ranks, clock, effort.most_bytes, say) if ranks.count > 1 else []
+    links = time_links(ranks, clock, stretch, effort.most_bytes, say) if ranks.count > 1 else []
     means = mean_over_ranks([time.seconds for _, time in links])
     collectives = [(link, replace(time, seconds=mean)) for (link, time), mean in zip(links, means, strict=True)]
     slowdown = mean_over_ranks([time_overlap(ranks, clock, stretch)])[0] if ranks.count > 1 else 0.0

@@ -21,7 +21,7 @@ from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.steps import Call, TrainingStep
 from autopar.runtime.weights import Place, as_placed, copy_tree, own_tensors
 from autopar.schedule import Schedule
-from autopar.torch_compat import leave_to_module
+from autopar.torch_compat import leave_to_module, local_of
 
 
 class NoHooks(OrderedDict[int, Any]):
@@ -63,6 +63,7 @@ class ShardedModule(nn.Module):
                 part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
         self._observed: list[Observed] | None = None
         leave_to_module(self, (name for name, _ in self.named_buffers(remove_duplicate=False)))
+        self.__dict__["_kept_at"] = None
         self.training = tree.training
         self._register_load_hooks()
 
@@ -94,11 +95,10 @@ class ShardedModule(nn.Module):
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
-        with torch.no_grad():
-            locals_.update((item.tensor, held[item.name].to_local()) for item in graph.inputs if item.kind in ("parameter", "buffer"))
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
+                locals_[item.tensor] = local_of(tensor)
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:
@@ -132,12 +132,21 @@ class ShardedModule(nn.Module):
     def _held(self, graph: Graph) -> dict[str, torch.Tensor]:
         """The parameters and buffers that the graph takes, by name.
 
-        DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own tensor.
+        Where they are kept is looked up once, and again when a submodule was replaced: walking all modules takes a good part of a
+        millisecond a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor
+        of its own tensor.
         """
-        found = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
+        if self._kept_at is None or any(parent.get(name) is not child for parent, name, child in self._kept_at[0]):
+            children = [(module._modules, name, child) for module in self.modules() for name, child in module._modules.items()]
+            kinds = [(name, owner._parameters, owner._buffers, key) for name, owner, key, _ in own_tensors(self)]
+            places = {name: (parameters if key in parameters else buffers, key) for name, parameters, buffers, key in kinds}
+            self.__dict__["_kept_at"] = children, places
+        places, found = self._kept_at[1], {}
         for item in graph.inputs:
-            if item.kind in ("parameter", "buffer") and item.name not in found:
-                found[item.name] = attrgetter(item.name)(self)
+            if item.kind in ("parameter", "buffer"):
+                kept, key = places.get(item.name, ({}, ""))
+                tensor = kept.get(key)
+                found[item.name] = attrgetter(item.name)(self) if tensor is None else tensor
         return found
 
     def _draw(self) -> int:
