@@ -70,6 +70,22 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, function, tree)
 
 
+def is_known_container(value: Any) -> bool:
+    """Whether export sees what is inside the value: its class is registered with ``torch.utils._pytree``, with names for its items."""
+    from torch.utils import _pytree
+
+    known = _pytree.SUPPORTED_NODES.get(_pytree._get_node_type(value))
+    return known is not None and known.flatten_with_keys_fn is not None
+
+
+def children_of(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The items of a known container, and what puts others in their place."""
+    from torch.utils import _pytree
+
+    items, structure = _pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
+    return items, lambda others: _pytree.tree_unflatten(others, structure)
+
+
 # --- operators --------------------------------------------------------------------------------------------------------
 
 

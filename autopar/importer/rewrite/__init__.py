@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autopar.importer.rewrite.attentions import attention_replacement
+from autopar.importer.rewrite.concatenation import cat
 from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linear, matmul
 from autopar.importer.rewrite.convolutions import convolution, convolve
 from autopar.importer.rewrite.draws import draws
@@ -68,6 +69,7 @@ def replacements() -> dict[Any, Replacement]:
         aten.conv3d.padding: convolve(3),
         aten.convolution.default: convolution,
         aten.scaled_dot_product_attention.default: attention_replacement(next_seed),
+        aten.cat.default: cat,
         aten.embedding.default: embedding,
         aten.view.default: flattened.noting(aten.view.default),
         aten.reshape.default: flattened.noting(aten.reshape.default),
