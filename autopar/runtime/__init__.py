@@ -15,6 +15,7 @@ calls          a call's arguments and results
 weights        parameters and buffers as DTensors
 steps          one step as one autograd function
 programs       a program for each mode and shapes that a module is called with
+data           what each rank loads
 module         the nn.Module
 optimizers     float32 master weights beside half-precision parameters
 compiling      plan -> module

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.runtime.collectives import Observed
+from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.steps import Call, TrainingStep
 from autopar.runtime.weights import Place, as_placed, copy_tree, own_tensors
@@ -157,6 +158,25 @@ class ShardedModule(nn.Module):
         """Raises UsageError: there is nothing to leave out."""
         hint = "call backward several times before the optimizer's step: gradients add up"
         raise UsageError("gradients are reduced within the planned backward; none of it can be put off", hint)
+
+    def local_batch(
+        self, source: Any, *, batch_size: int | None = None, shuffle: bool = False, seed: int = 0, drop_last: bool = False, **options: Any
+    ) -> LocalBatches | LocalIndices:  # fmt: skip
+        """What this rank must load, by the plan's specs, and no more.
+
+        Args:
+            source: a dataset: its batches, as DTensors that the module takes as they are; or a batch sampler: its batches with the
+                indices of this rank's rows alone, for a DataLoader of one's own (with ``place_batch``).
+            batch_size, shuffle, seed, drop_last, options: for a dataset; see ``data.LocalBatches``.
+        """
+        rows = rows_of(self._programs.main)
+        if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
+            return LocalBatches(source, rows, batch_size, shuffle, seed, drop_last, options)
+        return LocalIndices(source, rows)
+
+    def place_batch(self, tree: Any, size: int) -> Any:
+        """The rows that this rank loaded of a batch of ``size``, in any nesting of tensors, as DTensors that the module takes."""
+        return rows_of(self._programs.main).placed(tree, size)
 
     @property
     def constants(self) -> Mapping[str, torch.Tensor]:

@@ -42,8 +42,15 @@ class Place:
     def own_part(self, tensor: torch.Tensor, spec: ShardingSpec) -> torch.Tensor:
         """This rank's part of a global tensor (or of a DTensor in any placement), in its own storage on the device."""
         if isinstance(tensor, DTensor):
-            if tensor.device_mesh == self.device_mesh and from_placements(tensor.placements, tensor.dim(), self.mesh.sizes) == spec:
-                return tensor.to_local().detach()
+            if tensor.device_mesh == self.device_mesh:
+                held = from_placements(tensor.placements, tensor.dim(), self.mesh.sizes)
+                if held == spec:
+                    return tensor.to_local().detach()
+                missing = [(dim, mine) for dim, (mine, wanted) in enumerate(zip(held.dims, spec.dims, strict=True)) if mine != wanted]
+                if not held.partial and not any(mine for _, mine in missing):  # whole in what is still to be cut
+                    cut = ShardingSpec(tuple(() if mine else wanted for mine, wanted in zip(held.dims, spec.dims, strict=True)))
+                    part = local_part(tensor.to_local().detach(), cut, self.mesh, self.rank)
+                    return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)
             tensor = tensor.full_tensor()
         part = local_part(tensor.detach(), spec, self.mesh, self.rank)
         return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)

@@ -363,3 +363,49 @@ def test_a_mesh_of_other_sizes_is_refused() -> None:
         return refused(lambda: autopar.compile(net(), plan, mesh=mesh))
 
     assert all("the plan is for the mesh x=2, the given one has the sizes [1, 2]\nhint: " in words for words in on_ranks(run, 2))
+
+
+class Counting(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Examples by index, and which were asked for."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(size, 16, dtype=torch.float64, generator=generator)
+        self.y = torch.randn(size, 8, dtype=torch.float64, generator=generator)
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.loaded.append(index)
+        return self.x[index], self.y[index]
+
+
+def test_each_rank_loads_its_own_rows() -> None:
+    """21 examples in batches of 8: the last one, of 5, does not divide and is loaded whole."""
+    plan = plan_of("2x2", 0.0)
+    axes = plan.inputs["x"].spec
+    assert axes == "S0 R"
+
+    def run(rank: int) -> tuple[list[float], list[float], list[int], list[list[int]]]:
+        dataset, reference = Counting(21), net(dropout=0.0)
+        module = autopar.compile(net(dropout=0.0), plan)
+        batches = module.local_batch(dataset)
+        assert len(batches) == 3
+        found, wanted = [module(*batch).item() for batch in batches], []
+        for begin in range(0, 21, 8):
+            wanted.append(mse(reference(dataset.x[begin : begin + 8]), dataset.y[begin : begin + 8]).item())
+        loaded = list(dataset.loaded)
+        dataset.loaded.clear()
+        shuffled = module.local_batch(dataset, shuffle=True, drop_last=True)
+        orders = [[whole(x)[:, 0].tolist() for x, _ in shuffled] for _ in range(2)]
+        assert orders[0] != orders[1] and all(len({one for batch in order for one in batch}) == 16 for order in orders)
+        indices = list(module.local_batch(torch.utils.data.BatchSampler(range(16), 8, False)))
+        return found, wanted, loaded, indices
+
+    for rank, (found, wanted, loaded, indices) in enumerate(on_ranks(run, 4)):
+        assert found == pytest.approx(wanted, rel=1e-12)
+        first = 4 * (rank // 2)
+        mine = [list(range(begin + first, begin + first + 4)) for begin in (0, 8)]
+        assert indices == mine and loaded == [*mine[0], *mine[1], *range(16, 21)]
