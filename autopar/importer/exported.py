@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.importer.diagnosis import Carried
+from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.weights import FakeWeights
 
@@ -59,8 +60,9 @@ class Exported:
 class Program(nn.Module):
     """The model and its loss as one module."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, compute_dtype: str | None) -> None:
         super().__init__()
+        self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
 
@@ -73,7 +75,7 @@ class Program(nn.Module):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         before = [(part, name, value) for part in self.modules() for name, value in part._buffers.items()]
-        outputs = self.model(*args, **kwargs)
+        outputs = call_in(self.model, self.compute_dtype, args, kwargs)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
         for part, name, value in before:
             new = part._buffers.get(name)
@@ -127,6 +129,7 @@ def export(
     weights: FakeWeights,
     *,
     train: bool,
+    compute_dtype: str | None = None,
 ) -> Exported:
     """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them."""
     tops = argument_names(model, args, kwargs, loss, loss_args)
@@ -138,7 +141,7 @@ def export(
 
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
     with torch.set_grad_enabled(train):
-        program = torch.export.export(Program(model, loss), call, strict=False)
+        program = torch.export.export(Program(model, loss, compute_dtype), call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
@@ -149,6 +152,8 @@ def export(
         "loss_args": [_tree(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
         "outputs": tree,
     }
+    if compute_dtype is not None:
+        arguments["compute_dtype"] = compute_dtype
     return Exported(program.graph_module, values, outputs, arguments, position if train else None)
 
 

@@ -124,7 +124,8 @@ def rebuild(
     if loss is None and loss_args:
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
-    captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args)
+    compute_dtype = plan.model.arguments.get("compute_dtype")
+    captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
     return captured, replay(plan, captured.graph)
 
 
@@ -154,7 +155,9 @@ def compile_schedule(
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
 
     def bound(captured: Capture, schedule: Schedule) -> Step:
-        return bind_step(schedule, captured.constants, CallTree(captured.graph.arguments, model.forward), place, inputs, dropout, execute)
+        check_agreement(schedule, team)
+        mine = own_constants(schedule, captured.constants, place)
+        return bind_step(schedule, mine, CallTree(captured.graph.arguments, model.forward), place, inputs, dropout, execute)
 
     step = bound(Capture(graph, constants), schedule)
     specs = {item.name: schedule.specs[item.tensor] for item in graph.inputs if item.kind in ("parameter", "buffer")}
@@ -179,22 +182,28 @@ def bind_step(
 ) -> Step:  # fmt: skip
     """A schedule bound to this rank. Collective.
 
+    Args:
+        constants: this rank's parts, by the graph's names.
+
     Raises:
-        MismatchError: ranks hold different schedules. UsageError: a constant without values.
+        MismatchError: a gradient that does not lie as its parameter.
     """
-    check_agreement(schedule, place.team)
     backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
     if execute != "eager":
         graphs = emit(executable, place.device)
         executable = graphs.compiled() if execute == "compiled" else graphs
-    step = Step(executable, place, inputs, call, own_constants(schedule, constants, place))
+    step = Step(executable, place, inputs, call, constants)
     check_gradient_specs(step)
     return step
 
 
 def own_constants(schedule: Schedule, constants: Mapping[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
-    """This rank's parts of the tensors baked into the model, by the graph's names; where ranks differ, of the first rank's. Collective."""
+    """This rank's parts of the tensors baked into the model, by the graph's names; where ranks differ, of the first rank's. Collective.
+
+    Raises:
+        UsageError: a constant without values.
+    """
     for name, tensor in constants.items():
         if has_no_values(tensor):
             hint = "register it as a buffer and pass init=, or build the model with real values for it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -409,3 +410,55 @@ def test_each_rank_loads_its_own_rows() -> None:
         first = 4 * (rank // 2)
         mine = [list(range(begin + first, begin + first + 4)) for begin in (0, 8)]
         assert indices == mine and loaded == [*mine[0], *mine[1], *range(16, 21)]
+
+
+class Wide(nn.Module):
+    """Linear layers in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def faint(outputs: Tensor) -> Tensor:
+    """A loss whose gradients vanish in float16 unless they are scaled from the start."""
+    return 1e-7 * outputs.square().mean()
+
+
+def test_mixed_precision_keeps_whole_parameters_and_scaled_losses() -> None:
+    wide = torch.randn(8, 16)
+    plan = autopar.plan(
+        Wide(), (wide,), loss=faint, mesh="2", hardware="cpu-cluster", compute_dtype="float16", constraints={"input:x": "S0 R"}
+    )
+    assert {row.dtype for row in plan.parameters.values()} == {"float32"} and plan.outputs["loss"].dtype == "float32"
+    assert {row.dtype for op in plan.ops for row in op.outputs if "contract" in op.op} == {"float16"}
+
+    def train(call: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], inputs: list[Tensor]) -> tuple[list[float], float]:
+        optimizer, scaler, largest = torch.optim.SGD(parameters, lr=1e6), torch.amp.GradScaler("cpu", init_scale=2.0**16), []
+        for x in inputs:
+            scaler.scale(call(x)).backward()
+            scaler.unscale_(optimizer)
+            largest.append(max(whole(parameter.grad).abs().max().item() for parameter in parameters))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return largest, scaler.get_scale()
+
+    def run(rank: int) -> tuple[list[float], list[float], bool, float]:
+        torch.manual_seed(1)
+        model = Wide()
+        module, reference = autopar.compile(model, plan), copy.deepcopy(model)
+        endless = wide.clone()
+        endless[7] = float("inf")  # among the second rank's rows
+        expected, _ = train(lambda x: faint(reference(x)), list(reference.parameters()), [wide, wide])
+        found, scale = train(module, list(module.parameters()), [wide, wide, endless])
+        pairs = zip(module.parameters(), reference.parameters(), strict=True)
+        return found[:2], expected, all(torch.allclose(whole(one), other, atol=2e-3) for one, other in pairs), scale
+
+    for found, expected, close, scale in on_ranks(run, 2):
+        assert found == pytest.approx(expected, rel=1e-2) and close
+        assert scale == 2.0**15, "the step with infinite gradients is left out on both ranks, and the scale halved"
