@@ -108,16 +108,18 @@ def plan(
     meshes = list(_meshes(mesh, devices))
     machine_hardware = resolve_hardware(hardware)
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
+    pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
     with _user_errors():
         find_optimizer(optimizer)
-    if not time_limit > 0:
-        raise UsageError(f"the time limit is {time_limit} s", "give the solver a positive number of seconds")
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"the seed is {seed!r}", "give a whole number from 0 on")
     if isinstance(model, Graph):
         graph = model
     else:
         graph = capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
-    pins = dict(constraints or {})
     if not isinstance(model, Graph):
         from autopar.placements import placed_pins
 
@@ -137,7 +139,7 @@ def plan(
 
 def compile(
     model: nn.Module,
-    plan: Plan | None,
+    plan: Plan | str | os.PathLike[str] | None,
     *,
     loss: Callable[..., Any] | None = None,
     mesh: Any = None,
@@ -153,7 +155,8 @@ def compile(
     Args:
         model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict). Where ranks hold
             different weights, those of the first rank that has any count.
-        plan: the same on all ranks; None where another rank's is to be received, so that one rank plans for all.
+        plan: the plan, or the path of its file, the same on all ranks; None where another rank's is to be received, so that one rank
+            plans for all.
         loss: the loss it was planned with. That of a plan made in this process is known; one from a file or another rank needs it again.
         mesh: the part of a DeviceMesh that the plan is for, with data parallelism of your own around it; all processes when not given.
         inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
@@ -163,6 +166,8 @@ def compile(
     """
     from autopar.runtime import compile_plan
 
+    if isinstance(plan, str | os.PathLike):
+        plan = load(plan)
     with _user_errors():
         return compile_plan(
             model, plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed, execute=execute, example=example
@@ -178,6 +183,9 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
 def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
     """The hardware of a name, a file or a value; the default when None. Raises UsageError or FileError."""
+    if not isinstance(hardware, str | os.PathLike | Hardware | None):
+        hint = f"give a built-in name such as {DEFAULT_HARDWARE!r}, the path of a TOML file, or a Hardware"
+        raise UsageError(f"hardware is {hardware!r}", hint)
     with _user_errors():
         named = DEFAULT_HARDWARE if hardware is None else hardware
         return load_hardware(named if isinstance(named, str | Hardware) else os.fspath(named))
@@ -195,7 +203,7 @@ def parse_memory(memory: str | float) -> int:
         value = float(match[1]) if match else 0.0
     except ValueError:
         value = 0.0
-    if match is None or value <= 0:
+    if match is None or not 0 < value < 1e30:
         raise UsageError(f"{memory!r} is not an amount of memory", hint)
     power = " kmgtp".index((match[2] or " ").lower())
     return int(value * (1024 if match[3] else 1000) ** power)
@@ -279,6 +287,16 @@ def _warn_unknown(found: Found) -> None:
         UnknownOperatorWarning,
         stacklevel=3,
     )
+
+
+def _pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
+    hint = "give a mapping of names to specs, e.g. {'lm_head.weight': 'S1 R'}"
+    if not isinstance(constraints, Mapping | None):
+        raise UsageError(f"constraints are a {type(constraints).__name__}", hint)
+    for name, spec in (constraints or {}).items():
+        if not isinstance(name, str) or not isinstance(spec, str):
+            raise UsageError(f"the pin {name!r}: {spec!r} is not text", hint)
+    return dict(constraints or {})
 
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:

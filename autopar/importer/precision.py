@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from autopar.errors import UsageError
-from autopar.torch_compat import map_tensors
+from autopar.importer.containers import changed
 
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -36,5 +36,5 @@ def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: M
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     parameters = {name: narrow(parameter) for name, parameter in model.named_parameters()}
-    result = functional_call(model, parameters, *map_tensors(narrow, (args, dict(kwargs))), tie_weights=True)
-    return map_tensors(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, result)
+    result = functional_call(model, parameters, *changed(narrow, (args, dict(kwargs))), tie_weights=True)
+    return changed(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, result)

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import AutoparError, MismatchError, UsageError
 from autopar.graph import Graph, GraphInput, to_json
 from autopar.importer import Capture, capture
+from autopar.importer.containers import changed
 from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
@@ -28,7 +29,6 @@ from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
 from autopar.search import find_plan
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import map_tensors
 
 MOST = 16
 """Programs beside the planned one: a call in ever new shapes would plan for ever."""
@@ -148,7 +148,7 @@ class Programs:
             for item in self._inputs
             for tensor in (input_of(tensors, item),)
         }
-        args, kwargs = map_tensors(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
+        args, kwargs = changed(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
         own, loss_args = args[: len(args) - recorded], args[len(args) - recorded :]
         with torch.enable_grad():
             return capture(
