@@ -92,8 +92,9 @@ def export_program(
             save_file(shards, made / _shard(rank), {**metadata, "rank": str(rank)})
         made.chmod(0o755)
         made.rename(target)
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror}", "free some space, or choose another folder") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FileError(f"cannot write {target}: {reason}", "free some space, or choose another folder") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -126,7 +127,7 @@ def load_program(
     schedule, tree, constants = together(lambda: _assembled(place_of, plan, place), team)
     check_agreement(schedule, team)
     step = bind_step(schedule, constants, CallTree(schedule.graph.arguments, _any_call), place, inputs, True, execute)
-    return ShardedModule(tree, Programs(step, tuple(part.training for part in tree.modules())), plan, set())
+    return ShardedModule(tree, Programs(step, tuple(part.training for part in tree.modules())), plan)
 
 
 def _assembled(folder: Path, plan: Plan, place: Place) -> tuple[Schedule, nn.Module, dict[str, torch.Tensor]]:

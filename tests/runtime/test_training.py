@@ -258,7 +258,8 @@ def test_what_cannot_be_honoured_is_refused() -> None:
 
     (found,) = on_ranks(run, 1)
     words = [
-        "under autocast", "a hook on norm, a part of a compiled module", "a hook on down", "reduced within the planned backward",
+        "under autocast to bfloat16, the plan computes in its own dtypes", "a hook on norm, a part of a compiled module",
+        "a hook on down", "reduced within the planned backward",
         "parameter up.weight requires grad, the plan was made with it frozen",
     ]  # fmt: skip
     assert all(word in text and "\nhint: " in text for word, text in zip(words, found, strict=True)), found
@@ -462,3 +463,37 @@ def test_mixed_precision_keeps_whole_parameters_and_scaled_losses() -> None:
     for found, expected, close, scale in on_ranks(run, 2):
         assert found == pytest.approx(expected, rel=1e-2) and close
         assert scale == 2.0**15, "the step with infinite gradients is left out on both ranks, and the scale halved"
+
+
+def test_a_parallelize_fn_on_meta_is_initialised_by_the_model_itself() -> None:
+    """Made on meta, compiled, sharded and initialised by the model's own method, in this order."""
+
+    class Own(Wide):
+        words = "of the class"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = {"width": 32}
+
+        def init_weights(self) -> None:
+            for parameter in self.parameters():
+                nn.init.constant_(parameter, 1 / self.config["width"])
+
+    with torch.device("meta"):
+        empty = Own()
+    wide = torch.randn(8, 16)
+    plan = autopar.plan(empty, (wide,), loss=faint, mesh="2", hardware="cpu-cluster", constraints={"up.weight": "S0 R"})
+    reference = Own()
+    reference.init_weights()
+    wanted = faint(reference(wide)).item()
+
+    def run(rank: int) -> tuple[str, float, str]:
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        module = fully_sharded(autopar.compile(empty, plan, mesh=mesh["tp"], init=lambda model: None), mesh["dp"])
+        early = refused(lambda: module(wide))
+        module.init_weights()
+        return early, module(wide).item(), module.words
+
+    for early, value, words in on_ranks(run, 4):
+        assert "4 parameters or buffers were on meta and have no values yet" in early
+        assert value == pytest.approx(wanted) and words == "of the class"
