@@ -155,8 +155,8 @@ def compile(
     Args:
         model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict). Where ranks hold
             different weights, those of the first rank that has any count.
-        plan: the plan, or the path of its file, the same on all ranks; None where another rank's is to be received, so that one rank
-            plans for all.
+        plan: the plan or the path of its file, the same on all ranks; None where another rank's is to be received, so that one
+            rank plans for all.
         loss: the loss it was planned with. That of a plan made in this process is known; one from a file or another rank needs it again.
         mesh: the part of a DeviceMesh that the plan is for, with data parallelism of your own around it; all processes when not given.
         inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
