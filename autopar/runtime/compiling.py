@@ -68,7 +68,7 @@ def compile_plan(
     """
     if inputs not in get_args(Inputs):
         raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
-    plan = shared_plan(plan, mesh)
+    plan = shared_plan(plan, mesh, device)
     check_torch(plan)
     loss = loss or plan.loss
     if mesh is None:
@@ -82,8 +82,11 @@ def compile_plan(
     )  # fmt: skip
 
 
-def shared_plan(plan: Plan | None, mesh: DeviceMesh | None = None) -> Plan:
+def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Plan:
     """The plan, or that of the first rank that has one. Collective.
+
+    Args:
+        device: of this rank, which NCCL must know before the first exchange.
 
     Raises:
         UsageError: no rank has one.
@@ -91,6 +94,7 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None = None) -> Plan:
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if dist.is_initialized() and dist.get_world_size() > 1:
+        find_device(device)
         team = team_of(mesh)
         holding = everyones(plan is not None, team)
         if any(holding) and not all(holding):

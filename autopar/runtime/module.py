@@ -86,7 +86,7 @@ class ShardedModule(nn.Module):
         self.tree.training = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
         graph = step.graph
-        held = self._held(graph)
+        held, differentiates = self._held(graph), graph.mode == "train" and torch.is_grad_enabled()
         locals_: dict[str, torch.Tensor] = {}
         owners: dict[str, torch.Tensor] = {}
         trained: list[tuple[str, torch.Tensor]] = []
@@ -101,7 +101,7 @@ class ShardedModule(nn.Module):
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:
                     trained.append((item.tensor, tensor))
-                elif tensor.requires_grad and item.kind == "parameter" and not item.trained and graph.mode == "train":
+                elif tensor.requires_grad and item.kind == "parameter" and not item.trained and differentiates:
                     hint = "let it require grad when the model is planned; requires_grad_(False) afterwards freezes it"
                     raise UsageError(f"parameter {item.name} requires grad, the plan was made with it frozen", hint)
             elif item.kind == "input":
@@ -118,7 +118,7 @@ class ShardedModule(nn.Module):
             elif item.kind == "constant":
                 locals_[item.tensor] = step.constants[item.tensor]
         call = Call(step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(), self._observed)
-        if graph.mode == "train" and torch.is_grad_enabled() and trained:
+        if differentiates and trained:
             outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
             self.__dict__["dropout_step"] += 1
         else:

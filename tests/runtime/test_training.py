@@ -404,6 +404,12 @@ def test_each_rank_loads_its_own_rows() -> None:
         orders = [[whole(x)[:, 0].tolist() for x, _ in shuffled] for _ in range(2)]
         assert orders[0] != orders[1] and all(len({one for batch in order for one in batch}) == 16 for order in orders)
         indices = list(module.local_batch(torch.utils.data.BatchSampler(range(16), 8, False)))
+        local = autopar.compile(net(dropout=0.0), plan, inputs="local")
+        for batch in (list(range(8)), list(range(8, 12))):  # x is split over the first axis, what is wanted is whole
+            half = len(batch) // 2
+            mine = batch[rank // 2 * half :][:half]
+            found.append(local(dataset.x[mine], dataset.y[batch]).item())
+            wanted.append(mse(reference(dataset.x[batch]), dataset.y[batch]).item())
         return found, wanted, loaded, indices
 
     for rank, (found, wanted, loaded, indices) in enumerate(on_ranks(run, 4)):
