@@ -21,6 +21,7 @@ from autopar.importer.exported import Exported, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, trace
 from autopar.importer.lowering import Lowering
+from autopar.importer.precision import check_compute_dtype
 from autopar.importer.weights import fake_weights
 
 
@@ -40,9 +41,10 @@ def capture_graph(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
 ) -> Graph:
     """The model's graph without torch types; see ``capture``."""
-    return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args).graph
+    return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype).graph
 
 
 def capture(
@@ -53,6 +55,7 @@ def capture(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
 ) -> Capture:
     """Capture a model on example inputs.
 
@@ -62,16 +65,18 @@ def capture(
         args, kwargs: example inputs with global shapes, real, fake or meta; values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or when there is none.
+        compute_dtype: what the model is computed in, beside parameters of their own dtype (see ``importer.precision``).
 
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
     """
+    check_compute_dtype(compute_dtype)
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
     check_hooks(model)
     train = mode == "train"
     with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, _plain_operators():
         with diagnosed("running the model"):
-            exported = export(model, args, kwargs, loss, loss_args, weights, train=train)
+            exported = export(model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype)
         if train and loss is not None and exported.loss is None:
             raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
         program = DialectProgram(exported)

@@ -20,6 +20,7 @@ from autopar.errors import CaptureError, UsageError
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried
+from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.weights import FakeWeights
 
@@ -67,8 +68,11 @@ class Exported:
 class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred]) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred], compute_dtype: str | None
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
         self.call = call
@@ -83,7 +87,7 @@ class Program(nn.Module):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         before = [(part, name, value) for part in self.modules() for name, value in part._buffers.items()]
-        outputs = self.model(*args, **kwargs)
+        outputs = call_in(self.model, self.compute_dtype, args, kwargs)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
         for part, name, value in before:
             new = part._buffers.get(name)
@@ -137,6 +141,7 @@ def export(
     weights: FakeWeights,
     *,
     train: bool,
+    compute_dtype: str | None = None,
 ) -> Exported:
     """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them."""
     held = loss.named_parameters() if isinstance(loss, nn.Module) else ()
@@ -157,7 +162,7 @@ def export(
     args, kwargs, loss_args = opened(given)
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
     with torch.set_grad_enabled(train):
-        program = torch.export.export(Program(model, loss, given, calls), call, strict=False)
+        program = torch.export.export(Program(model, loss, given, calls, compute_dtype), call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
@@ -168,6 +173,8 @@ def export(
         "loss_args": [_tree(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
         "outputs": tree,
     }
+    if compute_dtype is not None:
+        arguments["compute_dtype"] = compute_dtype
     return Exported(program.graph_module, values, outputs, arguments, position if train else None, tuple(calls))
 
 
