@@ -22,6 +22,8 @@ from autopar.search.space import Space
 from cost_models import Machine, Mesh, load_hardware
 from solvers import solve
 
+SPLIT_WIDTH = {"module:layers.[0-9]": "R R S0"}
+"""What layers pass on is split as the next one cannot use it: what crosses from layer to layer costs."""
 DEEP = f"zoo:gpt2,layers={FEWEST + 1},width=64,heads=4,batch=8,seq=32,vocab=128"
 
 
@@ -44,7 +46,7 @@ def folding() -> Folding:
 
 @cache
 def models(mesh: str) -> tuple[Model, FoldedModel]:
-    on, pins = machine(mesh), resolve_pins(graph(), machine(mesh).mesh, {})
+    on, pins = machine(mesh), resolve_pins(graph(), machine(mesh).mesh, SPLIT_WIDTH)
     inner = folding().pins(pins)
     assert inner is not None
     made = folded(build_model(Space(folding().graph, on, "adamw", inner)), folding())
