@@ -147,12 +147,13 @@ def find_plan(
     clock = _Clock()
     folding = fold(graph) if machine.cost_model != "communication" else None
     kept = folding.pins(pins) if folding is not None else None
+    known: list[Timed] = []
     if folding is not None and kept is not None:
         model = folded(_model(Space(folding.graph, machine, asked.optimizer, kept), clock), folding)
-        found = _search(model, pins, asked, clock) if model is not None else None
+        found = _search(model, pins, asked, clock, known) if model is not None else None
         if found is not None:
             return found
-    whole = _search(_model(Space(graph, machine, asked.optimizer, pins), clock), pins, asked, clock)
+    whole = _search(_model(Space(graph, machine, asked.optimizer, pins), clock), pins, asked, clock, known)
     assert whole is not None
     return whole
 
@@ -180,23 +181,38 @@ def _model(space: Space, clock: _Clock) -> Model:
     return model
 
 
-def _search(model: Model, pins: Pins, asked: _Asked, clock: _Clock) -> Found | None:
-    """The search on one model; None where the memory limit decides and the model is folded, which prices memory roughly."""
+def _search(model: Model, pins: Pins, asked: _Asked, clock: _Clock, known: list[Timed]) -> Found | None:
+    """The search on one model; None where the memory limit decides and the model is folded, which prices memory roughly.
+
+    Args:
+        known: schedules found before; that of a search left for another model is added.
+    """
     space, limit = model.space, asked.limit
     search = _Search(model, asked)
     clock.lap("model")
+    priced = perf_counter() - asked.began
+    for schedule in known:
+        search.offer(schedule, "folded")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
     if asked.baselines:
         assignments, contradicted = _rivals(model, pins)
         for name, assignment in assignments.items():
+            if rivals and search.left <= 0:
+                break
             rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
         for name in sorted(rivals, key=lambda name: rivals[name].seconds)[: TUNED if search.large else 0]:
             rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
         for rival in rivals.values():
             search.offer(rival, "baseline")
     clock.lap("baselines")
+    if search.left <= 0 and (search.best is None or search.best.memory.peak > limit):
+        raise TimeLimitError(
+            f"the time limit of {asked.time_limit:.3g} s passed before the search: enumerating and pricing choices took {priced:.1f} s",
+            "allow more time (--time-limit), or fewer choices by pins",
+        )
     if not search.run():
+        known += [search.best] if search.best is not None else []
         return None
     clock.lap("solve")
     best = search.best
@@ -283,7 +299,9 @@ class _Search:
         Returns False where a folded model is left for the whole one, because memory is short."""
         solving = perf_counter()
         try:
-            if self.model.space.machine.cost_model == "communication":
+            if self.left <= 0:
+                pass  # with the best baseline
+            elif self.model.space.machine.cost_model == "communication":
                 self._in_sequence()
             else:
                 self._by_step()
@@ -296,9 +314,14 @@ class _Search:
         short = self.best is None or self.best.memory.peak > self.limit
         if self.folded and (short or self.lowered is not None) and self.left > 0 and not self.interrupted:
             return False
+        if short and self.folded:
+            raise self._too_late()
         if short:
             self._without_answer()
         return True
+
+    def _too_late(self) -> TimeLimitError:
+        return TimeLimitError(f"no plan was found in {self.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")
 
     def _in_sequence(self) -> None:
         gap = CLOSE if self.large else self.gap
@@ -330,7 +353,8 @@ class _Search:
         for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
             if not self._spent():
                 self._solve(Exposure.even(share, self.slowdown), CLOSE)
-        self._prove()
+        if self.left > 0 or self.best is None:
+            self._prove()
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
 
@@ -364,7 +388,10 @@ class _Search:
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int) -> Timed:
         """The best schedule of an assignment of the whole graph in a few tries."""
         space = self.model.space
-        return best_schedule(self.model.whole_graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries)
+        return best_schedule(
+            self.model.whole_graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries,
+            until=self.began + self.time_limit,
+        )  # fmt: skip
 
     def _settle(self) -> None:
         """Proves for layers left free the best of the bounds that so far hold for tied ones."""
@@ -427,9 +454,7 @@ class _Search:
         """
         last = self.last
         if self.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
-            raise TimeLimitError(
-                f"no plan was found in {self.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins"
-            )  # fmt: skip
+            raise self._too_late()
         found = smallest(self.model, self.problem, self.limit, self.seed)
         self.offer(found, "least memory")
         assert self.best is not None
