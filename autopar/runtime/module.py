@@ -20,7 +20,7 @@ from autopar.graph import Graph
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.programs import Programs, input_of
-from autopar.runtime.steps import Call, TrainingStep
+from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.torch_compat import leave_to_module, local_of
@@ -72,7 +72,7 @@ class ShardedModule(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         """Raises UsageError: the plan is for inference alone."""
-        if mode and self._programs.main.graph.mode == "inference":
+        if mode and self.step.graph.mode == "inference":
             raise UsageError("the plan is for inference: it has no backward and no training mode", "plan the model with mode='train'")
         return super().train(mode)
 
@@ -150,7 +150,7 @@ class ShardedModule(nn.Module):
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
         if self._empty:
-            held = self._held(self._programs.main.graph)
+            held = self._held(self.step.graph)
             self._empty = {name: made for name, made in self._empty.items() if made == _made(held[name]) or _no_number(held[name])}
         if self._empty:
             some = ", ".join(sorted(self._empty)[:3])
@@ -159,7 +159,7 @@ class ShardedModule(nn.Module):
 
     def _check_autocast(self) -> None:
         """Raises UsageError: autocast around the call asks for another dtype than the plan computes in."""
-        device, graph = self.place.device.type, self._programs.main.graph
+        device, graph = self.place.device.type, self.step.graph
         if torch.is_autocast_enabled(device):
             asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), graph.arguments.get("compute_dtype")
             if asked != planned:
@@ -209,29 +209,34 @@ class ShardedModule(nn.Module):
                 indices of this rank's rows alone, for a DataLoader of one's own (with ``place_batch``).
             batch_size, shuffle, seed, drop_last, options: for a dataset; see ``data.LocalBatches``.
         """
-        rows = rows_of(self._programs.main)
+        rows = rows_of(self.step)
         if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
             return LocalBatches(source, rows, batch_size, shuffle, seed, drop_last, options)
         return LocalIndices(source, rows)
 
     def place_batch(self, tree: Any, size: int) -> Any:
         """The rows that this rank loaded of a batch of ``size``, in any nesting of tensors, as DTensors that the module takes."""
-        return rows_of(self._programs.main).placed(tree, size)
+        return rows_of(self.step).placed(tree, size)
 
     @property
     def constants(self) -> Mapping[str, torch.Tensor]:
         """This rank's parts of the tensors baked into the model, by the graph's names."""
-        return self._programs.main.constants
+        return self.step.constants
+
+    @property
+    def step(self) -> Step:
+        """What runs a call as planned."""
+        return self._programs.main
 
     @property
     def schedule(self) -> Schedule:
-        """The instructions that a call runs."""
-        return self._programs.main.executable.schedule
+        """The instructions that such a call runs."""
+        return self.step.executable.schedule
 
     @property
     def place(self) -> Place:
         """The mesh, this rank and its device."""
-        return self._programs.main.place
+        return self.step.place
 
     @contextmanager
     def observed_collectives(self) -> Iterator[list[Observed]]:
@@ -244,7 +249,7 @@ class ShardedModule(nn.Module):
 
     def extra_repr(self) -> str:
         schedule = self.schedule
-        return f"mesh={schedule.machine.mesh}, mode={self._programs.main.graph.mode}, collectives={len(schedule.calls)}"
+        return f"mesh={schedule.machine.mesh}, mode={self.step.graph.mode}, collectives={len(schedule.calls)}"
 
     def _register_load_hooks(self) -> None:
         self.register_load_state_dict_pre_hook(_place_state)

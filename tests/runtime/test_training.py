@@ -459,6 +459,8 @@ def test_mixed_precision_keeps_whole_parameters_and_scaled_losses() -> None:
         torch.manual_seed(1)
         model = Wide()
         module, reference = autopar.compile(model, plan), copy.deepcopy(model)
+        with torch.autocast("cpu", torch.float16), torch.no_grad():
+            assert module(wide) == module(wide), "autocast to the planned dtype is what is done anyway"
         endless = wide.clone()
         endless[7] = float("inf")  # among the second rank's rows
         expected, _ = train(lambda x: faint(reference(x)), list(reference.parameters()), [wide, wide])
