@@ -19,6 +19,7 @@ from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.importer.containers import closed, opened
 from autopar.importer.diagnosis import Carried
+from autopar.importer.known_values import KnownValues
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.weights import FakeWeights
 
@@ -68,7 +69,7 @@ class Program(nn.Module):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
-            with torch_compat.recorded_origins() as origin, MarkedLines(origin):
+            with torch_compat.recorded_origins() as origin, MarkedLines(origin), KnownValues():
                 return opened(self._run(*closed((args, kwargs, loss_args), self.call)))
         except Exception as error:
             raise Carried(error) from None
