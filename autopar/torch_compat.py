@@ -319,6 +319,15 @@ def replaced_on_cpu(operator: str, function: Callable[..., Any]) -> Iterator[Non
         library._destroy()
 
 
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Within it, operators compute although an export or a fake mode is running."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
 def replaced_operators(functions: Mapping[Any, Callable[..., Any]]) -> Any:
     """A context in which the operators among the keys run their function instead, below autograd."""
 

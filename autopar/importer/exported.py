@@ -20,6 +20,7 @@ from autopar.errors import CaptureError, UsageError
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried
+from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.weights import FakeWeights
@@ -80,7 +81,7 @@ class Program(nn.Module):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
-            with torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced):
+            with torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues():
                 return opened(self._run(*closed((args, kwargs, loss_args), self.call)))
         except Exception as error:
             raise Carried(error) from None
