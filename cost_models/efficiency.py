@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 NOTHING = 1e6
 """The share of work that costs nothing where costs add up: nothing was seen of it."""
 

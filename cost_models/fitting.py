@@ -102,28 +102,29 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime], *, whole: bool =
 
     Args:
         kind: of all ``points``; several sizes of tensors, and of groups where the growth is to be told.
-        whole: no latency may be larger than those of two calls, over a and over b ranks, that do the same as one over a b ranks. Without
-            it noise in a fit makes a planner take every call in two.
+        whole: no latency may be larger than those of two calls, over a and over b ranks, that do the same as one over a b ranks: what a
+            first call of few saves in waiting for the others, the second one waits. Where the times say otherwise, the latency of the
+            largest group holds and those of smaller ones are raised. Without it a planner takes every call in two.
     """
     seconds = np.array([point.seconds for point in points])
     received = np.array([received_bytes(kind, point.full_bytes, point.size) for point in points])
-    passes = PASSES.get(kind, 1)
-    best: tuple[float, Figures, Residual] | None = None
-    growths: tuple[Growth, ...] = ("constant",) if kind == "permute" else ("constant", "tree", "ring")
+    passes, sizes = PASSES.get(kind, 1), {point.size for point in points}
+    growths: tuple[Growth, ...] = ("constant",) if kind == "permute" or len(sizes) == 1 else ("constant", "tree", "ring")
+    best: tuple[float, Growth, Array, Array] | None = None
     for growth in growths:
         further = np.array([STEPS[growth](point.size, passes) - 1.0 for point in points])
-        if growth != "constant" and len({point.size for point in points}) == 1:
-            continue  # one size of group tells nothing of growth
-        ratio = _least_ratio({point.size for point in points}, growth, passes) if whole else 0.0
-        rest, step, inverse = relative_least_squares(np.stack([np.ones(len(points)), further + ratio, received], axis=1), seconds)
-        latency = rest + ratio * step
-        predicted = latency + step * further + inverse * received
-        error = float(np.mean(np.abs(predicted / seconds - 1)))
+        found = relative_least_squares(np.stack([np.ones(len(points)), further, received], axis=1), seconds)
+        error = float(np.mean(np.abs((found[0] + found[1] * further + found[2] * received) / seconds - 1)))
         if best is None or error < best[0] * CLEARLY - EXACT:
-            figures = Figures(float(latency), 1 / max(float(inverse), LEAST), growth, None if growth == "constant" else float(step))
-            best = (error, figures, residual(predicted, seconds))
+            best = (error, growth, further, found)
     assert best is not None
-    return best[1:]
+    _, growth, further, (latency, step, inverse) = best
+    ratio = _least_ratio(sizes, growth, passes) if whole else 0.0
+    if latency < ratio * step:
+        step = (latency + further.max() * step) / (ratio + further.max())
+        latency = ratio * step
+    figures = Figures(float(latency), 1 / max(float(inverse), LEAST), growth, None if growth == "constant" else float(step))
+    return figures, residual(latency + step * further + inverse * received, seconds)
 
 
 def _least_ratio(sizes: set[int], growth: Growth, passes: int) -> float:
@@ -158,10 +159,8 @@ def fit_efficiency(
     best: tuple[float, Array, Array] | None = None
     for terms in _explanations(arithmetic, memory, seconds) if overlaps else [np.stack([np.ones(len(points)), arithmetic, memory], axis=1)]:
         found = relative_least_squares(terms, seconds, counts)
-        if overlaps:
-            predicted = np.maximum(found[0], np.maximum(found[1] * arithmetic, found[2] * memory))
-        else:
-            predicted = terms @ found
+        longest = np.maximum(found[0], np.maximum(found[1] * arithmetic, found[2] * memory))
+        predicted = longest if overlaps else terms @ found
         error = float(np.mean(np.minimum(np.abs(predicted / seconds - 1), 1.0)))
         if best is None or error < best[0] * BETTER - EXACT:
             best = (error, found, predicted)

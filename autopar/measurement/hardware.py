@@ -120,7 +120,7 @@ def _by_name(points: Sequence[OperatorTime]) -> dict[str, list[OperatorTime]]:
 
 
 def _parted(points: Sequence[OperatorTime], times: Times) -> tuple[dict[str, list[OperatorTime]], list[OperatorTime]]:
-    """The operators of a class that get figures of their own, and the points of the others: one after another, the worst described first."""
+    """The operators of a class that get figures of their own, one after another, the worst described first; and the others' points."""
     names, apart = _by_name(points), dict[str, list[OperatorTime]]()
     able = {name: _error(own, _fit(own, times)[0], times) for name, own in names.items() if len(own) >= ENOUGH}
     while True:

@@ -131,7 +131,7 @@ def _work(clock: Clock) -> Callable[[], None]:
 
 
 def _seconds_between(call: Callable[[], Any], work: Callable[[], None], stretch: float, clock: Clock) -> float:
-    """Seconds that one call adds to the work before it: the median of some windows.
+    """Seconds that one call adds to the work before it: the least of some windows, since other programs only ever add.
 
     The work's own share is its processor time, stretched.
     """
@@ -147,7 +147,7 @@ def _seconds_between(call: Callable[[], Any], work: Callable[[], None], stretch:
             worked += clock.now() - before
             call()
         seen.append((time.perf_counter() - begin - stretch * worked) / calls)
-    return max(median(seen), once / 2)
+    return max(min(seen), once / 2)
 
 
 def _window(call: Callable[[], Any], calls: int, clock: Clock) -> float:

@@ -7,7 +7,6 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -54,6 +53,9 @@ class ShardedModule(nn.Module):
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
 
+    _children: list[tuple[nn.Module, str, nn.Module]] | None
+    _owners: dict[str, tuple[nn.Module, str]]
+
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
         super().__init__()
         for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
@@ -65,8 +67,8 @@ class ShardedModule(nn.Module):
             if path:
                 part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
         self._observed: list[Observed] | None = None
+        self.__dict__.update(_children=None, _owners={})
         leave_to_module(self, (name for name, _ in self.named_buffers(remove_duplicate=False)))
-        self.__dict__["_kept_at"] = None
         self.training = tree.training
         self._register_load_hooks()
 
@@ -130,22 +132,18 @@ class ShardedModule(nn.Module):
     def _held(self, graph: Graph) -> dict[str, torch.Tensor]:
         """The parameters and buffers that the graph takes, by name.
 
-        Where they are kept is looked up once, and again when a submodule was replaced: walking all modules takes a good part of a
-        millisecond a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor
-        of its own tensor.
+        Which submodule has them is looked up once, and again when one was replaced: walking them all takes a good part of a millisecond
+        a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
         """
-        if self._kept_at is None or any(parent.get(name) is not child for parent, name, child in self._kept_at[0]):
-            children = [(module._modules, name, child) for module in self.modules() for name, child in module._modules.items()]
-            kinds = [(name, owner._parameters, owner._buffers, key) for name, owner, key, _ in own_tensors(self)]
-            places = {name: (parameters if key in parameters else buffers, key) for name, parameters, buffers, key in kinds}
-            self.__dict__["_kept_at"] = children, places
-        places, found = self._kept_at[1], {}
-        for item in graph.inputs:
-            if item.kind in ("parameter", "buffer"):
-                kept, key = places.get(item.name, ({}, ""))
-                tensor = kept.get(key)
-                found[item.name] = attrgetter(item.name)(self) if tensor is None else tensor
-        return found
+        if self._children is None or any(getattr(parent, name, None) is not child for parent, name, child in self._children):
+            children = [(parent, name, child) for parent in self.modules() for name, child in parent.named_children()]
+            self.__dict__.update(_children=children, _owners={})
+        names, owners = [item.name for item in graph.inputs if item.kind in ("parameter", "buffer")], self._owners
+        for name in names:
+            if name not in owners:
+                path, _, last = name.rpartition(".")
+                owners[name] = self.get_submodule(path), last
+        return {name: getattr(*owners[name]) for name in names}
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
