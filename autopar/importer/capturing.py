@@ -15,6 +15,7 @@ import autopar.dialect  # noqa: F401  registers the operators that the trace cal
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
+from autopar.importer.deferred import check_hooks
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, export
 from autopar.importer.groups import find_groups
@@ -71,6 +72,7 @@ def capture(
     """
     check_compute_dtype(compute_dtype)
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
+    check_hooks(model)
     train = mode == "train"
     with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, _plain_operators():
         with diagnosed("running the model"):
@@ -149,7 +151,8 @@ def _check_gradients(exported: Exported, graph: Graph) -> None:
     """Every parameter that requires grad and that the outputs depend on must have a gradient."""
     have = {output.name for output in graph.outputs if output.kind == "gradient"}
     used = {tensor for op in graph.ops if op.phase == "forward" for tensor in op.inputs}
-    lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.name not in have]
+    toggled = any(call.requires_grad is False for call in exported.calls)
+    lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.name not in have and not toggled]
     if lost:
         raise CaptureError(
             f"no gradient reaches {len(lost)} parameters that the forward uses: {', '.join(lost[:5])}",

@@ -7,7 +7,6 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -23,7 +22,7 @@ from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
-from autopar.torch_compat import leave_to_module
+from autopar.torch_compat import leave_to_module, local_of
 
 
 class NoHooks(OrderedDict[int, Any]):
@@ -54,6 +53,9 @@ class ShardedModule(nn.Module):
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
 
+    _children: list[tuple[nn.Module, str, nn.Module]] | None
+    _owners: dict[str, tuple[nn.Module, str]]
+
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
         super().__init__()
         for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
@@ -65,6 +67,7 @@ class ShardedModule(nn.Module):
             if path:
                 part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
         self._observed: list[Observed] | None = None
+        self.__dict__.update(_children=None, _owners={})
         leave_to_module(self, (name for name, _ in self.named_buffers(remove_duplicate=False)))
         self.training = tree.training
         self._register_load_hooks()
@@ -92,11 +95,10 @@ class ShardedModule(nn.Module):
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
-        with torch.no_grad():
-            locals_.update((item.tensor, held[item.name].to_local()) for item in graph.inputs if item.kind in ("parameter", "buffer"))
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
+                locals_[item.tensor] = local_of(tensor)
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:
@@ -130,13 +132,18 @@ class ShardedModule(nn.Module):
     def _held(self, graph: Graph) -> dict[str, torch.Tensor]:
         """The parameters and buffers that the graph takes, by name.
 
-        DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own tensor.
+        Which submodule has them is looked up once, and again when one was replaced: walking them all takes a good part of a millisecond
+        a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
         """
-        found = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
-        for item in graph.inputs:
-            if item.kind in ("parameter", "buffer") and item.name not in found:
-                found[item.name] = attrgetter(item.name)(self)
-        return found
+        if self._children is None or any(getattr(parent, name, None) is not child for parent, name, child in self._children):
+            children = [(parent, name, child) for parent in self.modules() for name, child in parent.named_children()]
+            self.__dict__.update(_children=children, _owners={})
+        names, owners = [item.name for item in graph.inputs if item.kind in ("parameter", "buffer")], self._owners
+        for name in names:
+            if name not in owners:
+                path, _, last = name.rpartition(".")
+                owners[name] = self.get_submodule(path), last
+        return {name: getattr(*owners[name]) for name in names}
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""

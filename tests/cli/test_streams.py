@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,8 +86,7 @@ def test_completion_knows_every_option(capsys: pytest.CaptureFixture[str]) -> No
 
     for verb in VERBS:
         text = autopar(capsys, verb, "--help").out
-        listed = {word.rstrip(",") for line in text.splitlines() if line.strip().startswith("-") for word in line.split()}
-        assert {word for word in listed if word.startswith("--")} == set(options_of(verb)), verb
+        assert set(re.findall(r"^ +(?:-\w, )?(--[\w-]+)", text, re.MULTILINE)) == set(options_of(verb)), verb
     script = autopar(capsys, "completion", "bash").out
     asked = "COMP_WORDS=(autopar plan --me); COMP_CWORD=2; _autopar; echo ${COMPREPLY[@]}"
     found = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True).stdout
