@@ -73,9 +73,33 @@ def find_chain(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Calla
         return None
     path, modules = max(lists, key=lambda item: len(item[1]))
     watch = _Watch(modules)
-    with watch.hooked():
+    with _as_before(model) as same, watch.hooked():
         run()
-    return Chain(path, modules) if watch.is_chain else None
+    return Chain(path, modules) if watch.is_chain and same() else None
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """Undo what a run changes in the attributes of modules, such as tables kept for the next call; gives whether there was none."""
+    before = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
+
+    def same(part: nn.Module, values: Mapping[str, Any], buffers: Mapping[str, Any]) -> bool:
+        return all(
+            one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
+            for one, other in ((vars(part), values), (part._buffers, buffers))
+        )
+
+    unchanged: list[bool] = []
+    try:
+        yield lambda: all(unchanged)
+    finally:
+        for part, values, buffers in before:
+            unchanged.append(same(part, values, buffers))
+            if not unchanged[-1]:
+                vars(part).clear()
+                vars(part).update(values)
+                part._buffers.clear()
+                part._buffers.update(buffers)
 
 
 def _alike(parts: Sequence[nn.Module], shared: Mapping[int, Sequence[str]]) -> bool:
