@@ -46,6 +46,7 @@ def capture(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
 ) -> Graph:
     """The model's graph for example inputs of global shapes; ``plan`` takes it in place of the model, many times.
 
@@ -54,6 +55,7 @@ def capture(
         args, kwargs: example inputs; values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward in evaluation mode.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or there is none.
+        compute_dtype: ``bfloat16`` or ``float16``: mixed precision; parameters, gradients and optimizer states keep their dtype.
 
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
@@ -63,7 +65,7 @@ def capture(
 
     args, kwargs, loss_args = without_placement((args, dict(kwargs or {}), loss_args))
     with _capturing:
-        graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+        graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
     return graph
 
 
@@ -78,6 +80,7 @@ def plan(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
     optimizer: str = "adamw",
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
@@ -90,8 +93,8 @@ def plan(
     """The cheapest way found to split ``model`` over a mesh within a memory limit, with a proved bound.
 
     Args:
-        model: a module, or a Graph from ``capture`` (then ``args`` to ``loss_args`` and ``mode`` are not used).
-        args, kwargs, mode, loss, loss_args: as for ``capture``. DTensors among arguments and parameters are pins.
+        model: a module, or a Graph from ``capture`` (then ``args`` to ``compute_dtype`` are not used).
+        args, kwargs, mode, loss, loss_args, compute_dtype: as for ``capture``. DTensors among arguments and parameters are pins.
         mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes and keep the best plan.
         hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
         optimizer: ``adamw``, ``adamw-mixed`` (float32 weights and moments beside half-precision parameters), ``sgd``, ``sgd-momentum``,
@@ -121,7 +124,10 @@ def plan(
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"the seed is {seed!r}", "give a whole number from 0 on")
-    graph = model if isinstance(model, Graph) else capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    if isinstance(model, Graph):
+        graph = model
+    else:
+        graph = capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
     spent = perf_counter() - began
     if not isinstance(model, Graph) and spent >= time_limit:
         hint = "allow more time (--time-limit), or capture once and plan the graph"
