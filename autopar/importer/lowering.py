@@ -21,6 +21,7 @@ from autopar.graph import Argument, Dtype, Graph, GraphInput, GraphOutput, Op, P
 from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported, Value
 from autopar.importer.provenance import module_path, source_line, user_frame
+from autopar.importer.repeats import fresh
 
 aten = torch.ops.aten
 FORMAT_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy"})
@@ -255,13 +256,7 @@ class Lowering:
     # - names -
 
     def _fresh(self, base: str) -> str:
-        while True:
-            number = self.counters.get(base, 0)
-            self.counters[base] = number + 1
-            name = f"{base}_{number}" if number else base
-            if name not in self.taken:
-                self.taken.add(name)
-                return name
+        return fresh(base, self.counters, self.taken)
 
     def _declare(self, name: str, value: TorchTensor) -> Tensor:
         tensor = Tensor(name, tuple(int(size) for size in value.shape), dtype_name(value.dtype))
