@@ -21,6 +21,7 @@ from autopar.importer.containers import closed, opened
 from autopar.importer.diagnosis import Carried
 from autopar.importer.known_values import KnownValues
 from autopar.importer.provenance import MarkedLines
+from autopar.importer.rewrite.experts import GroupedProducts
 from autopar.importer.weights import FakeWeights
 
 
@@ -43,6 +44,7 @@ class Exported:
         outputs: names of the tensors among the graph's flat results, in order.
         arguments: JSON trees of call and result, as in ``Graph.arguments``.
         loss: position of the scalar loss in ``outputs``, None when there is none.
+        once: the forward noted in its modules that it need not do again what it did, so what it wrote to parameters is of this call.
     """
 
     graph_module: torch.fx.GraphModule
@@ -50,6 +52,7 @@ class Exported:
     outputs: tuple[str, ...]
     arguments: Mapping[str, Any]
     loss: int | None
+    once: bool = False
 
     @cached_property
     def tensors(self) -> tuple[Value, ...]:
@@ -61,16 +64,19 @@ class Exported:
 class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any]) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], ran: Callable[[], None]) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
         self.call = call
+        self.ran = ran
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
-            with torch_compat.recorded_origins() as origin, MarkedLines(origin), KnownValues():
-                return opened(self._run(*closed((args, kwargs, loss_args), self.call)))
+            with torch_compat.recorded_origins() as origin, MarkedLines(origin), KnownValues(), GroupedProducts():
+                result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
+                self.ran()  # export restores the modules' attributes afterwards
+                return result
         except Exception as error:
             raise Carried(error) from None
 
@@ -142,8 +148,9 @@ def export(
     given = (args, kwargs, loss_args)
     args, kwargs, loss_args = opened(given)
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
+    flagged: list[bool] = []
     with torch.set_grad_enabled(train):
-        program = torch.export.export(Program(model, loss, given), call, strict=False)
+        program = torch.export.export(Program(model, loss, given, lambda: flagged.append(weights.flagged())), call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
@@ -154,7 +161,7 @@ def export(
         "loss_args": [_tree(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
         "outputs": tree,
     }
-    return Exported(program.graph_module, values, outputs, arguments, position if train else None)
+    return Exported(program.graph_module, values, outputs, arguments, position if train else None, not train and flagged[-1])
 
 
 def _input_name(path: tuple[str, ...], tops: Mapping[tuple[str, ...], str]) -> str:
