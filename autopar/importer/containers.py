@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,6 +52,11 @@ def closed(tree: Any, like: Any) -> Any:
 def renewed(value: Any) -> Any:
     """The same tensors in containers of their own, for a call that may put others in their place (a cache that grows)."""
     return closed(opened(value), value)
+
+
+def changed(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """The value with ``function`` of every tensor in its place."""
+    return closed(torch_compat.map_tensors(function, opened(value)), value)
 
 
 def _put(made: Any, name: Any, value: Any) -> None:

@@ -15,7 +15,7 @@ from autopar.verify import verify
 def test_split_experts(spec):
     target = zoo.build("moe", layers=1, batch=4, width=32, heads=4, dispatch="grouped")
     pins = {f"layers.0.experts.{name}": spec for name in ("up", "down")}
-    made = autopar.plan(target.model, target.args, mesh="2x2", constraints=pins, time_limit=5)
+    made = autopar.plan(autopar.capture(target.model, target.args), mesh="2x2", constraints=pins)
     assert made.parameters["layers.0.experts.up"].spec == spec
     result = verify(made, target, backend="simulate", steps=2)
     assert result.passed, result.problems

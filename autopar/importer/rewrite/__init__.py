@@ -30,9 +30,9 @@ from autopar.importer.rewrite.losses import (
     mse_loss,
     nll_loss,
     smooth_l1_loss,
+    soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
-from autopar.importer.rewrite.reductions import mean
 from autopar.importer.rewrite.strides import adaptive_average, as_strided, as_strided_scatter
 
 aten = torch.ops.aten
@@ -83,16 +83,15 @@ def replacements() -> dict[Any, Replacement]:
         aten.mse_loss.default: mse_loss,
         aten.smooth_l1_loss.default: smooth_l1_loss,
         aten.huber_loss.default: huber_loss,
+        aten.soft_margin_loss.default: soft_margin_loss,
         aten.binary_cross_entropy.default: binary_cross_entropy,
         aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
-        aten.mean.default: mean,
-        aten.mean.dim: mean,
         aten.as_strided.default: as_strided,
         aten.as_strided_scatter.default: as_strided_scatter,
-        aten.adaptive_avg_pool2d.default: adaptive_average(aten.adaptive_avg_pool2d.default, mean, 2),
-        aten.adaptive_avg_pool3d.default: adaptive_average(aten.adaptive_avg_pool3d.default, mean, 3),
+        aten.adaptive_avg_pool2d.default: adaptive_average(aten.adaptive_avg_pool2d.default, aten.mean.dim, 2),
+        aten.adaptive_avg_pool3d.default: adaptive_average(aten.adaptive_avg_pool3d.default, aten.mean.dim, 3),
         aten._assert_tensor_metadata.default: _nothing,
         **registered(),
         **draws(next_seed),
