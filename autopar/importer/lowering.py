@@ -132,6 +132,8 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
             gradients.append((tensors[index], result))
         elif kind == "mutation" and tensors[index].kind == "buffer":
             buffers.append((tensors[index], result))
+        elif kind == "mutation" and exported.once and tensors[index].kind == "parameter":
+            continue  # every call of the graph starts from the parameters as they are, as the model's first call did
         elif kind == "mutation":
             raise _changed_in_place(exported, tensors[index])
         else:
