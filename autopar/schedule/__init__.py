@@ -14,13 +14,13 @@ simulation     how long it takes
 liveness       how much memory
 """
 
-from autopar.schedule.assignment import OUTPUT, Assignment, Layout
+from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout
 from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
 from autopar.schedule.liveness import Memory, memory
 from autopar.schedule.passes import make_schedule, ordered, run_passes
 from autopar.schedule.simulation import Slot, makespan, simulate, simulated, step_seconds
 
 __all__ = [
-    "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule", "makespan",
-    "memory", "ordered", "run_passes", "simulate", "simulated", "step_seconds",
+    "AGAIN", "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule",
+    "makespan", "memory", "ordered", "run_passes", "simulate", "simulated", "step_seconds",
 ]  # fmt: skip

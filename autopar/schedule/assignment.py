@@ -10,6 +10,8 @@ from autopar.sharding import ShardingSpec, Strategy
 
 OUTPUT = "output:"
 """Prefix of the reader name of a graph output: ``output:0`` is the first entry of ``Graph.outputs``."""
+AGAIN = "@again"
+"""Suffix of an operator's second run, and of the values that it makes."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Layout:
         source: the value it is made from: the tensor's own name, or another layout's.
         spec: its spec.
         phase: when it is made.
-        before: the operator that reads it first, or ``output:N``.
+        before: the operator that reads it first (a second run by its own name), or ``output:N``.
     """
 
     value: str
@@ -41,10 +43,15 @@ class Assignment:
         inputs: spec of each graph input, by tensor name.
         strategies: strategy of each operator, by name.
         layouts: the reshards, in any order.
-        reads: (operator or ``output:N``, input position) -> value read; what is absent reads the tensor as it was made.
+        reads: (operator, second run or ``output:N``, input position) -> value read; what is absent reads the tensor as it was made, a
+            second run the value that was made again, if its producer runs again too.
+        again: forward operators that run a second time, in backward, under the same strategy: what they made need not be kept until then.
+            The second run of ``mm`` is called ``mm@again`` and makes ``mm@again``, ``mm:1@again`` ... from the same inputs, or what
+            ``reads`` says. It stands just before its first reader in backward.
     """
 
     inputs: Mapping[str, ShardingSpec]
     strategies: Mapping[str, Strategy]
     layouts: tuple[Layout, ...] = ()
     reads: Mapping[tuple[str, int], str] | None = None
+    again: frozenset[str] = frozenset()
