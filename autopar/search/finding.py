@@ -25,10 +25,11 @@ from autopar.schedule import Limits, Memory, Schedule
 from autopar.schedule.legality import check_legal
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Answer, Cuts, blend, floor
+from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.lean import infeasible, smallest
-from autopar.search.model import InSequence, Model, Weights, build_model
+from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
 from autopar.search.space import Space
 from autopar.search.tuning import Timed, best_schedule

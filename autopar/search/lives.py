@@ -41,14 +41,14 @@ def add_lives(model: Model, times: Mapping[str, int]) -> None:
         for readers in (early, late):
             if readers and not stored:
                 last.add((max(readers, key=lambda r: r.time).name, tensor))
-        first = min((r.time for r in early or late), default=0)
+        first = min((r.time for r in early or (() if site.saved is not None else late)), default=0)
         if root[tensor] == tensor and not stored:
             _hold(model, site.producer, tensor, site.specs, times[graph.producer[tensor].name], first)
             for node, readers in ((site.forward, early), (site.backward, late)):
                 if node is not None:
                     reads = [r.time for r in readers]
                     _hold(model, node, tensor, model.nodes[node].specs, min(reads), max(reads), least=0)
-        if site.saved is not None and root[tensor] not in held:
+        if site.saved is not None and not model.nodes[site.saved].states and root[tensor] not in held:
             held.add(root[tensor])
             kept = model.nodes[site.saved]
             begin, dies = max(r.time for r in early) + 1, min(r.time for r in late)
