@@ -22,6 +22,7 @@ def plan(
     memory: Annotated[str | None, typer.Option(help="limit per rank, e.g. 70GiB [default: the hardware's]")] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd or none")] = "adamw",
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
+    recompute: Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")] = "auto",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the solver, for each mesh tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
@@ -37,7 +38,7 @@ def plan(
         check_writable(output)
     found = plan_target(
         target, mesh=mesh, devices=devices, hardware=hardware, mode=read_mode(mode), memory=memory, optimizer=optimizer,
-        cost_model=cost_model, constraints=open_pins(pin or []), time_limit=time_limit, seed=seed,
+        cost_model=cost_model, recompute=recompute, constraints=open_pins(pin or []), time_limit=time_limit, seed=seed,
     )  # fmt: skip
     if output is not None:
         found.save(output)

@@ -32,6 +32,7 @@ _LINEAR = """
     hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
     softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward rrelu_with_noise_backward"""
 
+_UNSEEDED: Any = {"once": "what it makes does not follow from the graph: it draws without a seed"}
 _SIZE: Any = {"local": (("size", "shape output 0"),)}
 _INPUT_SIZES: Any = {"local": (("input_sizes", "shape output 0"),)}
 _AT_DIM: Any = {"at": "dim"}
@@ -60,11 +61,12 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "_conj", "... -> ... | linear {0}"),
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
-    *_rows("pointwise", "native_dropout log_sigmoid_forward frexp", "... * -> ..., ..."),
+    *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),
+    *_rows("pointwise", "native_dropout", "... * -> ..., ...", **_UNSEEDED),
     *_rows("pointwise", "bucketize.Tensor", "..., _ -> ..."),
-    *_rows("random", _RANDOM, "... -> ..."),
-    *_rows("random", "rrelu_with_noise_functional", "..., ... -> ..., ..."),
-    *_rows("random", "multinomial", "_... -> _..."),
+    *_rows("random", _RANDOM, "... -> ...", **_UNSEEDED),
+    *_rows("random", "rrelu_with_noise_functional", "..., ... -> ..., ...", **_UNSEEDED),
+    *_rows("random", "multinomial", "_... -> _...", **_UNSEEDED),
     Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.uniform(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.normal(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
@@ -261,13 +263,16 @@ GATHER: tuple[Row, ...] = (
 FACTORY: tuple[Row, ...] = (
     *_rows("factory", "zeros", "-> ... | linear {}", "size=", **_SIZE),
     *_rows("factory", "full", computed.full, "size=, fill_value=", **_SIZE),
-    *_rows("factory", "empty ones rand randn", "-> ...", "size=", **_SIZE),
-    *_rows("factory", "randint.default", "-> ...", "high=, size=", **_SIZE),
-    *_rows("factory", "randint.low", "-> ...", "low=, high=, size=", **_SIZE),
+    *_rows("factory", "ones", "-> ...", "size=", **_SIZE),
+    *_rows("factory", "empty rand randn", "-> ...", "size=", **_SIZE, **_UNSEEDED),
+    *_rows("factory", "randint.default", "-> ...", "high=, size=", **_SIZE, **_UNSEEDED),
+    *_rows("factory", "randint.low", "-> ...", "low=, high=, size=", **_SIZE, **_UNSEEDED),
     *_rows("factory", "new_zeros", computed.new_zeros, "x, size=", **_SIZE),
-    *_rows("factory", "new_empty new_ones", computed.new, "x, size=", **_SIZE),
+    *_rows("factory", "new_ones", computed.new, "x, size=", **_SIZE),
+    *_rows("factory", "new_empty", computed.new, "x, size=", **_SIZE, **_UNSEEDED),
     *_rows("factory", "new_full", computed.new_full, "x, size=, fill_value=", **_SIZE),
-    *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor randperm", "-> _..."),
+    *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor", "-> _..."),
+    *_rows("factory", "randperm", "-> _...", **_UNSEEDED),
 )
 
 SCAN: tuple[Row, ...] = (
