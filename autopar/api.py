@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DEFAULT_HARDWARE = "h100-sxm"
 """What is planned for when no hardware is named; the plan and the command line say so."""
 
+RECOMPUTE = ("auto", "off")
+"""Whether operators may run a second time in backward."""
+
 MESH_NAMES = ("x", "y", "z", "w")
 
 MeshLike = str | Mapping[str, int] | Mesh | Any
@@ -75,6 +78,7 @@ def plan(
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
     cost_model: str = "roofline",
+    recompute: str = "auto",
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -91,6 +95,7 @@ def plan(
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
+        recompute: ``auto``: operators may run a second time in backward where that saves memory that is needed; ``off``: never.
         time_limit: seconds for the solver, for each mesh tried; the answer then has a true bound and gap.
         seed: the same seed gives the same plan where the time limit does not bind.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
@@ -103,19 +108,22 @@ def plan(
     meshes = list(_meshes(mesh, devices))
     machine_hardware = resolve_hardware(hardware)
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
+    pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
     _one_of("optimizer", optimizer, tuple(OPTIMIZERS))
-    if not time_limit > 0:
-        raise UsageError(f"the time limit is {time_limit} s", "give the solver a positive number of seconds")
+    _one_of("way to recompute", recompute, RECOMPUTE)
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"the seed is {seed!r}", "give a whole number from 0 on")
     graph = model if isinstance(model, Graph) else capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
-    pins = dict(constraints or {})
     if not isinstance(model, Graph):
         from autopar.placements import placed_pins
 
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     found = _best_of(
         [Machine(candidate, machine_hardware, cost_model) for candidate in meshes],
-        lambda machine: _find(graph, machine, limit, optimizer, pins, time_limit, seed, progress),
+        lambda machine: _find(graph, machine, limit, optimizer, pins, recompute == "auto", time_limit, seed, progress),
     )
     _warn_unknown(found)
     from autopar.recording import record
@@ -126,11 +134,12 @@ def plan(
     return made
 
 
-def compile(model: nn.Module, plan: Plan, **options: Any) -> nn.Module:
+def compile(model: nn.Module, plan: Plan | str | os.PathLike[str], **options: Any) -> nn.Module:
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.
 
     Args:
         model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict).
+        plan: the plan, or the path of its file.
         options: ``loss``, ``inputs``, ``device``, ``init``, ``seed``: see ``autopar.runtime.compile_plan``. The loss that ``plan`` was
             made with in this process is known; a plan from a file needs it again.
 
@@ -139,6 +148,8 @@ def compile(model: nn.Module, plan: Plan, **options: Any) -> nn.Module:
     """
     from autopar.runtime import compile_plan
 
+    if isinstance(plan, str | os.PathLike):
+        plan = load(plan)
     _same_parameters(model, plan)
     with _user_errors():
         return compile_plan(model, plan, **{"loss": plan.loss, **options})
@@ -153,6 +164,9 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
 def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
     """The hardware of a name, a file or a value; the default when None. Raises UsageError or FileError."""
+    if not isinstance(hardware, str | os.PathLike | Hardware | None):
+        hint = f"give a built-in name such as {DEFAULT_HARDWARE!r}, the path of a TOML file, or a Hardware"
+        raise UsageError(f"hardware is {hardware!r}", hint)
     with _user_errors():
         named = DEFAULT_HARDWARE if hardware is None else hardware
         return load_hardware(named if isinstance(named, str | Hardware) else os.fspath(named))
@@ -170,7 +184,7 @@ def parse_memory(memory: str | float) -> int:
         value = float(match[1]) if match else 0.0
     except ValueError:
         value = 0.0
-    if match is None or value <= 0:
+    if match is None or not 0 < value < 1e30:
         raise UsageError(f"{memory!r} is not an amount of memory", hint)
     power = " kmgtp".index((match[2] or " ").lower())
     return int(value * (1024 if match[3] else 1000) ** power)
@@ -215,6 +229,7 @@ def _find(
     limit: int,
     optimizer: str,
     pins: Mapping[str, str],
+    recompute: bool,
     time_limit: float,
     seed: int,
     progress: Progress | None,
@@ -223,8 +238,9 @@ def _find(
 
     with _user_errors():
         return find_plan(
-            graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress
-        )
+            graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress,
+            recompute=recompute,
+        )  # fmt: skip
 
 
 def _best_of(machines: list[Machine], find: Callable[[Machine], Found]) -> Found:
@@ -268,6 +284,16 @@ def _same_parameters(model: nn.Module, plan: Plan) -> None:
         if here != there:
             shown = [f"{dtype}{list(shape)}" for shape, dtype in (here, there)]
             raise MismatchError(f"parameter {name} is {shown[0]} in the model, {shown[1]} in the plan", hint)
+
+
+def _pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
+    hint = "give a mapping of names to specs, e.g. {'lm_head.weight': 'S1 R'}"
+    if not isinstance(constraints, Mapping | None):
+        raise UsageError(f"constraints are a {type(constraints).__name__}", hint)
+    for name, spec in (constraints or {}).items():
+        if not isinstance(name, str) or not isinstance(spec, str):
+            raise UsageError(f"the pin {name!r}: {spec!r} is not text", hint)
+    return dict(constraints or {})
 
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from autopar.errors import FileError, SpecError
+from autopar.files import parse_json, write_whole
 from autopar.sharding import ShardingSpec
 from cost_models import COST_MODELS
 
@@ -158,14 +157,18 @@ class LeavingSpec(OutputSpec):
     name: str
 
 
-class ReadSpec(TensorSpec):
-    """An operator's input; ``value`` names the reshard it reads, absent where it reads the tensor as it was made."""
+class ValueSpec(TensorSpec):
+    """An operator's input or output; ``value`` names the reshard or what was made again, absent where it is the tensor as first made."""
 
     value: str | None = None
 
 
 class OpPlan(_Row):
-    """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule."""
+    """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule.
+
+    A row of phase ``recompute`` is the second run of a forward operator: ``NAME@again`` of ``NAME``, the same but for what it reads and
+    the values that it makes.
+    """
 
     name: str
     op: str
@@ -176,8 +179,8 @@ class OpPlan(_Row):
     times: Annotated[int, Field(ge=1)] = 1
     attributes: dict[str, Any]
     factors: dict[str, tuple[str, ...]] | None = None
-    inputs: tuple[ReadSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
     seconds: Seconds
 
 
@@ -336,6 +339,16 @@ class Plan(_Row):
         return tuple(self.mesh.values())
 
     @property
+    def captured(self) -> tuple[OpPlan, ...]:
+        """The operators as captured, without second runs."""
+        return tuple(row for row in self.ops if row.phase != "recompute")
+
+    @property
+    def recomputed(self) -> tuple[OpPlan, ...]:
+        """The second runs."""
+        return tuple(row for row in self.ops if row.phase == "recompute")
+
+    @property
     def entering(self) -> tuple[tuple[EnteringKind, str, EnteringSpec], ...]:
         """Every value that comes from outside, by its place: (kind, public name, spec)."""
         kinds: tuple[tuple[EnteringKind, Mapping[str, EnteringSpec]], ...] = (
@@ -359,22 +372,7 @@ class Plan(_Row):
         Raises:
             FileError: when the folder does not exist or cannot be written.
         """
-        target = Path(path)
-        check_writable(target)
-        try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        except OSError as error:
-            raise FileError(f"cannot write {target}: {error.strerror}", "choose another path") from error
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, self.to_json())
 
     def to_json(self) -> str:
         """The file's text: one row a line."""
@@ -403,27 +401,13 @@ class Plan(_Row):
         return html(self)
 
 
-def check_writable(path: Path) -> None:
-    """Says at once, before any long work, that a file could not be written at ``path``. Raises FileError."""
-    if not path.parent.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}", f"make it first: mkdir -p {path.parent}")
-    if path.is_dir():
-        raise FileError(f"cannot write {path}: it is a folder", "give a file name in it")
-    if not os.access(path.parent, os.W_OK):
-        raise FileError(f"cannot write {path}: no permission in {path.parent}", "choose another folder")
-
-
 def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
     """Why the text is no plan: not whole, of another schema, or the first key of the wrong type."""
+    hint = "write the plan again with autopar plan -o"
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as broken:
-        cut = broken.pos >= len(text.rstrip()) or "Unterminated" in broken.msg
-        what = "it ends too early, as if truncated," if cut else broken.msg
-        return FileError(
-            f"{name} is not a whole JSON file: {what} at line {broken.lineno}, column {broken.colno}",
-            "write the plan again with autopar plan -o",
-        )
+        data = parse_json(text, name, hint)
+    except FileError as broken:
+        return broken
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         found = f"the schema {schema!r}" if schema is not None else "no schema"
@@ -434,12 +418,6 @@ def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
         f"{name} is not a plan: {_place(first['loc'])}: {first['msg']}, found {_short(first['input'])}{more}",
         "undo the edit, or write the plan again with autopar plan -o",
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 _BY_ROW = (

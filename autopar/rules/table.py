@@ -32,12 +32,14 @@ _LINEAR = """
     hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
     softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward rrelu_with_noise_backward"""
 
+_UNSEEDED: Any = {"once": "what it makes does not follow from the graph: it draws without a seed"}
 _SIZE: Any = {"local": (("size", "shape output 0"),)}
 _INPUT_SIZES: Any = {"local": (("input_sizes", "shape output 0"),)}
 _AT_DIM: Any = {"at": "dim"}
 _REDUCING: Any = {"at": "dim", "keep": "keepdim"}
 _LAST: Any = {"at": "last:normalized_shape"}
 _REDUCED = "x, dim=None, keepdim=False"
+_VARIANCE = "inner d: sum(...) sum(...)"
 _CONVOLUTION = "stride=, padding=, dilation=, groups="
 _GROUP_NORM = (("N", "extent n"), ("C", "extent g c"), ("group", "extent g"))
 _SOFTMAX = "... d -> ... d | inner d: max(...) sum(...)"
@@ -60,11 +62,12 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "_conj", "... -> ... | linear {0}"),
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
-    *_rows("pointwise", "native_dropout log_sigmoid_forward frexp", "... * -> ..., ..."),
+    *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),
+    *_rows("pointwise", "native_dropout", "... * -> ..., ...", **_UNSEEDED),
     *_rows("pointwise", "bucketize.Tensor", "..., _ -> ..."),
-    *_rows("random", _RANDOM, "... -> ..."),
-    *_rows("random", "rrelu_with_noise_functional", "..., ... -> ..., ..."),
-    *_rows("random", "multinomial", "_... -> _..."),
+    *_rows("random", _RANDOM, "... -> ...", **_UNSEEDED),
+    *_rows("random", "rrelu_with_noise_functional", "..., ... -> ..., ...", **_UNSEEDED),
+    *_rows("random", "multinomial", "_... -> _...", **_UNSEEDED),
     Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.uniform(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.normal(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
@@ -109,18 +112,20 @@ ATTENTION: tuple[Row, ...] = (
 
 REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "sum", "... d -> ... | linear {0}", _REDUCED, **_REDUCING),
-    *_rows("reduction", "mean", "... d! -> ... | linear {0}", _REDUCED, **_REDUCING),
+    *_rows("reduction", "mean", "... d! -> ... | linear {0}", _REDUCED, **_REDUCING),  # captured as a sum over a count
     *_rows("reduction", "amax any", "... d -> ... +d:max", _REDUCED, **_REDUCING),
     *_rows("reduction", "amin all", "... d -> ... +d:min", _REDUCED, **_REDUCING),
     *_rows("reduction", "max.default", "... -> () +...:max"),
     *_rows("reduction", "min.default", "... -> () +...:min"),
-    *_rows("reduction", "prod.default std.default var.default median.default", "...! -> ()", "x"),
-    *_rows("reduction", "var_mean.default", "...! -> (), ()", "x"),
-    *_rows("reduction", "prod var.correction std.correction argmax argmin logsumexp", "... d! -> ...", _REDUCED, **_REDUCING),
-    *_rows("reduction", "max.dim min.dim median.dim var_mean.correction", "... d! -> ..., ...", _REDUCED, **_REDUCING),
-    *_rows("reduction", "std.dim var.dim", "... d! -> ...", "x, dim=None, unbiased=True, keepdim=False", **_REDUCING),
-    *_rows("reduction", "linalg_vector_norm", "... d! -> ...", "x, ord=2, dim=None, keepdim=False", **_REDUCING),
-    *_rows("reduction", "norm.ScalarOpt_dim", "... d! -> ...", "x, p=, dim=, keepdim=False", **_REDUCING),
+    *_rows("reduction", "prod.default median.default", "...! -> ()", "x"),
+    *_rows("reduction", "prod argmax argmin", "... d! -> ...", _REDUCED, **_REDUCING),
+    *_rows("reduction", "max.dim min.dim median.dim", "... d! -> ..., ...", _REDUCED, **_REDUCING),
+    *_rows("reduction", "var.correction std.correction", f"... d -> ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
+    *_rows("reduction", "var_mean.correction std_mean.correction", f"... d -> ... ~d, ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
+    *_rows("reduction", "logsumexp", "... d -> ... ~d | inner d: max(...) sum(...)", _REDUCED, **_REDUCING),
+    *_rows("reduction", "linalg_vector_norm", computed.norm, "x, ord=2, dim=None, keepdim=False", **_REDUCING),
+    *_rows("reduction", "norm.ScalarOpt_dim", computed.norm, "x, ord=, dim=, keepdim=False", **_REDUCING),
+    *_rows("reduction", "norm.Scalar", "... -> () ~... | inner ...: sum()", "x, ord=2"),
     *_rows("reduction", "count_nonzero", "... d -> ...", "x, dim=None", **_AT_DIM),
 )
 
@@ -261,13 +266,16 @@ GATHER: tuple[Row, ...] = (
 FACTORY: tuple[Row, ...] = (
     *_rows("factory", "zeros", "-> ... | linear {}", "size=", **_SIZE),
     *_rows("factory", "full", computed.full, "size=, fill_value=", **_SIZE),
-    *_rows("factory", "empty ones rand randn", "-> ...", "size=", **_SIZE),
-    *_rows("factory", "randint.default", "-> ...", "high=, size=", **_SIZE),
-    *_rows("factory", "randint.low", "-> ...", "low=, high=, size=", **_SIZE),
+    *_rows("factory", "ones", "-> ...", "size=", **_SIZE),
+    *_rows("factory", "empty rand randn", "-> ...", "size=", **_SIZE, **_UNSEEDED),
+    *_rows("factory", "randint.default", "-> ...", "high=, size=", **_SIZE, **_UNSEEDED),
+    *_rows("factory", "randint.low", "-> ...", "low=, high=, size=", **_SIZE, **_UNSEEDED),
     *_rows("factory", "new_zeros", computed.new_zeros, "x, size=", **_SIZE),
-    *_rows("factory", "new_empty new_ones", computed.new, "x, size=", **_SIZE),
+    *_rows("factory", "new_ones", computed.new, "x, size=", **_SIZE),
+    *_rows("factory", "new_empty", computed.new, "x, size=", **_SIZE, **_UNSEEDED),
     *_rows("factory", "new_full", computed.new_full, "x, size=, fill_value=", **_SIZE),
-    *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor randperm", "-> _..."),
+    *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor", "-> _..."),
+    *_rows("factory", "randperm", "-> _...", **_UNSEEDED),
 )
 
 SCAN: tuple[Row, ...] = (

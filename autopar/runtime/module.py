@@ -216,7 +216,8 @@ class Call:
                 values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
                 scale = gradient
-        executable.backward([values], self.observed)
+        with random_step(self.number):
+            executable.backward([values], self.observed)
         wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
         found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
         if scale is not None and (scale.device.type != "cpu" or scale.item() != 1.0):

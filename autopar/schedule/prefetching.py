@@ -116,11 +116,11 @@ class _Placing:
                 made.setdefault(self.found[item.id].ready, []).append(item)
         numbered = list(enumerate(fixed))
         for phase in ("forward", "backward"):
-            gathers = [item for item in self.soft if item.phase == phase and item.kind == "start" and self.found[item.id].ahead]
+            gathers = [item for item in self.soft if item.half == phase and item.kind == "start" and self.found[item.id].ahead]
             gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
             for index, item in numbered:
-                if item.phase != phase:
+                if item.half != phase:
                     continue
                 self._run_ahead(index)
                 for value in item.reads:
@@ -130,7 +130,7 @@ class _Placing:
                 for other in made.get(index, ()):
                     self._made(other)
             for item in self.soft:
-                if item.phase == phase:
+                if item.half == phase:
                     self._finish(item)
         return self.out
 

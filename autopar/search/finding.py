@@ -31,6 +31,7 @@ from autopar.search.extract import extract
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
+from autopar.search.recompute import with_policies
 from autopar.search.space import Space
 from autopar.search.tuning import Timed, best_schedule
 from cost_models import Machine
@@ -124,11 +125,13 @@ def find_plan(
     seed: int = 0,
     progress: Progress | None = None,
     baselines: bool = True,
+    recompute: bool = False,
 ) -> Found:
     """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
     Args:
         gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
+        recompute: what backward needs may be made again there; else all of it is kept.
 
     Raises:
         UsageError: a pin that names nothing or is illegal.
@@ -143,7 +146,7 @@ def find_plan(
     clock.lap("enumerate")
     model = build_model(space)
     clock.lap("price")
-    search = _Search(model, limit, time_limit, PROOF if gap is None else gap, seed, progress)
+    search = _Search(model, limit, time_limit, PROOF if gap is None else gap, seed, progress, recompute and graph.mode == "train")
     clock.lap("model")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
@@ -151,6 +154,12 @@ def find_plan(
         assignments, contradicted = find_baselines(space)
         for name, assignment in assignments.items():
             rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
+            if recompute and rivals[name].memory.peak > limit:
+                for policy, leaner in with_policies(graph, assignment, machine):
+                    tried = best_schedule(graph, leaner, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
+                    rivals[f"{name}+{policy}"] = tried
+                    if tried.memory.peak <= limit:
+                        break
         for name in sorted(rivals, key=lambda name: rivals[name].seconds)[: TUNED if search.large else 0]:
             rivals[name] = best_schedule(graph, rivals[name].assignment, machine, space.optimizer, limit, tries=search.tries)
         for rival in rivals.values():
@@ -186,8 +195,8 @@ class _Clock:
 class _Search:
     """The best schedule and the best bound so far, and the rounds that improve them."""
 
-    def __init__(self, model: Model, limit: int, time_limit: float, gap: float, seed: int, progress: Progress | None) -> None:
-        self.model, self.limit, self.gap, self.seed, self.progress = model, limit, gap, seed, progress
+    def __init__(self, model: Model, limit: int, time_limit: float, gap: float, seed: int, progress: Progress | None, again: bool) -> None:
+        self.model, self.limit, self.gap, self.seed, self.progress, self.again = model, limit, gap, seed, progress, again
         self.time_limit, self.began = time_limit, perf_counter()
         self.problem, self.unit = model.problem(limit)
         self.sizes = {
@@ -318,6 +327,8 @@ class _Search:
         problem, unit = self.model.problem(self.limit, weights)
         if self.lowered is not None and not proves:
             problem = replace(problem, limit=self.lowered)
+        if self.again and proves:  # the problem keeps all that backward needs: where that may be made again, it bounds without a limit
+            problem = replace(problem, limit=None)
 
         def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
             if self.progress is not None:
@@ -330,7 +341,7 @@ class _Search:
             most *= TURN if self.start is not None else 0.5
         solution = solve(problem, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=self.start, progress=report)
         self.last = solution
-        if proves and problem.limit == self.limit:
+        if proves and problem.limit in (None, self.limit):
             self.bound = max(self.bound, solution.bound * unit)
         if solution.choices is None:
             return None
@@ -339,8 +350,7 @@ class _Search:
         found = best_schedule(
             space.graph, extract(self.model, solution.choices), space.machine, space.optimizer, self.limit, start=limits, tries=self.tries
         )  # fmt: skip
-        if found.memory.peak > self.limit:
-            assert problem.limit is not None
+        if found.memory.peak > self.limit and problem.limit is not None:
             self.lowered = max(int(problem.limit - (found.memory.peak - self.limit) - self.limit // 2000), 0)
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
@@ -363,4 +373,5 @@ class _Search:
         assert self.best is not None
         if self.best.memory.peak > self.limit:
             proved = last is not None and last.status is Status.INFEASIBLE and last.choices is None and self.lowered is None
+            proved = proved and not self.again
             raise infeasible(self.best.memory, self.limit, proved)
