@@ -103,12 +103,14 @@ def plan(
     meshes = list(_meshes(mesh, devices))
     machine_hardware = resolve_hardware(hardware)
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
+    pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
     _one_of("optimizer", optimizer, tuple(OPTIMIZERS))
-    if not time_limit > 0:
-        raise UsageError(f"the time limit is {time_limit} s", "give the solver a positive number of seconds")
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"the seed is {seed!r}", "give a whole number from 0 on")
     graph = model if isinstance(model, Graph) else capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
-    pins = dict(constraints or {})
     if not isinstance(model, Graph):
         from autopar.placements import placed_pins
 
@@ -126,11 +128,12 @@ def plan(
     return made
 
 
-def compile(model: nn.Module, plan: Plan, **options: Any) -> nn.Module:
+def compile(model: nn.Module, plan: Plan | str | os.PathLike[str], **options: Any) -> nn.Module:
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.
 
     Args:
         model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict).
+        plan: the plan, or the path of its file.
         options: ``loss``, ``inputs``, ``device``, ``init``, ``seed``: see ``autopar.runtime.compile_plan``. The loss that ``plan`` was
             made with in this process is known; a plan from a file needs it again.
 
@@ -139,6 +142,8 @@ def compile(model: nn.Module, plan: Plan, **options: Any) -> nn.Module:
     """
     from autopar.runtime import compile_plan
 
+    if isinstance(plan, str | os.PathLike):
+        plan = load(plan)
     _same_parameters(model, plan)
     with _user_errors():
         return compile_plan(model, plan, **{"loss": plan.loss, **options})
@@ -153,6 +158,9 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
 def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
     """The hardware of a name, a file or a value; the default when None. Raises UsageError or FileError."""
+    if not isinstance(hardware, str | os.PathLike | Hardware | None):
+        hint = f"give a built-in name such as {DEFAULT_HARDWARE!r}, the path of a TOML file, or a Hardware"
+        raise UsageError(f"hardware is {hardware!r}", hint)
     with _user_errors():
         named = DEFAULT_HARDWARE if hardware is None else hardware
         return load_hardware(named if isinstance(named, str | Hardware) else os.fspath(named))
@@ -170,7 +178,7 @@ def parse_memory(memory: str | float) -> int:
         value = float(match[1]) if match else 0.0
     except ValueError:
         value = 0.0
-    if match is None or value <= 0:
+    if match is None or not 0 < value < 1e30:
         raise UsageError(f"{memory!r} is not an amount of memory", hint)
     power = " kmgtp".index((match[2] or " ").lower())
     return int(value * (1024 if match[3] else 1000) ** power)
@@ -268,6 +276,16 @@ def _same_parameters(model: nn.Module, plan: Plan) -> None:
         if here != there:
             shown = [f"{dtype}{list(shape)}" for shape, dtype in (here, there)]
             raise MismatchError(f"parameter {name} is {shown[0]} in the model, {shown[1]} in the plan", hint)
+
+
+def _pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
+    hint = "give a mapping of names to specs, e.g. {'lm_head.weight': 'S1 R'}"
+    if not isinstance(constraints, Mapping | None):
+        raise UsageError(f"constraints are a {type(constraints).__name__}", hint)
+    for name, spec in (constraints or {}).items():
+        if not isinstance(name, str) or not isinstance(spec, str):
+            raise UsageError(f"the pin {name!r}: {spec!r} is not text", hint)
+    return dict(constraints or {})
 
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:

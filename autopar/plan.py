@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from autopar.errors import FileError, SpecError
+from autopar.files import parse_json, write_whole
 from autopar.sharding import ShardingSpec
 from cost_models import COST_MODELS
 
@@ -361,22 +360,7 @@ class Plan(_Row):
         Raises:
             FileError: when the folder does not exist or cannot be written.
         """
-        target = Path(path)
-        check_writable(target)
-        try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        except OSError as error:
-            raise FileError(f"cannot write {target}: {error.strerror}", "choose another path") from error
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, self.to_json())
 
     def to_json(self) -> str:
         """The file's text: one row a line."""
@@ -405,27 +389,13 @@ class Plan(_Row):
         return html(self)
 
 
-def check_writable(path: Path) -> None:
-    """Says at once, before any long work, that a file could not be written at ``path``. Raises FileError."""
-    if not path.parent.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}", f"make it first: mkdir -p {path.parent}")
-    if path.is_dir():
-        raise FileError(f"cannot write {path}: it is a folder", "give a file name in it")
-    if not os.access(path.parent, os.W_OK):
-        raise FileError(f"cannot write {path}: no permission in {path.parent}", "choose another folder")
-
-
 def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
     """Why the text is no plan: not whole, of another schema, or the first key of the wrong type."""
+    hint = "write the plan again with autopar plan -o"
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as broken:
-        cut = broken.pos >= len(text.rstrip()) or "Unterminated" in broken.msg
-        what = "it ends too early, as if truncated," if cut else broken.msg
-        return FileError(
-            f"{name} is not a whole JSON file: {what} at line {broken.lineno}, column {broken.colno}",
-            "write the plan again with autopar plan -o",
-        )
+        data = parse_json(text, name, hint)
+    except FileError as broken:
+        return broken
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         found = f"the schema {schema!r}" if schema is not None else "no schema"
@@ -436,12 +406,6 @@ def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
         f"{name} is not a plan: {_place(first['loc'])}: {first['msg']}, found {_short(first['input'])}{more}",
         "undo the edit, or write the plan again with autopar plan -o",
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 _BY_ROW = (

@@ -18,6 +18,7 @@ from autopar.errors import SpecError
 REDUCTIONS = ("sum", "max", "min")
 
 _DIM = re.compile(r"^(R|S(\d+))$")
+_NAMED = re.compile(r"\(([^()]*)\)")
 _PARTIAL = re.compile(r"^P(\d)(max|min|sum)?$")
 
 
@@ -45,16 +46,19 @@ class ShardingSpec:
         return ShardingSpec(((),) * rank)
 
     @staticmethod
-    def parse(text: str) -> ShardingSpec:
+    def parse(text: str, axes: Sequence[str] = ()) -> ShardingSpec:
         """Reads ``S0 R``, ``S01 R +P2``, ``R +P1max``; the empty string is a replicated scalar.
 
+        Args:
+            axes: names of the mesh axes: ``S(tp) R`` and ``S(dp,tp) R +P(cp)`` are read as well.
+
         Raises:
-            SpecError: naming the word that cannot be read.
+            SpecError: naming the word that cannot be read, or the axis that is not there.
 
         >>> ShardingSpec.parse("S01 R +P2max")
         ShardingSpec(dims=((0, 1), ()), partial=((2, 'max'),))
         """
-        return _parse(text)
+        return _parse(_NAMED.sub(lambda match: _digits(match, text, axes), text) if "(" in text else text)
 
     def __str__(self) -> str:
         words = ["S" + "".join(map(str, axes)) if axes else "R" for axes in self.dims]
@@ -110,6 +114,16 @@ class ShardingSpec:
             if extent % self.parts(dim, sizes):
                 return f"dim {dim} of size {extent} cannot be split in {self.parts(dim, sizes)} equal parts by {self!s}"
         return None
+
+
+def _digits(match: re.Match[str], text: str, axes: Sequence[str]) -> str:
+    """The digits of axes given by name."""
+    words = [word.strip() for word in match[1].split(",")]
+    for word in words:
+        if word not in axes:
+            hint = f"the axes are {', '.join(axes)}" if axes else "write axes as digits"
+            raise SpecError(f"no mesh axis {word!r} in the spec {text!r}", hint)
+    return "".join(str(axes.index(word)) for word in words)
 
 
 @lru_cache(maxsize=65536)

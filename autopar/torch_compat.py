@@ -70,6 +70,22 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, function, tree)
 
 
+def is_known_container(value: Any) -> bool:
+    """Whether export sees what is inside the value: its class is registered with ``torch.utils._pytree``, with names for its items."""
+    from torch.utils import _pytree
+
+    known = _pytree.SUPPORTED_NODES.get(_pytree._get_node_type(value))
+    return known is not None and known.flatten_with_keys_fn is not None
+
+
+def children_of(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The items of a known container, and what puts others in their place."""
+    from torch.utils import _pytree
+
+    items, structure = _pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
+    return items, lambda others: _pytree.tree_unflatten(others, structure)
+
+
 # --- operators --------------------------------------------------------------------------------------------------------
 
 
@@ -116,16 +132,20 @@ def traced_in_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
-def trace_joint(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
+def trace_joint(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], decompositions: Mapping[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
     """The functional graph of ``module(*inputs)`` and, where an input requires grad, of its backward.
 
-    ``aot_export_joint_with_descriptors`` without decompositions. Placeholders and the output carry descriptors in
-    ``meta["desc"]``, which ``role`` reads.
+    ``aot_export_joint_with_descriptors`` with no decompositions but those given, which take effect below autograd. Placeholders and
+    the output carry descriptors in ``meta["desc"]``, which ``role`` reads.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     with ExitStack() as stack:
-        joint = aot_export_joint_with_descriptors(stack, module, inputs, decompositions={}, _disable_torch_fn_metadata_mode=True)
+        joint = aot_export_joint_with_descriptors(
+            stack, module, inputs, decompositions=dict(decompositions), _disable_torch_fn_metadata_mode=True
+        )
         return joint.graph_module
 
 

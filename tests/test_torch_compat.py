@@ -60,7 +60,7 @@ class Net(nn.Module):
 @pytest.fixture
 def joint():
     x, w = torch.ones(3, requires_grad=True), torch.ones((), requires_grad=True)
-    return torch_compat.trace_joint(Net(), (x, w, torch.zeros(())))
+    return torch_compat.trace_joint(Net(), (x, w, torch.zeros(())), {})
 
 
 def test_joint_trace_describes_inputs_and_outputs(joint):
@@ -80,7 +80,7 @@ def test_joint_trace_is_functional_and_marks_forward_and_backward(joint):
 
 def test_inference_trace_has_no_tangents():
     with torch.no_grad():
-        graph = torch_compat.trace_joint(Net(), (torch.ones(3), torch.ones(()), torch.zeros(()))).graph
+        graph = torch_compat.trace_joint(Net(), (torch.ones(3), torch.ones(()), torch.zeros(())), {}).graph
     assert [torch_compat.role(n.meta["desc"])[0] for n in graph.find_nodes(op="placeholder")] == ["input"] * 3
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import json as json_format
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autopar.cli.files import read_plan
+from autopar.cli.terminal import out
+from autopar.errors import VerificationError
 
 SHOWN = 20
 
@@ -16,6 +18,7 @@ SHOWN = 20
 def check(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
     target: Annotated[str | None, typer.Argument(help="the model it was made for, to compare its graph too")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
     from autopar.check import check as recompute
 
@@ -26,16 +29,21 @@ def check(
 
         graph = capture_target(target, read.model.mode)
     found = recompute(read, graph)
-    if not found:
-        print(
+    if json:
+        differences = [{"where": item.where, "words": str(item)} for item in found]
+        out(json_format.dumps({"plan": str(plan), "holds": not found, "differences": differences}, indent=1))
+    elif not found:
+        out(
             f"{plan} holds: specs, strategies, {len(read.collectives)} collectives, {len(read.schedule)} instructions, "
             "step, cost and memory are as recomputed"
         )
-        return
-    for difference in found[:SHOWN]:
-        print(difference)
-    if len(found) > SHOWN:
-        print(f"... and {len(found) - SHOWN} more")
-    print(f"error: {plan} does not hold: {len(found)} differences, the first at {found[0].where}", file=sys.stderr)
-    print("hint: a plan is valid as written by autopar plan; undo the edit, or plan again", file=sys.stderr)
-    raise typer.Exit(1)
+    else:
+        for difference in found[:SHOWN]:
+            out(difference)
+        if len(found) > SHOWN:
+            out(f"... and {len(found) - SHOWN} more")
+    if found:
+        raise VerificationError(
+            f"{plan} does not hold: {len(found)} differences, the first at {found[0].where}",
+            "a plan is valid as written by autopar plan; undo the edit, or plan again",
+        )

@@ -5,13 +5,13 @@ It needs nothing but this installation: the text is Python's own documentation, 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autopar.cli.terminal import note, out
 from autopar.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -42,26 +42,22 @@ def demo(
     mesh = {"dp": ranks // 2, "tp": 2} if ranks >= 4 else {"dp": ranks}
     target = zoo.build("gpt2", **{key: str(value) for key, value in SIZES.items()})
     batches = list(_batches(_text(), steps))
-    _say(f"planning a byte-level GPT for {ranks} local ranks")
+    note(f"planning a byte-level GPT for {ranks} local ranks")
     # Collectives alone are priced: with arithmetic priced too, a model this small is best computed whole on every rank, and shows nothing.
     plan = autopar.plan(target.model, target.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication", target="zoo:gpt2")
-    print(plan)
-    _say(f"training {steps} steps in a single process")
+    out(plan)
+    note(f"training {steps} steps in a single process")
     started = time.monotonic()
     single = run_ranks(lambda _: _train(target.model, batches), 1, alone=True)[0]
-    _say(f"took {time.monotonic() - started:.1f} s; training the same steps on {ranks} ranks")
+    note(f"took {time.monotonic() - started:.1f} s; training the same steps on {ranks} ranks")
     started = time.monotonic()
     sharded = run_ranks(lambda _: _train(autopar.compile(target.model, plan), batches), ranks)[0]
-    _say(f"took {time.monotonic() - started:.1f} s (the ranks share this machine's cores)")
-    print("\n".join(_curves(single, sharded)))
+    note(f"took {time.monotonic() - started:.1f} s (the ranks share this machine's cores)")
+    out("\n".join(_curves(single, sharded)))
     worst = max(abs(a - b) / abs(b) for a, b in zip(sharded, single, strict=True))
-    print(f"largest difference between the two curves: {worst:.1e} (relative)")
+    out(f"largest difference between the two curves: {worst:.1e} (relative)")
     if not worst <= TOLERANCE:
         raise VerificationError(f"the losses differ by {worst:.1e}, more than {TOLERANCE:.0e}", "report this with the plan printed above")
-
-
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
 
 
 def _text() -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_format
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,16 @@ import typer
 
 from autopar import compare
 from autopar.cli.files import read_plan
+from autopar.cli.terminal import out
 
 
 def diff(
     first: Annotated[Path, typer.Argument(help="a plan file")],
     second: Annotated[Path, typer.Argument(help="another plan file")],
+    json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
-    print("\n".join(compare.diff(read_plan(first), read_plan(second))) or compare.UNCHANGED)
+    found = compare.diff(read_plan(first), read_plan(second))
+    if json:
+        out(json_format.dumps({"first": str(first), "second": str(second), "same": not found, "changes": found}, indent=1))
+    else:
+        out("\n".join(found) or compare.UNCHANGED)

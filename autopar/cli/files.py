@@ -1,16 +1,18 @@
-"""Files that commands read and write: plans of every schema; whole or not at all."""
+"""Files that commands read and write: plans of every schema; whole or not at all, ``-`` for the standard streams."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopar.errors import FileError
+from autopar.cli.terminal import note, out
+from autopar.files import STANDARD, check_writable, write_whole
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
+
+__all__ = ["check_writable", "read_plan", "write_text"]
 
 
 def read_plan(path: Path) -> Plan:
@@ -22,16 +24,14 @@ def read_plan(path: Path) -> Plan:
         plan = load(path)
     for warning in said:
         if issubclass(warning.category, OldPlanWarning):
-            print(f"note: {warning.message}", file=sys.stderr)
+            note(f"note: {warning.message}")
     return plan
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes ``text`` and says so on stderr. Raises FileError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}", "choose a path in a folder that exists and can be written") from error
-    print(f"wrote {path}", file=sys.stderr)
+    """Writes ``text``, to the standard output for ``-``, and otherwise says so on stderr. Raises FileError."""
+    if path == STANDARD:
+        out(text, end="")
+        return
+    write_whole(path, text)
+    note(f"wrote {path}")

@@ -5,12 +5,14 @@ A verb is imported only when it is run, so that ``autopar --help`` takes no long
 
 from __future__ import annotations
 
-import os
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib import import_module
 from typing import Any
+
+from autopar.cli.terminal import discard_output, fail, out
 
 VERBS = {
     "plan": "choose how a model is split over a mesh, and write the plan",
@@ -34,19 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
+        out(_help())
         return 0 if words else 2
     if words[0] == "--version":
         from autopar import __version__
 
-        print(f"autopar {__version__}")
+        out(f"autopar {__version__}")
         return 0
     if words[0] not in VERBS:
-        return _fail(f"there is no command {words[0]!r}", f"one of {', '.join(VERBS)}; autopar --help says what they do", 2)
+        near = difflib.get_close_matches(words[0], VERBS, n=1)
+        hint = f"did you mean autopar {near[0]}?" if near else f"one of {', '.join(VERBS)}; autopar --help says what they do"
+        return fail(f"there is no command {words[0]!r}", hint, 2)
     try:
         return _run(words[0], words[1:])
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say, nor at exit
+        discard_output()  # the reader left: nothing more to say, nor at exit
         return 1
 
 
@@ -56,11 +60,12 @@ def _run(verb: str, words: list[str]) -> int:
     from autopar.errors import AutoparError
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(help=VERBS[verb])(_interruptible(getattr(import_module(f"autopar.cli.{verb}"), verb)))
+    command = _interruptible(getattr(import_module(f"autopar.cli.{verb}"), verb))
+    app.command(help=VERBS[verb], context_settings={"help_option_names": ["-h", "--help"]})(command)
     try:
         app(args=words, prog_name=f"autopar {verb}")
     except AutoparError as error:
-        return _fail(error.message, error.hint, error.exit_status)
+        return fail(error.message, error.hint, error.exit_status)
     except SystemExit as ended:
         if ended.code == 2:
             print(f"hint: autopar {verb} --help lists its arguments", file=sys.stderr)
@@ -77,14 +82,9 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **options)
         except KeyboardInterrupt:
             hint = "once a solve has a plan, Ctrl-C keeps the best so far"
-            raise SystemExit(_fail("interrupted before there was an answer", hint, INTERRUPTED)) from None
+            raise SystemExit(fail("interrupted before there was an answer", hint, INTERRUPTED)) from None
 
     return run
-
-
-def _fail(message: str, hint: str, status: int) -> int:
-    print(f"error: {message}\nhint: {hint}", file=sys.stderr)
-    return status
 
 
 def _help() -> str:

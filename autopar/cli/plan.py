@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autopar.api import DEFAULT_HARDWARE
+from autopar.cli.files import check_writable, write_text
 from autopar.cli.planning import open_pins, plan_target, read_mode
-from autopar.plan import check_writable
+from autopar.cli.terminal import out
+from autopar.files import STANDARD
 
 
 def plan(
@@ -25,13 +26,13 @@ def plan(
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the solver, for each mesh tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="the plan file to write")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the plan file to write; - for the standard output")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
     if target == "zoo:":
         from autopar.cli.target import zoo_listing
 
-        print(zoo_listing())
+        out(zoo_listing())
         return
     if output is not None:
         check_writable(output)
@@ -40,6 +41,6 @@ def plan(
         cost_model=cost_model, constraints=open_pins(pin or []), time_limit=time_limit, seed=seed,
     )  # fmt: skip
     if output is not None:
-        found.save(output)
-        print(f"wrote {output}", file=sys.stderr)
-    print(found.to_json() if json else found, end="" if json else "\n")
+        write_text(output, found.to_json())
+    if output != STANDARD:
+        out(found.to_json() if json else found, end="" if json else "\n")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from autopar import api
+from autopar.cli.terminal import Line, note, printing_aside
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.report import units
+from autopar.search.finding import Progress
 
 
 def read_mode(text: str) -> Literal["train", "inference"]:
@@ -47,13 +48,13 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
 
     check_options(**options)
     if options.get("hardware") is None:
-        print(f"no hardware is named: planning for {api.DEFAULT_HARDWARE}", file=sys.stderr)
+        note(f"no hardware is named: planning for {api.DEFAULT_HARDWARE}")
     say_first_use()
-    with words_on_stderr():
+    line = Line()
+    with words_on_stderr(), printing_aside(), line:
         if graph is not None:
-            return api.plan(graph, progress=progress(), target=target, **options)
-        if sys.stderr.isatty():
-            print(f"\r\x1b[Kcapturing {target}", end="\r", file=sys.stderr, flush=True)
+            return api.plan(graph, progress=progress(line), target=target, **options)
+        line.say(f"capturing {target}", now=True)
         found = load_target(target, mode, device="meta")
         return api.plan(
             found.model,
@@ -62,7 +63,7 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
             mode=mode,
             loss=found.loss,
             loss_args=found.loss_args,
-            progress=progress(),
+            progress=progress(line),
             target=target,
             **options,
         )
@@ -73,7 +74,7 @@ def say_first_use() -> None:
     from solvers import compiled
 
     def say() -> None:
-        print("first large problem on this machine: compiling the solver, which takes up to a minute, once", file=sys.stderr, flush=True)
+        note("first large problem on this machine: compiling the solver, which takes up to a minute, once")
 
     compiled.announce = say
 
@@ -89,14 +90,12 @@ def check_options(**options: Any) -> None:
         api.parse_memory(options["memory"])
 
 
-def progress() -> Any:
-    """A line on stderr that is written over while the solver runs; None when stderr is no terminal."""
-    if not sys.stderr.isatty():
-        return None
+def progress(line: Line) -> Progress:
+    """What the solver reports, on the line."""
 
     def report(best: float, bound: float, gap: float, elapsed: float) -> None:
         plan = "no plan yet" if math.isinf(best) else f"best {units.seconds(best)}, bound {units.seconds(max(bound, 0.0))}"
-        print(f"\r\x1b[Ksolving, {elapsed:.0f} s: {plan}; Ctrl-C keeps the best so far", end="\r", file=sys.stderr, flush=True)
+        line.say(f"solving, {elapsed:.0f} s: {plan}; Ctrl-C keeps the best so far")
 
     return report
 
@@ -107,7 +106,7 @@ def words_on_stderr() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         if issubclass(category, api.UnknownOperatorWarning):
-            print(f"warning: {message}", file=sys.stderr)
+            note(f"warning: {message}")
         else:
             usual(message, category, *rest, **more)
 
@@ -119,5 +118,3 @@ def words_on_stderr() -> Iterator[None]:
             yield
         finally:
             warnings.showwarning = usual
-            if sys.stderr.isatty():
-                print("\x1b[K", end="", file=sys.stderr, flush=True)

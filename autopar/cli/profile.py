@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autopar.cli.files import write_text
-from autopar.plan import check_writable
+from autopar.cli.files import check_writable, write_text
+from autopar.cli.terminal import note, out
+from autopar.files import STANDARD
 from autopar.report import units
 from autopar.report.tables import Table
 from cost_models import Hardware
@@ -33,8 +33,9 @@ def profile(
     text = to_toml(measured)
     if output is not None:
         write_text(output, text)
-    print("\n".join(residuals(measured.hardware).lines()), file=sys.stderr)
-    print(text, end="")
+    note("\n".join(residuals(measured.hardware).lines()))
+    if output != STANDARD:
+        out(text, end="")
 
 
 def residuals(hardware: Hardware) -> Table:

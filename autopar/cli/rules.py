@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import Annotated
 
 import typer
 
 from autopar.cli.planning import read_mode
+from autopar.cli.terminal import note, out
 from autopar.graph import Graph
 from autopar.rules import find_rule, table
 
@@ -18,15 +18,15 @@ def rules(
     mode: Annotated[str, typer.Option(help="with --missing: train or inference")] = "train",
 ) -> None:
     if missing is None:
-        print(_columns(table()))
+        out(_columns(table()))
         return
     from autopar.cli.target import capture_target
 
     rows = missing_rules(capture_target(missing, read_mode(mode)))
     if rows:
-        print(_columns(rows))
+        out(_columns(rows))
     else:
-        print("every operator has a rule", file=sys.stderr)
+        note("every operator has a rule")
 
 
 def missing_rules(graph: Graph) -> tuple[tuple[str, ...], ...]:

@@ -7,14 +7,20 @@ from typing import Annotated
 
 import typer
 
-from autopar.cli.files import read_plan, write_text
+from autopar.cli.files import check_writable, read_plan, write_text
+from autopar.cli.terminal import out
+from autopar.files import STANDARD
 
 
 def show(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
     html: Annotated[Path | None, typer.Option(help="write a self-contained page")] = None,
     trace: Annotated[Path | None, typer.Option(help="write the simulated timeline as a chrome trace")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
+    for path in (html, trace):
+        if path is not None:
+            check_writable(path, plan)
     read = read_plan(plan)
     if html is not None:
         from autopar.report import html as render
@@ -24,4 +30,5 @@ def show(
         from autopar.report import chrome_trace
 
         write_text(trace, chrome_trace(read))
-    print(read)
+    if STANDARD not in (html, trace):
+        out(read.to_json() if json else read, end="" if json else "\n")

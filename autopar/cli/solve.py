@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json as json_format
 import os
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-INFEASIBLE, USAGE, BAD_FILE, NO_ANSWER = 1, 2, 3, 4
-BETWEEN_LINES = 0.2
-"""Seconds between two updates of the progress line."""
+from autopar.cli.files import check_writable, write_text
+from autopar.cli.terminal import Line, out
+from autopar.errors import FileError, InfeasibleError, TimeLimitError, UsageError
+from autopar.files import STANDARD
 
 
 def solve(
@@ -26,34 +26,36 @@ def solve(
     json: Annotated[bool, typer.Option("--json", help="print the solution file's contents instead of a table")] = False,
 ) -> None:
     if not time_limit > 0:
-        _stop("--time-limit must be more than 0", "give seconds, such as --time-limit 60", USAGE)
+        raise UsageError("--time-limit must be more than 0", "give seconds, such as --time-limit 60")
     if not gap >= 0:
-        _stop("--gap must be 0 or more", "give a share, such as --gap 0.01", USAGE)
+        raise UsageError("--gap must be 0 or more", "give a share, such as --gap 0.01")
+    if seed < 0:
+        raise UsageError("--seed must be 0 or more", "give a whole number, such as --seed 1")
     import solvers
     from autopar.cli.planning import say_first_use
 
     if method not in solvers.METHODS:
-        _stop(f"there is no method {method!r}", f"one of {', '.join(solvers.METHODS)}", USAGE)
-    if output is not None and not output.absolute().parent.is_dir():
-        _stop(f"cannot write {output}: its folder does not exist", "make the folder first, or choose another path", USAGE)
+        raise UsageError(f"there is no method {method!r}", f"one of {', '.join(solvers.METHODS)}")
+    if output is not None:
+        check_writable(output, problem)
     say_first_use()
     try:
         read = solvers.Problem.load(problem)
     except OSError as error:
-        _stop(f"cannot read {problem}: {error.strerror or error}", "give the path of a problem file", BAD_FILE)
+        raise FileError(f"cannot read {problem}: {error.strerror or error}", "give the path of a problem file") from error
     except solvers.ProblemError as error:
         what, hint = str(error).split("\nhint: ", 1)
-        _stop(what, hint, BAD_FILE)
+        raise FileError(what, hint) from error
     left = max(0.1, time_limit - _process_seconds())
-    found = solvers.solve(read, time_limit=left, gap=gap, method=method, seed=seed, progress=_progress_line())
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    with Line() as line:
+        found = solvers.solve(read, time_limit=left, gap=gap, method=method, seed=seed, progress=_progress(line))
     if found.choices is None:
-        _report_none(found)
+        raise _none(found)
     report = _report(found)
     if output is not None:
-        _write(output, report)
-    print(json_format.dumps(report) if json else _table(read.name or problem.name, report))
+        write_text(output, json_format.dumps(report) + "\n")
+    if output != STANDARD:
+        out(json_format.dumps(report) if json else _table(read.name or problem.name, report))
 
 
 def _report(found: Any) -> dict[str, Any]:
@@ -75,42 +77,20 @@ def _table(name: str, report: dict[str, Any]) -> str:
     return "\n".join(f"{key:<14}{value:.3g}" if key == "gap" else f"{key:<14}{value}" for key, value in rows)
 
 
-def _report_none(found: Any) -> NoReturn:
+def _none(found: Any) -> InfeasibleError | TimeLimitError:
     known = found.smallest_limit
     hint = "raise usage_limit in the file" if known is None else f"with usage_limit {known} it is feasible"
     if found.status.value == "infeasible":
-        _stop(f"infeasible: {found.message}", hint, INFEASIBLE)
-    _stop(found.message, f"give more time by --time-limit; {hint}" if known is not None else "give more time by --time-limit", NO_ANSWER)
+        return InfeasibleError(f"infeasible: {found.message}", hint)
+    return TimeLimitError(found.message, "give more time by --time-limit" + (f"; {hint}" if known is not None else ""))
 
 
-def _stop(what: str, hint: str, status: int) -> NoReturn:
-    print(f"error: {what}\nhint: {hint}", file=sys.stderr)
-    raise typer.Exit(status)
-
-
-def _write(path: Path, report: dict[str, Any]) -> None:
-    """The whole file or none of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(json_format.dumps(report) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        _stop(f"cannot write {path}: {error.strerror or error}", "choose a path in a folder that can be written", BAD_FILE)
-
-
-def _progress_line() -> Any:
-    """A line on stderr that follows the search, on a terminal only."""
-    if not sys.stderr.isatty():
-        return None
-    shown = 0.0
+def _progress(line: Line) -> Any:
+    """What the solver reports, on the line."""
 
     def show(best: int | None, bound: float, gap: float, seconds: float) -> None:
-        nonlocal shown
-        if time.monotonic() - shown >= BETWEEN_LINES:
-            shown = time.monotonic()
-            cost = "none yet" if best is None else f"{best}, gap {100 * gap:.3f} %"
-            print(f"\r\033[K{seconds:7.1f} s  bound {bound}  best {cost}", end="", file=sys.stderr, flush=True)
+        cost = "none yet" if best is None else f"{best}, gap {100 * gap:.3f} %"
+        line.say(f"{seconds:7.1f} s  bound {bound}  best {cost}")
 
     return show
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json as json_format
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autopar.api import DEFAULT_HARDWARE
-from autopar.cli.files import write_text
+from autopar.cli.files import check_writable, write_text
 from autopar.cli.planning import check_options, open_pins, plan_target, read_mode
+from autopar.cli.terminal import note, out
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
+from autopar.files import STANDARD
 from autopar.plan import Plan
 from autopar.report import units
 from autopar.report.tables import Table
@@ -40,6 +41,8 @@ def sweep(
         "hardware": hardware, "memory": memory, "optimizer": optimizer, "cost_model": cost_model, "constraints": open_pins(pin or []),
         "time_limit": time_limit, "seed": seed,
     }  # fmt: skip
+    if output is not None:
+        check_writable(output)
     check_options(hardware=hardware, memory=memory)
     graph = capture_target(target, chosen)
     found: dict[int, Plan | str] = {}
@@ -48,12 +51,13 @@ def sweep(
             found[count] = plan_target(target, mode=chosen, graph=graph, devices=count, **options)
         except (InfeasibleError, TimeLimitError) as error:
             found[count] = error.message
-            print(f"{count} devices: {error.message}", file=sys.stderr)
+            note(f"{count} devices: {error.message}")
     rows = [_row(count, plan) for count, plan in found.items()]
     text = json_format.dumps({"target": target, "mode": chosen, "rows": rows}, indent=1)
     if output is not None:
         write_text(output, text + "\n")
-    print(text if json else "\n".join(_table(found).lines()))
+    if output != STANDARD:
+        out(text if json else "\n".join(_table(found).lines()))
     if not any(isinstance(plan, Plan) for plan in found.values()):
         raise typer.Exit(InfeasibleError.exit_status)
 

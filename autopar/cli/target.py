@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from autopar.cli.terminal import printing_aside
 from autopar.errors import AutoparError, CaptureError, UsageError
 from autopar.graph import Graph
 from autopar.target import Target
@@ -44,6 +45,12 @@ def load_target(text: str, mode: Mode = "train", device: str = "cpu") -> Target:
 
         path, settings = _settings(rest, text)
         return build(path, settings, mode)
+    with printing_aside():
+        return _load(text)
+
+
+def _load(text: str) -> Target:
+    """The target of a function of the user's."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise UsageError(f"cannot read the target {text!r}", _FORMS)
@@ -68,7 +75,8 @@ def capture_target(text: str, mode: Mode) -> Graph:
     from autopar.api import capture
 
     target = load_target(text, mode, device="meta")
-    return capture(target.model, target.args, target.kwargs, mode=mode, loss=target.loss, loss_args=target.loss_args)
+    with printing_aside():
+        return capture(target.model, target.args, target.kwargs, mode=mode, loss=target.loss, loss_args=target.loss_args)
 
 
 def zoo_listing() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autopar.cli.files import read_plan
+from autopar.cli.terminal import Line, note, out, printing_aside
 from autopar.errors import VerificationError
 
 
@@ -29,10 +30,12 @@ def verify(
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed)
-    print(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
+    with printing_aside(), Line() as line:
+        line.say(f"verifying {target} on {math.prod(read.sizes)} ranks, {steps} steps", now=True)
+        found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed)
+    out(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
     if not found.passed:
         first, *more = found.problems
         rest = f", and {len(more)} more" if more else ""
         raise VerificationError(f"{plan} failed on {found.ranks} ranks: {first}{rest}", "autopar check says whether the plan was edited")
-    print(f"{plan} verified on {found.ranks} ranks", file=sys.stderr)
+    note(f"{plan} verified on {found.ranks} ranks")

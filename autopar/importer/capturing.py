@@ -76,6 +76,7 @@ def capture(
         with diagnosed("tracing the model", program.place):
             traced = trace(program, train=train)
         graph = Lowering(exported, traced.graph, program.origins, train=train).run()
+        _check_dtypes(graph)
         if train:
             _check_gradients(exported, graph)
         values = {value.name: value.value for value in exported.values if value.kind == "constant"} | weights.constants
@@ -86,11 +87,13 @@ def capture(
 @contextmanager
 def _plain_operators() -> Iterator[None]:
     """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run."""
+    stance = torch.compiler.set_stance("force_eager")  # a module that was given to torch.compile is captured as the module it is
     fast, fused = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
     torch.backends.mkldnn.enabled = False
     try:
-        yield
+        with stance:
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.backends.mkldnn.enabled = fused
@@ -101,6 +104,11 @@ def _check(
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
     if not isinstance(model, nn.Module):
         raise UsageError(f"capture needs an nn.Module, got {type(model).__name__}", "wrap a function in an nn.Module")
+    lazy = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if nn.parameter.is_lazy(value)]
+    if lazy:
+        have = "has" if len(lazy) == 1 else "have"
+        hint = "run the lazy module once on an example input, then plan"
+        raise UsageError(f"{', '.join(lazy[:3])} of the model {have} no shape yet", hint)
     if mode not in ("train", "inference"):
         raise UsageError(f"unknown mode {mode!r}", "use mode='train' or mode='inference'")
     if not isinstance(args, (tuple, list)):
@@ -112,6 +120,24 @@ def _check(
     if not isinstance(loss_args, (tuple, list)):
         raise UsageError(f"loss_args is a {type(loss_args).__name__}, not a tuple", "pass a tuple, (targets,) for one")
     return tuple(args), dict(kwargs or {}), tuple(loss_args)
+
+
+_ONE_DTYPE = ("autopar.contract", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.mv", "aten.dot")
+"""Operators that torch runs on operands of one dtype alone; without values (meta, fake) it lets others pass."""
+
+
+def _check_dtypes(graph: Graph) -> None:
+    """What eager torch would refuse is refused here. Raises CaptureError at the user's line."""
+    for op in graph.ops:
+        if op.target.removesuffix(".default") in _ONE_DTYPE:
+            dtypes = list(dict.fromkeys(graph.tensors[tensor].dtype for tensor in op.inputs))
+            if len(dtypes) > 1:
+                shown = " and ".join(f"{graph.tensors[tensor].dtype}{list(graph.tensors[tensor].shape)}" for tensor in op.inputs)
+                place = op.location or op.module or op.name
+                raise CaptureError(
+                    f"{op.target} of {shown} at {place}: torch multiplies tensors of one dtype",
+                    "cast the inputs or the model, model.to(dtype) for example",
+                )
 
 
 def _check_gradients(exported: Exported, graph: Graph) -> None:

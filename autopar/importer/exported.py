@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
+from autopar.importer.containers import closed, opened
 from autopar.importer.diagnosis import Carried
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.weights import FakeWeights
@@ -57,17 +58,18 @@ class Exported:
 
 
 class Program(nn.Module):
-    """The model and its loss as one module."""
+    """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any]) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
+        self.call = call
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
             with torch_compat.recorded_origins() as origin, MarkedLines(origin):
-                return self._run(args, kwargs, loss_args)
+                return opened(self._run(*closed((args, kwargs, loss_args), self.call)))
         except Exception as error:
             raise Carried(error) from None
 
@@ -136,9 +138,11 @@ def export(
             fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
         return fake.requires_grad_(train and tensor.requires_grad)
 
+    given = (args, kwargs, loss_args)
+    args, kwargs, loss_args = opened(given)
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
     with torch.set_grad_enabled(train):
-        program = torch.export.export(Program(model, loss), call, strict=False)
+        program = torch.export.export(Program(model, loss, given), call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
     values = _values(program, [leaf for _, leaf in leaves], names, weights)

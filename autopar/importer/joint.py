@@ -19,6 +19,7 @@ from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
 from autopar.importer.rewrite import Replacement, replacements
 from autopar.importer.rewrite.patterns import recognised
+from autopar.importer.rewrite.reductions import DECOMPOSITIONS
 
 
 class DialectProgram(nn.Module):
@@ -113,4 +114,4 @@ def trace(program: DialectProgram, *, train: bool) -> torch.fx.GraphModule:
     """The functional graph; nodes carry ``meta["val"]``, descriptors and origins (see ``torch_compat``)."""
     tensors = tuple(value.value for value in program.exported.tensors)
     with torch.set_grad_enabled(train):
-        return torch_compat.trace_joint(program, tensors)
+        return torch_compat.trace_joint(program, tensors, DECOMPOSITIONS)

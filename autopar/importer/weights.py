@@ -50,7 +50,7 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
     weights = FakeWeights(mode)
     undo: list[tuple[dict[str, Any], str, Any]] = []
     added: list[tuple[nn.Module, str]] = []
-    training = [(part, part.training) for part in module.modules()]
+    attributes = [(part, dict(vars(part))) for part in module.modules()]
     try:
         for prefix, part in module.named_modules():
             for values in (part._parameters, part._buffers):
@@ -78,8 +78,9 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
             part._non_persistent_buffers_set.discard(name)
         for values, name, tensor in undo:
             values[name] = tensor
-        for part, flag in training:
-            part.training = flag
+        for part, before in attributes:  # what the forward noted in attributes while it ran on stand-ins is not so
+            vars(part).clear()
+            vars(part).update(before)
 
 
 def _path(prefix: str, name: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 from autopar.check import illegal_rows
 from autopar.errors import FileError
+from autopar.files import read_text
 from autopar.plan import SCHEMA, BaselinePlan, Plan
 from autopar.recording.replaying import assignment_of, graph_of, machine_of
 from autopar.recording.writing import write
@@ -34,11 +34,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
     Raises:
         FileError: naming the place that is truncated, of another schema, of the wrong type, or (of an old file) cannot be scheduled.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise FileError(f"cannot read the plan {path}: {reason}", "give the path of a file written by autopar plan -o") from error
+    text = read_text(path, "the plan", "give the path of a file written by autopar plan -o")
     try:
         return Plan.from_json(text, str(path))
     except FileError:
@@ -52,7 +48,7 @@ def _old(text: str) -> dict[str, Any] | None:
     """The data of a file of the old schema."""
     try:
         data = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and data.get("schema") == OLD_SCHEMA else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import RuleError
@@ -150,7 +150,7 @@ class _Binder:
             tuple(self._input_partial(term, splittable) for term in self.inputs),
             tuple(self._output_partial(*item, splittable, from_inputs) for item in zip(self.outputs, dims[count:], strict=True)),
             self._flows(),
-            tuple(item for item in self._inner() if item.factor in splittable),
+            tuple(self._inner(splittable)),
             frozenset(name for name in splittable if name in self.pattern.triangles),
         )
 
@@ -257,16 +257,16 @@ class _Binder:
                 found += [inputs] if inputs or not group else []
         return tuple(found)
 
-    def _inner(self) -> tuple[Statistic, ...]:
-        found = []
+    def _inner(self, splittable: Sequence[str]) -> Iterator[Statistic]:
         for factor, reduction, tokens in self.pattern.inner:
             names: list[str] = []
             for token in tokens:
                 names += self.letters if token.kind == "ellipsis" else list(token.names)
             present = tuple(name for name in names if self.extents[name] > 1)
             elements = math.prod(token.size for token in tokens if token.size is not None)
-            found += [Statistic(name, reduction, present, elements) for name in self._written_out(factor)]
-        return tuple(found)
+            over = tuple(name for name in self._written_out(factor) if name in splittable)
+            if over:
+                yield Statistic(over, reduction, present, elements)
 
 
 def _repeated(terms: tuple[Term, ...], count: int, what: str) -> list[Term]:

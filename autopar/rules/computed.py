@@ -36,6 +36,12 @@ def divide(call: OperatorCall) -> str:
     return "... * -> ..." + ("" if call.arguments.get("rounding_mode") else " | linear {0}")
 
 
+def norm(call: OperatorCall) -> str:
+    """Powers are summed over a split dim; the largest and the smallest magnitude are a maximum and a minimum."""
+    extreme = {float("inf"): "max", float("-inf"): "min"}.get(float(2 if call.arguments["ord"] is None else call.arguments["ord"]))
+    return f"... d -> ... +d:{extreme}" if extreme else "... d -> ... ~d | inner d: sum(...)"
+
+
 def weight_norm(call: OperatorCall) -> str:
     """Each slice along ``dim`` has a norm of its own, computed over all the other dims."""
     rank = len(call.shape(0))

@@ -120,10 +120,11 @@ class _Expansion:
     def _inner(self, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
         found = []
         for item in self.rule.inner:
-            if item.factor in factors:
+            over = tuple(sorted(axis for name in item.over for axis in factors.get(name, ())))
+            if over:
                 cut = math.prod(self.sizes[axis] for name in item.factors for axis in factors.get(name, ()))
                 elements = math.prod(self.rule.extent[name] for name in item.factors) // cut * item.elements
-                found.append(InnerCollective("all_reduce", factors[item.factor], elements * self.itemsize, item.reduction))
+                found.append(InnerCollective("all_reduce", over, elements * self.itemsize, item.reduction))
         return tuple(found)
 
     def _spec(self, dims: Dims, partial: tuple[tuple[str, str], ...], factors: dict[str, Axes], through: list[int]) -> ShardingSpec:

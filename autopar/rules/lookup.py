@@ -75,15 +75,18 @@ def bound(row: Row, call: OperatorCall) -> ShardingRule:
         for text in _present(written, call, row):
             try:
                 rule = bind(text, inputs, outputs, operator=call.target, family=row.family, slots=slots, dims=dims, keep=keep)
-                return _without_boolean_flows(rule, call)
+                return _of_dtypes(rule, call)
             except RuleError as error:
                 problem = problem or error
     assert problem is not None
     raise problem
 
 
-def _without_boolean_flows(rule: ShardingRule, call: OperatorCall) -> ShardingRule:
-    """A boolean tensor is no sum."""
+def _of_dtypes(rule: ShardingRule, call: OperatorCall) -> ShardingRule:
+    """A boolean tensor is no sum, and statistics of complex numbers are not made in parts."""
+    if rule.inner and call.inputs[0].dtype.startswith("complex"):
+        over = {name for item in rule.inner for name in item.over}
+        rule = replace(rule, whole=rule.whole | over, inner=())
     boolean = any(tensor.dtype == "bool" for tensor in call.outputs)
     flows = tuple(group for group in rule.flows if not boolean and not any(call.inputs[index].dtype == "bool" for index in group))
     return rule if flows == rule.flows else replace(rule, flows=flows)

@@ -212,7 +212,7 @@ def _clause(pattern: Pattern, text: str) -> Pattern:
     if word == "inner":
         name, colon, statistics = rest.partition(":")
         parts = re.findall(r"(max|min|sum)\(([^()]*)\)", statistics)
-        if not colon or name.strip() not in pattern.names or not parts:
+        if not colon or name.strip() not in pattern.names | {"..."} or not parts:
             raise _Unreadable(f"the clause {text!r}: write 'inner d: max(...) sum(...)' for a factor of the rule")
         inner = tuple((name.strip(), reduction, _term(dims or "()", set(), {}).dims) for reduction, dims in parts)
         return replace(pattern, inner=pattern.inner + inner)

@@ -11,16 +11,16 @@ Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Statistic:
-    """An all-reduce inside the operator, needed when ``factor`` is split.
+    """An all-reduce inside the operator, needed when one of the factors in ``over`` is split.
 
     Args:
-        factor: over the axes given to it.
+        over: over the axes given to these, all at once.
         reduction: ``sum``, ``max`` or ``min``.
         factors: the factors of the statistic's dims (cut as they are cut).
         elements: further elements for each of those (a packed pair counts 2).
     """
 
-    factor: str
+    over: tuple[str, ...]
     reduction: str
     factors: tuple[str, ...]
     elements: int = 1
@@ -110,12 +110,12 @@ class ShardingRule:
     def _clauses(self) -> str:
         groups = " ".join("{" + " ".join(map(str, inputs)) + "}" for inputs in self.flows)
         clauses = f" | linear {groups}" if groups else ""
-        for factor in dict.fromkeys(item.factor for item in self.inner):
+        for over in dict.fromkeys(item.over for item in self.inner):
             parts = [
                 f"{item.reduction}({' '.join(([str(item.elements)] if item.elements > 1 else []) + list(item.factors))})"
                 for item in self.inner
-                if item.factor == factor
+                if item.over == over
             ]
-            clauses += f" | inner {factor}: {' '.join(parts)}"
+            clauses += f" | inner {' '.join(over)}: {' '.join(parts)}"
         growing = " ".join(name for name, _ in self.extents if name in self.triangles)
         return clauses + (f" | triangle {growing}" if growing else "")

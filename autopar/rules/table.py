@@ -38,6 +38,7 @@ _AT_DIM: Any = {"at": "dim"}
 _REDUCING: Any = {"at": "dim", "keep": "keepdim"}
 _LAST: Any = {"at": "last:normalized_shape"}
 _REDUCED = "x, dim=None, keepdim=False"
+_VARIANCE = "inner d: sum(...) sum(...)"
 _CONVOLUTION = "stride=, padding=, dilation=, groups="
 _GROUP_NORM = (("N", "extent n"), ("C", "extent g c"), ("group", "extent g"))
 _SOFTMAX = "... d -> ... d | inner d: max(...) sum(...)"
@@ -109,18 +110,20 @@ ATTENTION: tuple[Row, ...] = (
 
 REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "sum", "... d -> ... | linear {0}", _REDUCED, **_REDUCING),
-    *_rows("reduction", "mean", "... d! -> ... | linear {0}", _REDUCED, **_REDUCING),
+    *_rows("reduction", "mean", "... d! -> ... | linear {0}", _REDUCED, **_REDUCING),  # captured as a sum over a count
     *_rows("reduction", "amax any", "... d -> ... +d:max", _REDUCED, **_REDUCING),
     *_rows("reduction", "amin all", "... d -> ... +d:min", _REDUCED, **_REDUCING),
     *_rows("reduction", "max.default", "... -> () +...:max"),
     *_rows("reduction", "min.default", "... -> () +...:min"),
-    *_rows("reduction", "prod.default std.default var.default median.default", "...! -> ()", "x"),
-    *_rows("reduction", "var_mean.default", "...! -> (), ()", "x"),
-    *_rows("reduction", "prod var.correction std.correction argmax argmin logsumexp", "... d! -> ...", _REDUCED, **_REDUCING),
-    *_rows("reduction", "max.dim min.dim median.dim var_mean.correction", "... d! -> ..., ...", _REDUCED, **_REDUCING),
-    *_rows("reduction", "std.dim var.dim", "... d! -> ...", "x, dim=None, unbiased=True, keepdim=False", **_REDUCING),
-    *_rows("reduction", "linalg_vector_norm", "... d! -> ...", "x, ord=2, dim=None, keepdim=False", **_REDUCING),
-    *_rows("reduction", "norm.ScalarOpt_dim", "... d! -> ...", "x, p=, dim=, keepdim=False", **_REDUCING),
+    *_rows("reduction", "prod.default median.default", "...! -> ()", "x"),
+    *_rows("reduction", "prod argmax argmin", "... d! -> ...", _REDUCED, **_REDUCING),
+    *_rows("reduction", "max.dim min.dim median.dim", "... d! -> ..., ...", _REDUCED, **_REDUCING),
+    *_rows("reduction", "var.correction std.correction", f"... d -> ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
+    *_rows("reduction", "var_mean.correction std_mean.correction", f"... d -> ... ~d, ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
+    *_rows("reduction", "logsumexp", "... d -> ... ~d | inner d: max(...) sum(...)", _REDUCED, **_REDUCING),
+    *_rows("reduction", "linalg_vector_norm", computed.norm, "x, ord=2, dim=None, keepdim=False", **_REDUCING),
+    *_rows("reduction", "norm.ScalarOpt_dim", computed.norm, "x, ord=, dim=, keepdim=False", **_REDUCING),
+    *_rows("reduction", "norm.Scalar", "... -> () ~... | inner ...: sum()", "x, ord=2"),
     *_rows("reduction", "count_nonzero", "... d -> ...", "x, dim=None", **_AT_DIM),
 )
 

@@ -30,7 +30,7 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
         args, kwargs: its arguments on this rank, with local tensors.
     """
     function = BODIES[op.target.rpartition(".")[0]]
-    parts = math.prod(sizes[axis] for axis in strategy.inner[0].axes)
+    parts = math.prod(sizes[axis] for axis in {axis for item in strategy.inner for axis in item.axes})
     running = function(parts, *args, **kwargs)
     answer: Tensor | None = None
     for item in strategy.inner:
@@ -128,11 +128,76 @@ def _batch_norm_backward(parts: int, grad: Tensor, x: Tensor, weight: Tensor | N
     return dx.to(x.dtype), dweight.to(dtype), dbias.to(dtype)
 
 
+def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
+    given = [dim] if isinstance(dim, int) else list(dim or ())
+    return given or list(range(x.dim()))
+
+
+def _moments(parts: int, x: Tensor, dim: int | Sequence[int] | None, keepdim: bool, correction: float | None) -> Statistics:
+    """Variance and mean: the mean first, then the squared distances from it."""
+    dims, wide = _dims(x, dim), _wide(x)
+    count = math.prod(x.shape[d] for d in dims) * parts
+    mean = (yield wide.sum(dims, keepdim=True), "sum") / count
+    total = yield (wide - mean).square().sum(dims, keepdim=True), "sum"
+    variance = total / max(count - (1 if correction is None else correction), 0)
+    return tuple(value if keepdim else value.squeeze(dims) for value in (variance, mean))
+
+
+def _var(parts: int, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Statistics:
+    variance, _ = yield from _moments(parts, x, dim, keepdim, correction)
+    return variance.to(x.dtype)
+
+
+def _std(parts: int, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Statistics:
+    variance, _ = yield from _moments(parts, x, dim, keepdim, correction)
+    return variance.sqrt().to(x.dtype)
+
+
+def _var_mean(parts: int, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Statistics:
+    variance, mean = yield from _moments(parts, x, dim, keepdim, correction)
+    return variance.to(x.dtype), mean.to(x.dtype)
+
+
+def _std_mean(parts: int, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Statistics:
+    variance, mean = yield from _moments(parts, x, dim, keepdim, correction)
+    return variance.sqrt().to(x.dtype), mean.to(x.dtype)
+
+
+def _logsumexp(parts: int, x: Tensor, dim: Any, keepdim: bool = False) -> Statistics:
+    dims, wide = _dims(x, dim), _wide(x)
+    top = yield wide.amax(dims, keepdim=True), "max"
+    finite = top.masked_fill(top.isinf(), 0.0)
+    total = yield (wide - finite).exp().sum(dims, keepdim=True), "sum"
+    out = total.log() + finite
+    return (out if keepdim else out.squeeze(dims)).to(x.dtype)
+
+
+def _norm(
+    parts: int, x: Tensor, ord: float | None = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Statistics:
+    """The local norm to its power, summed, and the root of that. A norm of order 0 is a count."""
+    order = 2 if ord is None else ord
+    wide = _wide(x if dtype is None else x.to(dtype))
+    local = torch.linalg.vector_norm(wide, order, _dims(x, dim), keepdim)
+    if order == 0:
+        total = yield local, "sum"
+    else:
+        total = (yield local**order, "sum") ** (1 / order)
+    return total.to(dtype or x.dtype)
+
+
 BODIES: Mapping[str, Callable[..., Statistics]] = {
     "aten._softmax": _softmax,
     "aten._log_softmax": _log_softmax,
     "aten._softmax_backward_data": _softmax_backward,
     "aten._log_softmax_backward_data": _log_softmax_backward,
+    "aten.var": _var,
+    "aten.std": _std,
+    "aten.var_mean": _var_mean,
+    "aten.std_mean": _std_mean,
+    "aten.logsumexp": _logsumexp,
+    "aten.linalg_vector_norm": _norm,
+    "aten.norm": _norm,
     "autopar.batch_norm": _batch_norm,
     "autopar.batch_norm_backward": _batch_norm_backward,
 }

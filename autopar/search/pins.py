@@ -34,7 +34,7 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
     """
     places: dict[str, dict[str, ShardingSpec]] = {"input": {}, "output": {}, "tensor": {}}
     for name, text in constraints.items():
-        spec = ShardingSpec.parse(text)
+        spec = ShardingSpec.parse(text, mesh.names)
         for kind, key, tensor in _targets(graph, name):
             reason = spec.problem(graph.tensors[tensor].shape, mesh.sizes)
             if spec.partial:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
+from autopar.importer.containers import renewed
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed, Values
@@ -194,7 +195,8 @@ def run_single(case: Case) -> Trial:
     inputs = case.inputs()
     for turn in range(case.turns):
         with without_chance(), torch.set_grad_enabled(case.trains):
-            result = model(*case.args, **case.kwargs)
+            args, kwargs = renewed((case.args, dict(case.kwargs)))
+            result = model(*args, **kwargs)
             outputs = case.outputs(result if case.loss is None else case.loss(result, *case.loss_args))
         if turn == 0:
             trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}

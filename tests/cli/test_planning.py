@@ -39,6 +39,11 @@ class Branching(nn.Module):
             return x.sum()
         return -x.sum()
 
+def lazy(): return nn.LazyLinear(8), (torch.ones(4, 8),)
+def mixed(): return nn.Linear(8, 8).half(), (torch.ones(4, 8),)
+def talks():
+    print("made here")
+    return pair()
 def branching(): return Branching(), (torch.ones(4, 8),)
 value = 3
 """
@@ -71,13 +76,13 @@ def test_plan_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_plan_json_pins_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     ran = autopar(
         capsys, "plan", "zoo:mlp,layers=1", "--mesh", "2x2", "--hardware", "a100-sxm-80g", "--mode", "inference", "--memory", "1GiB",
-        "--optimizer", "sgd", "--cost-model", "communication", "--pin", "head.weight=S1 R", "--pin", "input:x=S0 R", "--json",
+        "--optimizer", "sgd", "--cost-model", "communication", "--pin", "head.weight=S(y) R", "--pin", "input:x=S0 R", "--json",
     )  # fmt: skip
     assert ran.status == 0, ran.err
     plan = Plan.from_json(ran.out)
     assert plan.parameters["head.weight"].spec == "S1 R" and plan.inputs["x"].spec == "S0 R"
     assert list(plan.mesh) == ["x", "y"] and plan.memory_limit_bytes_per_rank == 2**30 and plan.model.mode == "inference"
-    assert plan.pins == {"head.weight": "S1 R", "input:x": "S0 R"}
+    assert plan.pins == {"head.weight": "S(y) R", "input:x": "S0 R"}
 
 
 def test_devices_tries_every_mesh(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +122,8 @@ def test_targets_of_every_form(function: str, model: Path, capsys: pytest.Captur
         ("{model}:fails", 3, "ZeroDivisionError: integer division or modulo by zero at {model}:19"),
         ("{model}:stops", 3, "SystemExit: 3 at {model}:20"),
         ("{model}:branching", 3, "my_model.py"),
+        ("{model}:lazy", 2, "weight, bias of the model have no shape yet"),
+        ("{model}:mixed", 3, "float32[4, 8] and float16[8, 8]"),
         ("zoo:nosuch", 2, "no built-in model 'nosuch'"),
         ("zoo:mlp,colour=3", 2, "no key 'colour'"),
         ("zoo:mlp,width=wide", 2, "width='wide'"),
@@ -130,6 +137,11 @@ def test_bad_targets(target: str, status: int, said: str, model: Path, tmp_path:
     ran = autopar(capsys, "plan", target.format(model=model), "--mesh", "dp=2", "--hardware", "h100-sxm", "-o", output)
     refused(ran, status, said.format(model=model))
     assert not output.exists() and list(tmp_path.glob(".plan.json*")) == []
+
+
+def test_what_a_target_prints_is_no_part_of_the_answer(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = autopar(capsys, "plan", f"{model}:talks", "--mesh", "dp=2", "--json")
+    assert Plan.from_json(ran.out).mesh == {"dp": 2} and "made here" in ran.err
 
 
 def test_a_module_that_cannot_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +165,9 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, capsys: pytest.Capture
         (["--mesh", "dp=2", "--hardware", "nosuch"], 2, "unknown hardware 'nosuch'"),
         (["--mesh", "dp=2", "--hardware", "nosuch.toml"], 2, "nosuch.toml"),
         (["--mesh", "dp=2", "--memory", "lots"], 2, "'lots' is not an amount of memory"),
+        (["--mesh", "dp=2", "--memory", "1e400"], 2, "'1e400' is not an amount of memory"),
+        (["--mesh", "dp=2", "--seed", "-1"], 2, "the seed is -1"),
+        (["--mesh", "dp=2", "--pin", "head.weight=S(tp) R"], 2, "no mesh axis 'tp'"),
         (["--mesh", "dp=2", "--memory", "0"], 2, "'0' is not an amount of memory"),
         (["--mesh", "dp=2", "--mode", "learn"], 2, "unknown mode 'learn'"),
         (["--mesh", "dp=2", "--optimizer", "lion"], 2, "unknown optimizer 'lion'"),

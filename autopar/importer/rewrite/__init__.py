@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autopar.importer.rewrite.attentions import attention_replacement
+from autopar.importer.rewrite.concatenation import cat
 from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linear, matmul
 from autopar.importer.rewrite.convolutions import convolution, convolve
 from autopar.importer.rewrite.draws import draws
@@ -28,9 +29,9 @@ from autopar.importer.rewrite.losses import (
     mse_loss,
     nll_loss,
     smooth_l1_loss,
+    soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
-from autopar.importer.rewrite.reductions import mean
 
 aten = torch.ops.aten
 Replacement = Callable[..., Any]
@@ -68,6 +69,7 @@ def replacements() -> dict[Any, Replacement]:
         aten.conv3d.padding: convolve(3),
         aten.convolution.default: convolution,
         aten.scaled_dot_product_attention.default: attention_replacement(next_seed),
+        aten.cat.default: cat,
         aten.embedding.default: embedding,
         aten.view.default: flattened.noting(aten.view.default),
         aten.reshape.default: flattened.noting(aten.reshape.default),
@@ -79,12 +81,11 @@ def replacements() -> dict[Any, Replacement]:
         aten.mse_loss.default: mse_loss,
         aten.smooth_l1_loss.default: smooth_l1_loss,
         aten.huber_loss.default: huber_loss,
+        aten.soft_margin_loss.default: soft_margin_loss,
         aten.binary_cross_entropy.default: binary_cross_entropy,
         aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
-        aten.mean.default: mean,
-        aten.mean.dim: mean,
         aten._assert_tensor_metadata.default: _nothing,
         **draws(next_seed),
     }

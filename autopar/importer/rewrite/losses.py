@@ -150,6 +150,11 @@ def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0
     return _reduce(torch.where(distance <= delta, distance * distance * 0.5, (distance - 0.5 * delta) * delta), reduction)
 
 
+def soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """``log(1 + exp(-target * x))``."""
+    return _reduce(torch.nn.functional.softplus(-target * x), reduction)
+
+
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
     """Logarithms are kept above -100, as torch does."""
     rows = -(target * x.log().clamp(min=-100) + (1 - target) * (1 - x).log().clamp(min=-100))

@@ -1,8 +1,13 @@
-"""Means as sums over counts: a sum can be split along what it sums, a mean of parts is not a part of the mean."""
+"""Means as sums over counts: a sum can be split along what it sums, a mean of parts is not a part of the mean.
+
+They are taken apart below autograd, so that no mean is left whole, whichever operator or gradient it is inside of.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,3 +20,7 @@ def mean(x: Tensor, dim: list[int] | int | None = None, keepdim: bool = False, *
     wide = torch.float32 if result in (torch.float16, torch.bfloat16) else result
     count = math.prod(x.shape[d] for d in dims)
     return (torch.ops.aten.sum.dim_IntList(x, dims, keepdim, dtype=wide) / count).to(result)
+
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Tensor]] = {torch.ops.aten.mean.default: mean, torch.ops.aten.mean.dim: mean}
+"""By operator, for ``torch_compat.trace_joint``."""

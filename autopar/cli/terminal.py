@@ -1,0 +1,82 @@
+"""What commands print: control characters of files and models made visible, errors with their hint, a line of progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+from autopar.errors import FileError
+
+BETWEEN_LINES = 0.2
+"""Seconds between two updates of the progress line."""
+_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """``text`` with its control characters written out, so that no name in a file can move the cursor or change colours.
+
+    >>> printable("a\\x1b[31m")
+    'a\\\\x1b[31m'
+    """
+    return text.translate(_VISIBLE)
+
+
+def out(text: object, end: str = "\n") -> None:
+    """Prints to the standard output. Raises FileError when it cannot be written (a full disk); a closed pipe ends the command."""
+    try:
+        print(printable(str(text)), end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output()
+        raise FileError(f"cannot write to the standard output: {error.strerror}", "make room, or send it elsewhere") from error
+
+
+def note(text: object) -> None:
+    """Prints a line beside the answer, to the standard error."""
+    print(printable(str(text)), file=sys.stderr, flush=True)
+
+
+def fail(message: str, hint: str, status: int) -> int:
+    """Prints an error with its hint and gives the exit status."""
+    note(f"error: {message}\nhint: {hint}")
+    return status
+
+
+def discard_output() -> None:
+    """Nothing more goes to the standard output, nor at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def printing_aside() -> Iterator[None]:
+    """What the user's own code prints goes to the standard error, so that it never stands in an answer."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+class Line:
+    """One line on a terminal's standard error that is written over; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        self.shown, self.began, self.on = 0.0, time.monotonic(), sys.stderr.isatty()
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def say(self, text: str, *, now: bool = False) -> None:
+        """Shows ``text``, at most every ``BETWEEN_LINES`` seconds unless ``now``."""
+        if self.on and (now or time.monotonic() - self.shown >= BETWEEN_LINES):
+            self.shown = time.monotonic()
+            print(f"\r\x1b[K{printable(text)}", end="\r", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self.on:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

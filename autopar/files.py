@@ -1,0 +1,100 @@
+"""Files that are read and written: text whole or not at all, ``-`` for the standard streams, and what is wrong in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import FileError, UsageError
+
+STANDARD = Path("-")
+"""The standard input, or the standard output."""
+
+
+def read_text(path: str | os.PathLike[str], what: str, hint: str) -> str:
+    """The UTF-8 text of a file or, for ``-``, of the standard input.
+
+    Args:
+        what: what the file is called: ``the plan``.
+        hint: what to give instead where it cannot be read.
+
+    Raises:
+        FileError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        data = sys.stdin.buffer.read() if Path(path) == STANDARD else Path(path).read_bytes()
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
+        raise FileError(f"cannot read {what} {path}: {reason}", hint) from error
+
+
+def check_writable(path: Path, *sources: Path | None) -> None:
+    """Says at once, before any long work, that a file could not be written at ``path``.
+
+    Args:
+        sources: files that are read; ``path`` may be none of them.
+
+    Raises:
+        FileError: no folder, a folder of that name, or no permission. UsageError: the file is one of ``sources``.
+    """
+    if path == STANDARD:
+        return
+    if not path.parent.is_dir():
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}", f"make it first: mkdir -p {path.parent}")
+    if path.is_dir():
+        raise FileError(f"cannot write {path}: it is a folder", "give a file name in it")
+    if not os.access(path.parent, os.W_OK):
+        raise FileError(f"cannot write {path}: no permission in {path.parent}", "choose another folder")
+    for source in sources:
+        if source is not None and path.exists() and source.exists() and path.samefile(source):
+            raise UsageError(f"{path} would be written over while it is what is read", "choose another file to write")
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes the file whole or not at all: a temporary file beside it, then a rename. Raises FileError, the old file as it was."""
+    target = Path(path)
+    check_writable(target)
+    name = ""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except BaseException as error:
+        if name:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FileError(f"cannot write {target}: {error.strerror}", "make room, or choose another path") from error
+        raise
+
+
+def parse_json(text: str, name: str, hint: str) -> Any:
+    """What a JSON text holds.
+
+    Raises:
+        FileError: naming the line and column where it ends too early or is broken, or that it nests too deep.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as broken:
+        cut = broken.pos >= len(text.rstrip()) or "Unterminated" in broken.msg
+        what = "it ends too early, as if truncated," if cut else broken.msg
+        raise FileError(f"{name} is not a whole JSON file: {what} at line {broken.lineno}, column {broken.colno}", hint) from broken
+    except RecursionError:
+        raise FileError(f"{name} is no file of autopar: its lists are nested too deep to be read", hint) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise FileError(f"{name} cannot be read: {str(error).partition(';')[0]}", hint) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,88 @@
+"""Arguments and results as nested dictionaries, lists and tuples, whatever classes hold the tensors, and the way back.
+
+torch.export knows the containers registered with ``torch.utils._pytree``. Models also pass dataclasses, dictionaries of classes of their own
+and objects that keep tensors in attributes (the caches of transformers): those are opened into dictionaries by attribute, so that export
+sees tensors alone, and closed again into objects of the same class before the model runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from autopar import torch_compat
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def opened(value: Any) -> Any:
+    """The value with every container that export does not know as a dictionary.
+
+    >>> from types import SimpleNamespace
+    >>> opened([SimpleNamespace(x=SimpleNamespace(), y=1, z=torch_compat.torch.ones(2)), 3])
+    [{'z': tensor([1., 1.])}, 3]
+    """
+    parts = _parts(value)
+    if parts is not None:
+        return {name: opened(part) for name, part in parts.items()}
+    if not torch_compat.is_known_container(value):
+        return value
+    items, build = torch_compat.children_of(value)
+    return build([opened(item) for item in items])
+
+
+def closed(tree: Any, like: Any) -> Any:
+    """The tree of ``opened(like)``, with whatever tensors it holds now, in the classes of ``like``. ``like`` itself is not changed."""
+    parts = _parts(like)
+    if parts is not None:
+        made = copy.copy(like)
+        for name, part in parts.items():
+            _put(made, name, closed(tree[name], part))
+        return made
+    if not torch_compat.is_known_container(like):
+        return tree
+    items, build = torch_compat.children_of(like)
+    return build([closed(item, other) for item, other in zip(torch_compat.children_of(tree)[0], items, strict=True)])
+
+
+def renewed(value: Any) -> Any:
+    """The same tensors in containers of their own, for a call that may put others in their place (a cache that grows)."""
+    return closed(opened(value), value)
+
+
+def _put(made: Any, name: Any, value: Any) -> None:
+    if isinstance(made, Mapping):
+        made[name] = value  # type: ignore[index]
+    else:
+        object.__setattr__(made, name, value)
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """What an object of a class unknown to export holds, by name; None for tensors, plain values and known containers."""
+    if isinstance(value, (Tensor, nn.Module, type, *_PLAIN)) or torch_compat.is_known_container(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: part for key, part in value.items() if part is not None}
+    if dataclasses.is_dataclass(value):
+        fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        return {name: part for name, part in fields.items() if isinstance(part, _PLAIN) or holds_tensors(part)}
+    parts = {name: part for name, part in vars(value).items() if holds_tensors(part)} if hasattr(value, "__dict__") else {}
+    return parts or None
+
+
+def holds_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether tensors are among the value's items and attributes, at any depth."""
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, (nn.Module, type, *_PLAIN)) or id(value) in within:
+        return False
+    within = (*within, id(value))
+    if isinstance(value, Mapping):
+        return any(holds_tensors(part, within) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(holds_tensors(part, within) for part in value)
+    return any(holds_tensors(part, within) for part in getattr(value, "__dict__", {}).values())

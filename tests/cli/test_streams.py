@@ -1,0 +1,72 @@
+"""Standard streams, JSON, and text from files that must not reach a terminal as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import autopar, refused
+
+ESCAPE = "\x1b[31m"
+
+
+def test_dash_is_the_standard_stream(plan_file: Path) -> None:
+    words = [sys.executable, "-m", "autopar"]
+    shown = subprocess.run([*words, "show", "-", "--json"], input=plan_file.read_bytes(), capture_output=True, check=True)
+    assert json.loads(shown.stdout) == json.loads(plan_file.read_text())
+    page = subprocess.run([*words, "show", str(plan_file), "--html", "-"], capture_output=True, check=True).stdout
+    assert page.startswith(b"<!doctype html>") and page.rstrip().endswith(b"</html>")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_an_error_in_words(plan_file: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([sys.executable, "-m", "autopar", "show", str(plan_file)], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 3 and ran.stderr.startswith("error: cannot write to the standard output"), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_escapes_in_a_file_are_shown_not_obeyed(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(plan_file.read_text())
+    data["model"]["target"] = f"{ESCAPE}red"
+    (tmp_path / "red.json").write_text(json.dumps(data))
+    out = autopar(capsys, "show", tmp_path / "red.json").out
+    assert "\\x1b[31mred" in out and "\x1b" not in out
+    data["mode\x1b"] = 1
+    (tmp_path / "wrong.json").write_text(json.dumps(data))
+    ran = autopar(capsys, "show", tmp_path / "wrong.json")
+    refused(ran, 3, "mode\\x1b")
+    assert "\x1b" not in ran.err
+
+
+def test_json_of_what_reads_plans(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(autopar(capsys, "show", plan_file, "--json").out)["schema"] == "autopar.plan/2"
+    assert json.loads(autopar(capsys, "check", plan_file, "--json").out) == {"plan": str(plan_file), "holds": True, "differences": []}
+    assert json.loads(autopar(capsys, "diff", plan_file, plan_file, "--json").out)["same"] is True
+    assert "parameter" in json.loads(autopar(capsys, "explain", plan_file, "layers.0.weight", "--json").out)["lines"][0]
+
+
+def test_what_is_read_is_not_written_over(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = plan_file.read_bytes()
+    refused(autopar(capsys, "show", plan_file, "--html", plan_file), 2, "is what is read")
+    refused(autopar(capsys, "solve", plan_file, "-o", plan_file), 2, "is what is read")
+    assert plan_file.read_bytes() == before
+
+
+HOSTILE = {"deep": ("[" * 200_000 + "]" * 200_000, "nested too deep"), "long": ('{"a": ' + "9" * 6000 + "}", "cannot be read")}
+
+
+@pytest.mark.parametrize(("text", "said"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    refused(autopar(capsys, "show", tmp_path / "plan.json"), 3, said)
+
+
+def test_verbs_near_by_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(autopar(capsys, "shwo"), 2, "there is no command 'shwo'")
+    assert "did you mean autopar show?" in autopar(capsys, "shwo").err
+    assert autopar(capsys, "show", "-h").status == 0
