@@ -262,11 +262,13 @@ class CollectivePlan(_Row):
 
 
 class LimitsPlan(_Row):
-    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps."""
+    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps, and
+    bytes held in all up to which anything is in flight (0: no limit)."""
 
     bucket_bytes: Count
     ahead_bytes: Count
     aside_bytes: Count
+    held_bytes: Count = 0
 
 
 class InstructionPlan(_Row):

@@ -263,13 +263,16 @@ class Limits:
     Args:
         bucket_bytes: most bytes of a bucket, and so of what small collectives are joined to; a larger value is a call of its own.
         ahead_bytes: most bytes of collectives in flight ahead of their readers, and of those behind that nobody reads in the phase;
-            one call of each is always allowed.
+            one call of each is always allowed. 0: none, everything is gathered just before it is read.
         aside_bytes: most bytes kept by operators that are set aside to fill gaps in which others would wait for a collective; 0: none are.
+        held_bytes: most bytes of a rank, without the optimizer's states, up to which collectives are in flight ahead of their readers or
+            behind; 0: whatever it takes.
     """
 
     bucket_bytes: int = 25 * 2**20
     ahead_bytes: int = 400 * 2**20
     aside_bytes: int = 50 * 2**20
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True)

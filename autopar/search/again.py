@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autopar.graph import Graph, Op
 from autopar.rules import is_alias, why_once
 from autopar.search.model import Model, Node, Reader, Site
-from autopar.search.space import IMPOSSIBLE, spec_bytes
+from autopar.search.space import IMPOSSIBLE
 from autopar.sharding import ShardingSpec
 
 MOMENTS = 16
@@ -148,11 +148,12 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
                 for spec in dict.fromkeys(site.specs):
                     found.add(spec, "again", moment=moment, end=first or time)
     specs, states = tuple(found.specs), tuple(found.states)
+    viewed = producer is not None and bool(op) and is_alias(producer) and bool(producer.inputs)
     from_layout, moments = tuple(found.from_layout), tuple(found.moments)
-    node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout, states, moments))
+    spans = _spans(model, runs, site, found, early, viewed, times)
+    node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout, states, moments, spans))
     kept, copied = np.array([state == "kept" for state in states]), np.array(from_layout)
     key = states, from_layout, moments
-    viewed = producer is not None and bool(op) and is_alias(producer) and bool(producer.inputs)
     same = space.equality_table(site.specs, specs)
     whole = same if producer is None or layout is None else model.once_free(space.reshard_table(tensor, site.specs, specs))
     model.connect(
@@ -174,7 +175,6 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
         if any(not all(row) for row in rows):
             count = (len(model.nodes[number].seconds) - 1) // len(runs.times[name])
             model.connect(node, number, model.once((rows, count, "needs"), lambda r=rows, c=count: _needs(r, c)), phase="backward")  # type: ignore[misc]
-    _add_items(model, runs, site, node, found, early, viewed, times)
     return node
 
 
@@ -240,25 +240,26 @@ def once_gone(model: Model, source: int, table: np.ndarray) -> np.ndarray:
     return model.once((id(table), gone), lambda: np.where(np.array(gone)[:, None], 0.0, table), table)
 
 
-def _add_items(
-    model: Model, runs: Runs, site: Site, number: int, found: _Choices, early: Sequence[Reader], viewed: bool, times: Mapping[str, int]
-) -> None:
-    """Memory of what is kept, from its last reader in forward, and of what is made again, to the first reader in backward."""
-    graph, node = model.space.graph, model.nodes[number]
+def _spans(
+    model: Model, runs: Runs, site: Site, found: _Choices, early: Sequence[Reader], viewed: bool, times: Mapping[str, int]
+) -> tuple[tuple[int, int], ...]:  # fmt: skip
+    """When each choice is there: what is kept, from its last reader in forward; what is made again, to the first reader in backward."""
+    graph = model.space.graph
     producer = graph.producer.get(site.tensor)
     begin = max((reader.time for reader in early), default=times[producer.name] if producer else 0) + 1
     tiny = producer is not None and producer.name not in runs.times and not why_once(producer)
     carries = not viewed or _only_view(graph, runs, producer)
     root = _root(graph, site.tensor)
     stored = root not in graph.producer or root in runs.leaving
-    for choice, local in enumerate(spec_bytes(graph.tensors[site.tensor], node.specs, model.space.machine)):
-        state, end, copied = found.states[choice], found.ends[choice], found.from_layout[choice]
-        if state == "kept" and not tiny and end > begin and (copied or not stored):
-            node.items[choice].append((begin, end, local))
-        if state == "again" and carries and not stored and producer is not None:
-            since = runs.times[producer.name][found.moments[choice]]
-            if end > since:
-                node.items[choice].append((since, end, local))
+    spans = []
+    for state, moment, end, copied in zip(found.states, found.moments, found.ends, found.from_layout, strict=True):
+        span = (0, 0)
+        if state == "kept" and not tiny and (copied or not stored):
+            span = begin, end
+        elif state == "again" and carries and not stored and producer is not None:
+            span = runs.times[producer.name][moment], end
+        spans.append(span if span[1] > span[0] else (0, 0))
+    return tuple(spans)
 
 
 def _root(graph: Graph, tensor: str) -> str:
@@ -280,3 +281,24 @@ def _only_view(graph: Graph, runs: Runs, op: Op | None) -> bool:
             return False
         op = graph.producer.get(tensor)
     return True
+
+
+def without_kept(model: Model) -> Model:
+    """The model without the memory of what backward keeps of forward, where that may be made again instead: what it asks for any plan with
+    second runs asks as well, in time and in memory."""
+    graph = model.space.graph
+    middle = sum(op.phase == "forward" for op in graph.ops)
+
+    def made_once(name: str) -> bool:
+        return bool(why_once(graph.op[name]))
+
+    def light(node: Node) -> Node:
+        if node.kind == "saved" and node.name in graph.producer and not made_once(graph.producer[node.name].name):
+            stored = _root(graph, node.name) not in graph.producer
+            return node if stored else replace(node, items=[[] for _ in node.items])
+        if node.kind == "op" and node.phase == "forward" and not made_once(node.name):
+            items = [[(begin, min(end, middle), size) for begin, end, size in found if begin < middle] for found in node.items]
+            return replace(node, items=items)
+        return node
+
+    return replace(model, nodes=[light(node) for node in model.nodes])

@@ -6,7 +6,7 @@ kept. Plans written by hand go through the same passes first. Under the communic
 solved once and its bound is the bound.
 
 The integer problem leaves out some of what a schedule holds in memory, so its bound is true and the schedule's own peak decides: where
-that is over the limit, the problem's limit is lowered by the excess and it is solved again.
+that is over the limit, it is solved again with that much left free at those times (``fitting``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -23,13 +23,16 @@ from autopar.errors import TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Limits, Memory, Schedule
 from autopar.schedule.legality import check_legal
+from autopar.search.again import without_kept
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Answer, Cuts, blend, floor
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
+from autopar.search.fitting import Reserves, choices_of
 from autopar.search.lean import infeasible, smallest
-from autopar.search.model import InSequence, Model, Weights
+from autopar.search.keeping import fit
+from autopar.search.model import TIES, InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
 from autopar.search.recompute import with_policies
 from autopar.search.space import Space
@@ -43,7 +46,14 @@ CLOSE = 2e-3
 """The gap at which one solve of a large problem stops: the last tenths of a percent would cost more time than all before."""
 SMALL, LARGE = 30_000, 1_000_000
 """Edge entries up to which a problem is small, and from which it is large."""
-TIGHTENINGS = 8
+FITTINGS = 6
+"""Solves under the same prices until an answer fits as a schedule, at most."""
+TIGHTER = 0.95
+"""Where the limit binds and a gap is left, this share of it is tried: what is found for less memory fits as well."""
+HALVINGS = 6
+"""So many limits are tried then."""
+TIGHT = 0.02
+"""The gap above which they are."""
 EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
 BOUNDS = 12
@@ -57,6 +67,10 @@ GAIN = 1e-3
 """Relative change that counts as a gain."""
 TUNED = 2
 """Of a large problem so many of the best baselines have limits of their own tried."""
+JOINT, MOST_JOINT = 60_000, 600_000
+"""Edge entries of a problem up to which second runs are chosen in it, together with everything else, and of that larger problem."""
+UNLIMITED = 2**62
+"""Bytes that no plan needs."""
 TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several; the first may take half."""
 SHARE = 0.3
@@ -131,7 +145,8 @@ def find_plan(
 
     Args:
         gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
-        recompute: what backward needs may be made again there; else all of it is kept.
+        recompute: what backward needs of forward may be made again there; else all of it is kept. Nothing of it where only collectives
+            count, since operators would run again for nothing.
 
     Raises:
         UsageError: a pin that names nothing or is illegal.
@@ -146,7 +161,8 @@ def find_plan(
     clock.lap("enumerate")
     model = build_model(space)
     clock.lap("price")
-    search = _Search(model, limit, time_limit, PROOF if gap is None else gap, seed, progress, recompute and graph.mode == "train")
+    again = recompute and graph.mode == "train" and machine.cost_model != "communication"
+    search = _Search(model, limit, time_limit, PROOF if gap is None else gap, seed, progress, again)
     clock.lap("model")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
@@ -154,16 +170,18 @@ def find_plan(
         assignments, contradicted = find_baselines(space)
         for name, assignment in assignments.items():
             rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
-            if recompute and rivals[name].memory.peak > limit:
+            if again and rivals[name].memory.peak > limit:
                 for policy, leaner in with_policies(graph, assignment, machine):
                     tried = best_schedule(graph, leaner, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
                     rivals[f"{name}+{policy}"] = tried
                     if tried.memory.peak <= limit:
                         break
-        for name in sorted(rivals, key=lambda name: rivals[name].seconds)[: TUNED if search.large else 0]:
+        by_worth = sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
+        for name in by_worth[: TUNED if search.large else 0]:
             rivals[name] = best_schedule(graph, rivals[name].assignment, machine, space.optimizer, limit, tries=search.tries)
         for rival in rivals.values():
             search.offer(rival, "baseline")
+        search.rivals = tuple(rivals.values())
     clock.lap("baselines")
     search.run()
     clock.lap("solve")
@@ -205,12 +223,19 @@ class _Search:
         }  # fmt: skip
         self.slowdown = model.space.machine.hardware.overlap_slowdown
         self.large = len(self.problem.edge_costs) > LARGE
+        self.keeping = False
+        """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
+        self.reserves = Reserves(model, limit, pairs=not self.large)
         self.best: Timed | None = None
         self.bound, self.method, self.seconds = floor(model), "", 0.0
-        self.lowered: int | None = None
+        self.rivals: tuple[Timed, ...] = ()
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
+        self.gained = False
+        """Whether the last solve was a gain."""
+        self.proved = False
+        """That no choices respect the limit."""
 
     @property
     def left(self) -> float:
@@ -250,36 +275,110 @@ class _Search:
     def _in_sequence(self) -> None:
         gap = CLOSE if self.large else self.gap
         exact = all(edge.readers <= 2 for edge in self.model.edges)
-        if self._solve(InSequence(), gap, proves=exact) is not None and not exact:
+        found = self._solve(InSequence(), gap, proves=exact)
+        if found is not None and not exact:
             self._solve(InSequence(shared=True), gap, proves=True)
-        for _ in range(TIGHTENINGS):
-            if self.best is None or self.best.memory.peak <= self.limit or self._solve(InSequence(), gap) is None:
-                return
+        if found is not None and found.memory.peak > self.limit:
+            self._fitting(InSequence(), gap)
+
+    def _allow_again(self, exposure: Exposure) -> None:
+        """Second runs come in where the best plan without a limit does not fit: in a problem that stays small all choices of them
+        together, otherwise for one plan's strategies after another, beside a problem in which nothing of what backward keeps counts."""
+        free = self._solve(exposure, CLOSE, limit=UNLIMITED)
+        if free is None or free.memory.peak <= self.limit:
+            return
+        space = self.model.space
+        if len(self.problem.edge_costs) <= JOINT:
+            joint = build_model(space, again=True)
+            self.keeping = sum(edge.seconds.size for edge in joint.edges) > MOST_JOINT
+            self.model = without_kept(self.model) if self.keeping else joint
+        else:
+            self.keeping, self.model = True, without_kept(self.model)
+        self.problem, self.unit = self.model.problem(self.limit)
+        self.reserves = Reserves(self.model, self.limit, pairs=not self.large)
+        self.start, self.again = None, False
+        if self.keeping:
+            self._fit(free, exposure)
+            for rival in sorted(self.rivals, key=lambda rival: rival.seconds)[:TUNED]:
+                self._fit(rival, exposure)
+
+    def _fit(self, plan: Timed, weights: Weights) -> Timed | None:
+        """A plan's strategies with less kept, if that fits."""
+        space = self.model.space
+        found = fit(
+            space, plan.assignment, weights, self.limit, tries=self.tries, seed=self.seed,
+            seconds=max(min(self.left, self.time_limit * TURN), 1.0),
+        )  # fmt: skip
+        if found is None or found.memory.peak > self.limit:
+            return None
+        self.gained |= self.offer(found, "auto")
+        return found
 
     def _by_step(self) -> None:
         exposure, idle = Exposure.first(self.slowdown), 0
         if self.best is not None:
             exposure = exposure.learn(self.best.schedule, self.best.slots)
+        if self.again:
+            self._allow_again(exposure)
+        if self.best is not None and not self.keeping:
+            if len(self.problem.edge_costs) > SMALL and self.best.memory.peak <= self.limit:
+                self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed)
         seen: list[np.ndarray] = []
         for _ in range(EXPOSURES):
-            found = self._solve(exposure, CLOSE)
-            if found is None:
+            found = self._fitting(exposure, CLOSE)
+            if found is None or found.memory.peak > self.limit:
                 break
             idle = 0 if self.gained else idle + 1
-            if found.memory.peak <= self.limit:
-                assert self.start is not None
-                if idle >= self.idle or self._spent() or any(np.array_equal(self.start, other) for other in seen):
-                    break
-                seen.append(self.start)
-                exposure = exposure.learn(found.schedule, found.slots)
-            elif self._spent():
+            assert self.start is not None
+            if idle >= self.idle or self._spent() or any(np.array_equal(self.start, other) for other in seen):
                 break
+            seen.append(self.start)
+            exposure = exposure.learn(found.schedule, found.slots)
         for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
             if not self._spent():
-                self._solve(Exposure.even(share, self.slowdown), CLOSE)
+                self._fitting(Exposure.even(share, self.slowdown), CLOSE)
         self._prove()
+        if self._binds() and self.reached > TIGHT and not self.keeping:
+            self._tighten(exposure)
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
+
+    def _fitting(self, weights: Weights, gap: float) -> Timed | None:
+        """Solves until an answer fits as a schedule; the last one found, None without choices."""
+        found, gained = None, False
+        for _ in range(FITTINGS):
+            answer = self._solve(weights, gap)
+            gained |= self.gained
+            found = answer or found
+            if answer is None:
+                if not self.reserves.ease():
+                    break
+            elif self.keeping or answer.memory.peak <= self.limit:
+                break
+            elif self.start is None or not self.reserves.learn(self.problem, self.start, answer.schedule):
+                break
+            if self.left <= 0:
+                break
+        self.gained = gained
+        return found
+
+    def _binds(self) -> bool:
+        """Whether the limit keeps anything out."""
+        return self.reserves.learnt or self.best is None or self.best.memory.peak > TIGHTER * self.limit
+
+    def _tighten(self, weights: Weights) -> None:
+        """Plans for less memory, which fit as well: lower and lower limits, halfway to the least that has any, until one fits, then higher
+        again."""
+        low, high, target = 0, self.limit, int(TIGHTER * self.limit)
+        for _ in range(HALVINGS):
+            if self._spent() or self.reached <= TIGHT:
+                return
+            found = self._solve(weights, CLOSE, limit=target)
+            if found is not None and found.memory.peak > self.limit:
+                high = target
+            else:
+                low = target
+            target = (low + high) // 2 if low else int(TIGHTER * target)
 
     def _prove(self) -> None:
         """Bounds under weights that the answers so far suggest; their answers are plans to try as well."""
@@ -288,7 +387,7 @@ class _Search:
         mixture = center
         for _ in range(BOUNDS):
             before = self.bound
-            found = self._solve(mixture, CLOSE, proves=True)
+            found = self._solve(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)
             if found is None or self.start is None or self._spent():
                 return
             cuts.add(Answer(self.model, self.start))
@@ -316,45 +415,49 @@ class _Search:
     def _spent(self) -> bool:
         return self.left <= 0 or self.reached <= self.gap
 
-    def _solve(self, weights: Weights, gap: float, *, proves: bool = False) -> Timed | None:
+    def _solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:
         """One solve, its schedule taken in; None without choices.
 
         Args:
-            proves: the optimum under these weights bounds every step. Its bound counts where the problem's own limit holds.
+            proves: the optimum under these weights bounds every step; nothing is reserved.
+            limit: where it is to keep to less than it must; then nothing is reserved either.
         """
         self.gained = False
         space = self.model.space
-        problem, unit = self.model.problem(self.limit, weights)
-        if self.lowered is not None and not proves:
-            problem = replace(problem, limit=self.lowered)
-        if self.again and proves:  # the problem keeps all that backward needs: where that may be made again, it bounds without a limit
-            problem = replace(problem, limit=None)
+        problem, unit = self.model.problem(self.limit if limit is None else limit, weights)
+        asked, start = problem, self.start
+        if not proves and limit is None:
+            asked = self.reserves.applied(problem)
+            start = self.reserves.completed(start) if start is not None else None
 
         def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
             if self.progress is not None:
-                known = max(self.bound, bound * unit) if proves else self.bound
+                known = max(self.bound, bound * unit / (1 + TIES)) if proves else self.bound
                 best = self.best.seconds if self.best is not None else math.inf
                 self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
 
         most = self.time_limit
         if space.machine.cost_model != "communication":
             most *= TURN if self.start is not None else 0.5
-        solution = solve(problem, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=self.start, progress=report)
+        solution = solve(asked, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=start, progress=report)
         self.last = solution
-        if proves and problem.limit in (None, self.limit):
-            self.bound = max(self.bound, solution.bound * unit)
+        if proves:
+            self.bound = max(self.bound, solution.bound * unit / (1 + TIES))
+        if asked is problem and limit is None:
+            self.proved = self.proved or solution.status is Status.INFEASIBLE
         if solution.choices is None:
             return None
-        self.start = solution.choices
+        self.start = solution.choices[: len(self.model.nodes)]
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
         found = best_schedule(
-            space.graph, extract(self.model, solution.choices), space.machine, space.optimizer, self.limit, start=limits, tries=self.tries
+            space.graph, extract(self.model, self.start), space.machine, space.optimizer, self.limit, start=limits, tries=self.tries,
+            beside=self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf,
         )  # fmt: skip
-        if found.memory.peak > self.limit and problem.limit is not None:
-            self.lowered = max(int(problem.limit - (found.memory.peak - self.limit) - self.limit // 2000), 0)
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
             raise KeyboardInterrupt
+        if self.keeping and found.memory.peak > self.limit:
+            return self._fit(found, weights if not proves else Exposure.first(self.slowdown)) or found
         return found
 
     def _without_answer(self) -> None:
@@ -368,10 +471,8 @@ class _Search:
             raise TimeLimitError(
                 f"no plan was found in {self.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins"
             )  # fmt: skip
-        found = smallest(self.model, self.problem, self.limit, self.seed)
+        found, bound = smallest(self.model, self.problem, self.limit, self.seed, self.rivals, self.proved)
         self.offer(found, "least memory")
         assert self.best is not None
         if self.best.memory.peak > self.limit:
-            proved = last is not None and last.status is Status.INFEASIBLE and last.choices is None and self.lowered is None
-            proved = proved and not self.again
-            raise infeasible(self.best.memory, self.limit, proved)
+            raise infeasible(self.best.memory, self.limit, bound)

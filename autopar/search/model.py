@@ -14,10 +14,8 @@ Nodes and what their choice means:
 ========  ==========================================================================================================
 
 A reader whose strategy needs another spec than the layout it reads pays a reshard of its own. Edges hold seconds.
-Memory: an operator's outputs live to their first reader, a layout from there to the last of its phase, ``saved`` nodes hold what
-lives on to backward; parameters hold their optimizer state and, from when it is made, their gradient. What is left out (a
-gathered weight while it is used once, a value next to its copy) makes the model ask for less memory than the program, never
-more: the bound stays true, and the program's own peak decides in ``find_plan``.
+Memory: see ``lives``. What is left out there (a value next to its copy, the buffers of collectives, what is gathered ahead) makes the
+model ask for less memory than the program, not more: the bound stays true, and the program's own peak decides in ``find_plan``.
 """
 
 from __future__ import annotations
@@ -34,6 +32,9 @@ from autopar.search.space import IMPOSSIBLE, Space
 from autopar.sharding import ShardingSpec
 from solvers import INFINITE, Problem
 
+TIES = 1e-7
+"""Share of the cost of every plan that bytes times life may add to a problem, so that ties go to less memory."""
+
 Kind = Literal["input", "op", "output", "layout", "saved", "again"]
 Side = Literal["ahead", "between", "behind"]
 Item = tuple[int, int, int]
@@ -47,6 +48,7 @@ class Node:
         from_layout: of ``saved``: made from the layout.
         states: of ``saved`` where operators may run again: ``kept``, ``gone`` or ``again``; else all are kept.
         moments: of ``saved``: which of its times the operator's second run has.
+        spans: of ``saved`` where operators may run again: from when to when what is chosen is there for backward.
         picks: of ``again``: the strategy, by number; -1 where it does not run.
     """
 
@@ -58,6 +60,7 @@ class Node:
     from_layout: tuple[bool, ...] = ()
     states: tuple[str, ...] = ()
     moments: tuple[int, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
     picks: np.ndarray | None = None
     items: list[list[Item]] = field(default_factory=list)
 
@@ -236,6 +239,19 @@ class Model:
         node = self.nodes[self.edges[index].source]
         return node.kind == "layout" and node.phase == phase
 
+    @cached_property
+    def spread(self) -> list[np.ndarray]:
+        """For each node, bytes times life of each choice, above the least of them."""
+        held = [np.array([sum((end - begin) * size for begin, end, size in items) for items in node.items], float) for node in self.nodes]
+        return [sizes - sizes.min() for sizes in held]
+
+    def _ties(self, priced: Priced) -> list[np.ndarray]:
+        """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
+        least = sum(float(table.min()) for table in priced.nodes)
+        most = sum(float(sizes.max()) for sizes in self.spread)
+        share = TIES * max(least, 0.0) / most if most else 0.0
+        return [share * sizes for sizes in self.spread]
+
     def connect(self, source: int, target: int, table: np.ndarray, **more: Any) -> None:
         self.edges.append(Edge(source, target, table, **more))
 
@@ -245,12 +261,12 @@ class Model:
         Args:
             weights: what each node and edge counts; seconds in sequence when not given.
 
-        The unit is chosen so that the sum of the largest finite entries stays under 2**52.
+        The unit is chosen so that the sum of the largest finite entries stays under 2**52. To costs come ``TIES`` of them at most.
         """
         priced = (weights or InSequence()).price(self)
         ceiling = sum(_largest(table) for table in priced.nodes) + sum(priced.most[id(table)] for table in priced.edges)
         unit = max(ceiling, 1e-30) / 2**52
-        costs = [_integers(table, unit) for table in priced.nodes]
+        costs = [_integers(table + tie, unit) for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
         rounded: dict[int, np.ndarray] = {}
         edges = []
         for edge, table in zip(self.edges, priced.edges, strict=True):
