@@ -93,7 +93,8 @@ def extract_site(
         if node.states and node.states[choice] == "again":
             current = tensor + AGAIN, node.specs[choice]
         else:
-            current = make(shared if node.from_layout[choice] else own, node.specs[choice], "saved", "forward", early[0].name if early else "")
+            source = shared if node.from_layout[choice] else own
+            current = make(source, node.specs[choice], "saved", "forward", early[0].name if early else "")
     if site.backward is not None:
         before = late[0].name if late else second[0].name + AGAIN
         current = make(current, chosen(site.backward), "backward", "backward", before)

@@ -30,8 +30,8 @@ from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves, choices_of
-from autopar.search.lean import infeasible, smallest
 from autopar.search.keeping import fit
+from autopar.search.lean import infeasible, smallest
 from autopar.search.model import TIES, InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
 from autopar.search.recompute import with_policies
@@ -320,9 +320,9 @@ class _Search:
             exposure = exposure.learn(self.best.schedule, self.best.slots)
         if self.again:
             self._allow_again(exposure)
-        if self.best is not None and not self.keeping:
-            if len(self.problem.edge_costs) > SMALL and self.best.memory.peak <= self.limit:
-                self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed)
+        known = self.best is not None and self.best.memory.peak <= self.limit and not self.keeping
+        if self.best is not None and known and len(self.problem.edge_costs) > SMALL:
+            self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed)
         seen: list[np.ndarray] = []
         for _ in range(EXPOSURES):
             found = self._fitting(exposure, CLOSE)
@@ -353,14 +353,17 @@ class _Search:
             if answer is None:
                 if not self.reserves.ease():
                     break
-            elif self.keeping or answer.memory.peak <= self.limit:
-                break
-            elif self.start is None or not self.reserves.learn(self.problem, self.start, answer.schedule):
+            elif self.keeping or answer.memory.peak <= self.limit or not self._learn(answer):
                 break
             if self.left <= 0:
                 break
         self.gained = gained
         return found
+
+    def _learn(self, answer: Timed) -> bool:
+        """Asks for more where an answer's schedule does not fit; whether that is more than before."""
+        assert self.start is not None
+        return self.reserves.learn(self.problem, self.start, answer.schedule)
 
     def _binds(self) -> bool:
         """Whether the limit keeps anything out."""

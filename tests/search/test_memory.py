@@ -15,9 +15,10 @@ from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
 from autopar.search import find_plan
 from autopar.search.beside import pairs_at
+from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves, choices_of, counted, held_by_time
-from autopar.search.model import Model, build_model
+from autopar.search.model import Model
 from autopar.search.pins import Pins
 from autopar.search.space import Space
 from autopar.search.tuning import LEAN
