@@ -167,7 +167,9 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
         again = model.number["again", op]
         outputs = space.op_choices(graph.op[op]).outputs(graph.op[op].outputs.index(site.tensor))
         alone = len(graph.op[op].outputs) == 1
-        agrees = model.once((outputs, specs, key, alone, "agrees"), lambda: _agrees(model.nodes[again], outputs, found, alone))
+        second_run = model.nodes[again]
+        known = outputs, specs, key, alone, len(second_run.seconds), "agrees"
+        agrees = model.once(known, lambda: _agrees(second_run, outputs, found, alone))
         model.connect(again, node, agrees, phase="backward")
     for name in dict.fromkeys(reader.name for reader in second):
         number = model.number["again", name]
