@@ -38,12 +38,14 @@ class Runs:
         earliest: the first time at which it may really be.
         needed: for each tensor of forward that backward reads, when it does so first.
         leaving: tensors whose storage leaves the model, and is kept anyhow.
+        moments: so many times of one operator are told apart.
     """
 
     times: Mapping[str, tuple[int, ...]]
     earliest: Mapping[str, int]
     needed: Mapping[str, int]
     leaving: frozenset[str]
+    moments: int
 
     def may_make(self, op: Op | None) -> bool:
         """Whether an operator may run again."""
@@ -54,7 +56,7 @@ class Runs:
         return self.times[name][moment] if moment else self.earliest[name]
 
 
-def find_runs(graph: Graph, times: Mapping[str, int], moments: int = MOMENTS, share: float = SMALL_SHARE) -> Runs:
+def find_runs(graph: Graph, times: Mapping[str, int], moments: int, share: float = SMALL_SHARE) -> Runs:
     """The operators whose second run could save memory: those that may run twice and make what backward reads, or lead there.
 
     Args:
@@ -82,7 +84,7 @@ def find_runs(graph: Graph, times: Mapping[str, int], moments: int = MOMENTS, sh
     kept = {name: sorted(found) for name, found in known.items()}
     return Runs(
         {name: tuple(found[-moments:]) for name, found in kept.items()}, {name: found[0] for name, found in kept.items()}, needed,
-        frozenset(_root(graph, tensor) for tensor in leaving),
+        frozenset(_root(graph, tensor) for tensor in leaving), moments,
     )  # fmt: skip
 
 
@@ -183,7 +185,7 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
 def _ends(runs: Runs, second: Sequence[Reader], *, whole: bool) -> tuple[int, ...]:
     """Until when a tensor may be kept that only second runs read; ``whole``: all such times, otherwise the earliest."""
     found = sorted({runs.lowest(reader.name, moment) for reader in second for moment in range(len(runs.times[reader.name]))})
-    return (found[0], *found[1:][-MOMENTS:]) if whole else (found[0],)
+    return (found[0], *found[1:][-runs.moments :]) if whole else (found[0],)
 
 
 def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:

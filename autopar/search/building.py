@@ -16,18 +16,18 @@ from autopar.search.space import IMPOSSIBLE, Space
 from autopar.sharding import ShardingSpec
 
 
-def build_model(space: Space, *, again: bool = False) -> Model:
+def build_model(space: Space, *, again: int = 0) -> Model:
     """All nodes and edges of ``space.graph``.
 
     Args:
-        again: what backward needs of forward may be made again, not only kept.
+        again: what backward needs of forward may be made again, not only kept, at so many times that are told apart; 0: not at all.
     """
     model = Model(space)
     times = {op.name: time for time, op in enumerate(sorted(space.graph.ops, key=lambda op: op.phase == "backward"))}
     _add_inputs(model)
     _add_ops(model)
     _add_outputs(model)
-    runs = find_runs(space.graph, times) if again else None
+    runs = find_runs(space.graph, times, again) if again else None
     if runs is not None:
         add_runs(model, runs)
     for tensor, readers in _readers(model, times).items():

@@ -23,7 +23,7 @@ from autopar.errors import TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Limits, Memory, Schedule
 from autopar.schedule.legality import check_legal
-from autopar.search.again import without_kept
+from autopar.search.again import MOMENTS, without_kept
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Answer, Cuts, blend, floor
 from autopar.search.building import build_model
@@ -67,8 +67,9 @@ GAIN = 1e-3
 """Relative change that counts as a gain."""
 TUNED = 2
 """Of a large problem so many of the best baselines have limits of their own tried."""
-JOINT, MOST_JOINT = 60_000, 600_000
-"""Edge entries of a problem up to which second runs are chosen in it, together with everything else, and of that larger problem."""
+JOINT, MOST_JOINT = 400_000, 60_000
+"""Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
+becomes then, up to which all times of theirs are told apart."""
 UNLIMITED = 2**62
 """Bytes that no plan needs."""
 TURN = 1 / 6
@@ -282,21 +283,24 @@ class _Search:
             self._fitting(InSequence(), gap)
 
     def _allow_again(self, exposure: Exposure) -> None:
-        """Second runs come in where the best plan without a limit does not fit: in a problem that stays small all choices of them
-        together, otherwise for one plan's strategies after another, beside a problem in which nothing of what backward keeps counts."""
+        """Second runs come in where the best plan without a limit does not fit. In a problem that stays small they are chosen together
+        with everything else; otherwise answers of a coarser problem are made to fit one after another: of one that does not tell times
+        of second runs apart, or in which nothing of what backward keeps counts."""
         free = self._solve(exposure, CLOSE, limit=UNLIMITED)
         if free is None or free.memory.peak <= self.limit:
             return
         space = self.model.space
-        if len(self.problem.edge_costs) <= JOINT:
-            joint = build_model(space, again=True)
-            self.keeping = sum(edge.seconds.size for edge in joint.edges) > MOST_JOINT
-            self.model = without_kept(self.model) if self.keeping else joint
+        entries = len(self.problem.edge_costs)
+        exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
+        if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
+            self.model, self.start = exact, None
+        elif entries <= JOINT:
+            self.keeping, self.model, self.start = True, build_model(space, again=1), None
         else:
             self.keeping, self.model = True, without_kept(self.model)
         self.problem, self.unit = self.model.problem(self.limit)
         self.reserves = Reserves(self.model, self.limit, pairs=not self.large)
-        self.start, self.again = None, False
+        self.again = False
         if self.keeping:
             self._fit(free, exposure)
             for rival in sorted(self.rivals, key=lambda rival: rival.seconds)[:TUNED]:

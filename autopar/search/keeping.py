@@ -11,6 +11,7 @@ import math
 from time import perf_counter
 
 from autopar.schedule import Assignment
+from autopar.search.again import MOMENTS
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
@@ -34,7 +35,7 @@ def fit(space: Space, plan: Assignment, weights: Weights, limit: int, *, tries: 
         tries: limits of the passes that are tried for each answer.
         seconds: for all of it.
     """
-    model = build_model(space.restricted(plan.inputs, plan.strategies), again=True)
+    model = build_model(space.restricted(plan.inputs, plan.strategies), again=MOMENTS)
     problem, _ = model.problem(limit, weights)
     reserves = Reserves(model, limit, pairs=False)
     until = perf_counter() + seconds

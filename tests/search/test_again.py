@@ -12,6 +12,7 @@ from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
 from autopar.search import find_plan
+from autopar.search.again import MOMENTS
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.model import Model
@@ -54,7 +55,7 @@ def one_rank() -> Machine:
     return Machine(Mesh.parse("x=1"), load_hardware("h100-sxm"), "roofline")
 
 
-def model_of(graph: Graph, machine: Machine, *, again: bool = True) -> Model:
+def model_of(graph: Graph, machine: Machine, *, again: int = MOMENTS) -> Model:
     return build_model(Space(graph, machine, "sgd", Pins()), again=again)
 
 
@@ -88,7 +89,7 @@ def test_all_sets_of_second_runs(seed: int) -> None:
     """Under each memory that some set of second runs needs, the problem's optimum is no more than the cheapest set's, its answer costs as
     a schedule what it says and holds no less than it counts; and where it fits it is the cheapest."""
     graph, machine = drawn(seed), small_machine(seed, "x=1")
-    plain = model_of(graph, machine, again=False)
+    plain = model_of(graph, machine, again=0)
     base = extract(plain, _solved(plain, None)[0])
     known = list(every_set(graph, base, machine))
     model = model_of(graph, machine)
@@ -120,7 +121,7 @@ def _solved(model: Model, limit: int | None) -> tuple[np.ndarray, float, int]:
 def test_a_chain_of_equal_layers_against_every_set(length: int) -> None:
     graph, machine = chain(length), one_rank()
     best: dict[int, float] = {}
-    plain = model_of(graph, machine, again=False)
+    plain = model_of(graph, machine, again=0)
     for seconds, peak in every_set(graph, extract(plain, _solved(plain, None)[0]), machine):
         best[peak] = min(seconds, best.get(peak, seconds))
     model = model_of(graph, machine)
@@ -134,7 +135,7 @@ def test_a_chain_of_equal_layers_against_every_set(length: int) -> None:
 @pytest.mark.parametrize("every", [2, 4, 5])
 def test_a_chain_is_no_worse_than_keeping_every_kth(every: int) -> None:
     graph, machine = chain(20), one_rank()
-    plain = model_of(graph, machine, again=False)
+    plain = model_of(graph, machine, again=0)
     base = extract(plain, _solved(plain, None)[0])
     names = [f"f{number}" for number in range(19) if (number + 1) % every]
     by_hand = make_schedule(graph, recompute(graph, base, names, machine), machine, LEAN)
