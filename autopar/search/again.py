@@ -24,7 +24,7 @@ from autopar.search.space import IMPOSSIBLE
 from autopar.sharding import ShardingSpec
 
 MOMENTS = 16
-"""Times at which one operator may run again that are told apart."""
+"""Times at which one operator may run again that are told apart where a problem is to be exact."""
 SMALL_SHARE = 1e-3
 """Tensors that are a smaller share of all that backward reads of forward are not made again for their own sake."""
 
@@ -34,15 +34,15 @@ class Runs:
     """Which operators may run again, and when.
 
     Args:
-        times: for each such operator the times, ascending; the first stands for all before it as well.
-        earliest: the first time at which it may really be.
+        times: for each such operator the times, ascending; each stands for those between it and the one before as well.
+        earliest: for each of them the first time that it stands for.
         needed: for each tensor of forward that backward reads, when it does so first.
         leaving: tensors whose storage leaves the model, and is kept anyhow.
         moments: so many times of one operator are told apart.
     """
 
     times: Mapping[str, tuple[int, ...]]
-    earliest: Mapping[str, int]
+    earliest: Mapping[str, tuple[int, ...]]
     needed: Mapping[str, int]
     leaving: frozenset[str]
     moments: int
@@ -53,7 +53,7 @@ class Runs:
 
     def lowest(self, name: str, moment: int) -> int:
         """The earliest that a run of class ``moment`` can be."""
-        return self.times[name][moment] if moment else self.earliest[name]
+        return self.earliest[name][moment]
 
 
 def find_runs(graph: Graph, times: Mapping[str, int], moments: int, share: float = SMALL_SHARE) -> Runs:
@@ -81,11 +81,20 @@ def find_runs(graph: Graph, times: Mapping[str, int], moments: int, share: float
             own = [needed[tensor] for tensor in op.outputs if tensor in needed]
             if found or any(tensor in needed and graph.tensors[tensor].bytes >= least for tensor in op.outputs):
                 known[op.name] = found.union(own)
-    kept = {name: sorted(found) for name, found in known.items()}
+    chosen = {name: _told_apart(sorted(found), moments) for name, found in known.items()}
     return Runs(
-        {name: tuple(found[-moments:]) for name, found in kept.items()}, {name: found[0] for name, found in kept.items()}, needed,
+        {name: last for name, (last, _) in chosen.items()}, {name: first for name, (_, first) in chosen.items()}, needed,
         frozenset(_root(graph, tensor) for tensor in leaving), moments,
     )  # fmt: skip
+
+
+def _told_apart(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of many times some, the late ones closer together, and the first time that each stands for: the one after the last before it."""
+    if len(found) <= moments:
+        return tuple(found), tuple(found)
+    back = [0, *(1 + number * (number - 1) // 2 for number in range(1, moments))]
+    places = [len(found) - 1 - offset for offset in reversed(back) if offset < len(found)]
+    return tuple(found[place] for place in places), tuple(found[place] for place in (0, *(place + 1 for place in places[:-1])))
 
 
 def add_runs(model: Model, runs: Runs) -> None:
@@ -185,7 +194,7 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
 def _ends(runs: Runs, second: Sequence[Reader], *, whole: bool) -> tuple[int, ...]:
     """Until when a tensor may be kept that only second runs read; ``whole``: all such times, otherwise the earliest."""
     found = sorted({runs.lowest(reader.name, moment) for reader in second for moment in range(len(runs.times[reader.name]))})
-    return (found[0], *found[1:][-runs.moments :]) if whole else (found[0],)
+    return _told_apart(found, runs.moments)[1] if whole else (found[0],)
 
 
 def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:

@@ -171,12 +171,8 @@ def find_plan(
         assignments, contradicted = find_baselines(space)
         for name, assignment in assignments.items():
             rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
-            if again and rivals[name].memory.peak > limit:
-                for policy, leaner in with_policies(graph, assignment, machine):
-                    tried = best_schedule(graph, leaner, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
-                    rivals[f"{name}+{policy}"] = tried
-                    if tried.memory.peak <= limit:
-                        break
+        if again:
+            rivals.update(_leaner(rivals, space, limit, 0 if search.large else search.tries))
         by_worth = sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
         for name in by_worth[: TUNED if search.large else 0]:
             rivals[name] = best_schedule(graph, rivals[name].assignment, machine, space.optimizer, limit, tries=search.tries)
@@ -197,6 +193,23 @@ def find_plan(
         {name: Baseline(rival.schedule, rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
         contradicted, dict(space.unknown), search.sizes, clock.laps,
     )  # fmt: skip
+
+
+def _leaner(rivals: Mapping[str, Timed], space: Space, limit: int, tries: int) -> dict[str, Timed]:
+    """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``), as long as the
+    baseline itself is faster than all that fit."""
+    found: dict[str, Timed] = {}
+    best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
+    for name in sorted(rivals, key=lambda name: rivals[name].seconds):
+        if rivals[name].memory.peak <= limit or rivals[name].seconds >= best:
+            continue
+        for policy, leaner in with_policies(space.graph, rivals[name].assignment, space.machine):
+            tried = best_schedule(space.graph, leaner, space.machine, space.optimizer, limit, tries=tries)
+            found[f"{name}+{policy}"] = tried
+            if tried.memory.peak <= limit:
+                best = min(best, tried.seconds)
+                break
+    return found
 
 
 class _Clock:

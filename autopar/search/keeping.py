@@ -11,7 +11,6 @@ import math
 from time import perf_counter
 
 from autopar.schedule import Assignment
-from autopar.search.again import MOMENTS
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
@@ -20,6 +19,8 @@ from autopar.search.space import Space
 from autopar.search.tuning import Timed, best_schedule
 from solvers import solve
 
+MOMENTS = 6
+"""Times of second runs that are told apart."""
 FITTINGS = 8
 """Times that a problem is solved, each with more left free."""
 KEEPING_GAP = 2e-3
