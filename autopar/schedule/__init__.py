@@ -2,7 +2,7 @@
 
 assignment     what a search decides
 instructions   Instruction, Collective, Schedule: the values
-ordering       order: the list in program order
+ordering       order: the list in program order, second runs in their place
 sharing        share: equal reshards once
 filling        fill: what little depends on waits for gaps
 windows        where collectives may stand

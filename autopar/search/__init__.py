@@ -8,6 +8,7 @@ bounds       weights whose optimum bounds every step
 extract      choices -> Assignment
 tuning       the best schedule of an assignment
 baselines    plans written by hand
+recompute    what they make again in backward where they do not fit
 pins         what the user fixed
 lean         the least memory, when nothing fits
 """
