@@ -237,6 +237,8 @@ class _Search:
         }  # fmt: skip
         self.slowdown = model.space.machine.hardware.overlap_slowdown
         self.large = len(self.problem.edge_costs) > LARGE
+        self.free: np.ndarray | None = None
+        """Bytes to leave free at each time, as ``fit`` last saw."""
         self.keeping = False
         """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
@@ -317,14 +319,15 @@ class _Search:
         if self.keeping:
             self._fit(free, exposure)
             for rival in sorted(self.rivals, key=lambda rival: rival.seconds)[:TUNED]:
-                self._fit(rival, exposure)
+                if self.best is None or self.best.memory.peak > self.limit or rival.seconds < self.best.seconds:
+                    self._fit(rival, exposure)
 
     def _fit(self, plan: Timed, weights: Weights) -> Timed | None:
         """A plan's strategies with less kept, if that fits."""
         space = self.model.space
-        found = fit(
+        found, self.free = fit(
             space, plan.assignment, weights, self.limit, tries=self.tries, seed=self.seed,
-            seconds=max(min(self.left, self.time_limit * TURN), 1.0),
+            seconds=max(min(self.left, self.time_limit * TURN), 1.0), free=self.free,
         )  # fmt: skip
         if found is None or found.memory.peak > self.limit:
             return None

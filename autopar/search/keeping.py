@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from time import perf_counter
 
+import numpy as np
+
 from autopar.schedule import Assignment
 from autopar.search.building import build_model
 from autopar.search.extract import extract
@@ -28,10 +30,14 @@ KEEPING_SECONDS = 8.0
 """The gap at which one solve stops, and its time."""
 
 
-def fit(space: Space, plan: Assignment, weights: Weights, limit: int, *, tries: int, seed: int, seconds: float) -> Timed | None:
-    """The best schedule found with the strategies of ``plan`` within ``limit`` bytes a rank; None when nothing is found.
+def fit(
+    space: Space, plan: Assignment, weights: Weights, limit: int, *, tries: int, seed: int, seconds: float, free: np.ndarray | None = None
+) -> tuple[Timed | None, np.ndarray]:
+    """The best schedule found with the strategies of ``plan``, within ``limit`` bytes a rank where one is; None when nothing is found.
+    And the bytes left free at last, at each time.
 
     Args:
+        free: bytes to leave free from the beginning, as another plan of the graph was seen to need.
         weights: what seconds count, of the collectives above all.
         tries: limits of the passes that are tried for each answer.
         seconds: for all of it.
@@ -39,6 +45,8 @@ def fit(space: Space, plan: Assignment, weights: Weights, limit: int, *, tries: 
     model = build_model(space.restricted(plan.inputs, plan.strategies), again=MOMENTS)
     problem, _ = model.problem(limit, weights)
     reserves = Reserves(model, limit, pairs=False)
+    if free is not None:
+        reserves.bytes = free
     until = perf_counter() + seconds
     start, best = None, None
     for _ in range(FITTINGS):
@@ -63,4 +71,4 @@ def fit(space: Space, plan: Assignment, weights: Weights, limit: int, *, tries: 
             best = found
         if found.memory.peak <= limit or not reserves.learn(problem, start, found.schedule):
             break
-    return best
+    return best, reserves.bytes
