@@ -2,8 +2,8 @@
 
 =========  ===============================================================================================================
 full       of every layer only what enters it is kept; all else that backward needs of it is made again
-selective  inside attention nothing is kept but what the projections make: the products of activations with one another, softmax,
-           rotations and all that lies between are made again (Korthikanti et al. 2022)
+selective  inside attention nothing is kept but what is made with a parameter: after the projections the products of activations with one
+           another, softmax, rotations and all that lies between are made again (Korthikanti et al. 2022)
 =========  ===============================================================================================================
 
 A layer is a module whose name is a number (``layers.3``), the outermost one. What a layer hands on is kept: the next one's input, and
@@ -26,8 +26,6 @@ LAYER = re.compile(r"(?:.*?\.)??\d+(?=\.|$)")
 """A module path up to its first number."""
 SCORES = 4
 """Dims of the softmax of an attention that was not captured as one operator: batch, heads, queries, keys."""
-PROJECTIONS = ("contraction", "convolution")
-"""Families of which those with a parameter among their operands are no part of attention's inside."""
 
 
 def full(graph: Graph) -> frozenset[str]:
@@ -36,7 +34,7 @@ def full(graph: Graph) -> frozenset[str]:
 
 
 def selective(graph: Graph) -> frozenset[str]:
-    """The operators that run again when each attention keeps what its projections make alone."""
+    """The operators that run again when each attention keeps what it makes with its parameters alone."""
     holding = {op.module for op in graph.ops if op.phase == "forward" and op.module and _attends(op, graph)}
     weights = _made_of_weights(graph)
 
@@ -44,9 +42,7 @@ def selective(graph: Graph) -> frozenset[str]:
         found = [path for path in holding if op.module == path or op.module.startswith(f"{path}.")]
         return min(found, key=len, default="")
 
-    inside = {
-        op.name: home(op) for op in graph.ops if not (family(op) in PROJECTIONS and any(tensor in weights for tensor in op.inputs))
-    }  # fmt: skip
+    inside = {op.name: home(op) for op in graph.ops if not any(tensor in weights for tensor in op.inputs)}
     return _inside(graph, {name: path for name, path in inside.items() if path})
 
 
