@@ -212,6 +212,8 @@ class _Search:
         self.rivals: tuple[Timed, ...] = ()
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
+        self.gained = False
+        """Whether the last answer was a gain."""
         self.proved = False
         """That no choices respect the limit."""
 
@@ -295,7 +297,9 @@ class _Search:
             if answer is None:
                 if not self.reserves.ease():
                     break
-            elif answer.memory.peak <= self.limit or not self.reserves.learn(self.problem, self.start, answer.schedule):
+                continue
+            assert self.start is not None
+            if answer.memory.peak <= self.limit or not self.reserves.learn(self.problem, self.start, answer.schedule):
                 break
             if self.left <= 0:
                 break

@@ -8,6 +8,7 @@ between, and half of the difference is tried.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -142,10 +143,12 @@ def choices_of(model: Model, problem: Problem, assignment: Assignment, seed: int
     space = model.space
     for number, node in enumerate(model.nodes):
         first, last = problem.node_ptr[number], problem.node_ptr[number + 1]
+        offered: Sequence[object]
+        wanted: object
         if node.kind == "input":
-            offered, wanted = list(node.specs), assignment.inputs[node.name]
+            offered, wanted = node.specs, assignment.inputs[node.name]
         elif node.kind == "op":
-            offered, wanted = list(space.op_choices(space.graph.op[node.name]).strategies), assignment.strategies[node.name]  # type: ignore[assignment]
+            offered, wanted = space.op_choices(space.graph.op[node.name]).strategies, assignment.strategies[node.name]
         else:
             continue
         if wanted not in offered:
