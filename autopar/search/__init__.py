@@ -2,7 +2,10 @@
 
 finding      the search: rounds of solving, scheduling and learning
 space        the choices and their prices
-model        the integer problem: nodes, edges, weights (lives: its memory items)
+model        the integer problem: nodes, edges, weights
+lives        its memory items
+beside       what only pairs of choices hold, as nodes between them
+fitting      makes answers fit: what schedules hold beyond what the problem counts
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
 extract      choices -> Assignment

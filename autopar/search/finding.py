@@ -215,7 +215,7 @@ class _Search:
         self.gained = False
         """Whether the last answer was a gain."""
         self.proved = False
-        """That no choices respect the limit."""
+        """Whether no choices respect the limit."""
 
     @property
     def left(self) -> float:
@@ -278,6 +278,8 @@ class _Search:
                 break
             seen.append(self.start)
             exposure = exposure.learn(found.schedule, found.slots)
+        if self.proved:
+            return
         for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
             if not self._spent():
                 self._fitting(Exposure.even(share, self.slowdown), CLOSE)
