@@ -260,6 +260,8 @@ class _Search:
             self._solve(InSequence(shared=True), gap, proves=True)
         if found is not None and found.memory.peak > self.limit:
             self._fitting(InSequence(), gap)
+            if self.reached > TIGHT:
+                self._tighten(InSequence())
 
     def _by_step(self) -> None:
         exposure, idle = Exposure.first(self.slowdown), 0
