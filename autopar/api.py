@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.errors import AutoparError, FileError, InfeasibleError, MismatchError, UsageError
+from autopar.errors import AutoparError, FileError, InfeasibleError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
-from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh, load_hardware
+from cost_models import COST_MODELS, CostModelError, Hardware, Machine, Mesh, find_optimizer, load_hardware
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from autopar.runtime import ShardedModule
     from autopar.search import Found, Progress
 
 DEFAULT_HARDWARE = "h100-sxm"
@@ -87,7 +88,8 @@ def plan(
         args, kwargs, mode, loss, loss_args: as for ``capture``. DTensors among arguments and parameters are pins.
         mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes and keep the best plan.
         hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
-        optimizer: ``adamw``, ``sgd`` or ``none``: its states count in memory and its step in time.
+        optimizer: ``adamw``, ``adamw-mixed`` (float32 weights and moments beside half-precision parameters), ``sgd``, ``sgd-momentum``,
+            ``none``, or one's own as ``NAME:BYTES,ACCESSES`` for each element: its states count in memory and its step in time.
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
@@ -105,7 +107,8 @@ def plan(
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
     pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
-    _one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    with _user_errors():
+        find_optimizer(optimizer)
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
     if not isinstance(seed, int) or seed < 0:
@@ -128,25 +131,41 @@ def plan(
     return made
 
 
-def compile(model: nn.Module, plan: Plan | str | os.PathLike[str], **options: Any) -> nn.Module:
+def compile(
+    model: nn.Module,
+    plan: Plan | str | os.PathLike[str] | None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    mesh: Any = None,
+    inputs: Literal["global", "local"] = "global",
+    device: Any = None,
+    init: Callable[[nn.Module], None] | None = None,
+    seed: int = 0,
+    execute: Literal["eager", "graph", "compiled"] = "eager",
+    example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
+) -> ShardedModule:
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.
 
     Args:
-        model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict).
-        plan: the plan, or the path of its file.
-        options: ``loss``, ``inputs``, ``device``, ``init``, ``seed``: see ``autopar.runtime.compile_plan``. The loss that ``plan`` was
-            made with in this process is known; a plan from a file needs it again.
+        model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict). Where ranks hold
+            different weights, those of the first rank that has any count.
+        plan: the plan or the path of its file, the same on all ranks; None where another rank's is to be received, so that one
+            rank plans for all.
+        loss: the loss it was planned with. That of a plan made in this process is known; one from a file or another rank needs it again.
+        mesh: the part of a DeviceMesh that the plan is for, with data parallelism of your own around it; all processes when not given.
+        inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
 
     Raises:
-        MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
+        MismatchError: the plan was made for another model, mesh or torch, or ranks differ; the first difference is named.
     """
     from autopar.runtime import compile_plan
 
     if isinstance(plan, str | os.PathLike):
         plan = load(plan)
-    _same_parameters(model, plan)
     with _user_errors():
-        return compile_plan(model, plan, **{"loss": plan.loss, **options})
+        return compile_plan(
+            model, plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed, execute=execute, example=example
+        )  # fmt: skip
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -262,20 +281,6 @@ def _warn_unknown(found: Found) -> None:
         UnknownOperatorWarning,
         stacklevel=3,
     )
-
-
-def _same_parameters(model: nn.Module, plan: Plan) -> None:
-    """Says what differs in names and shapes before the model is captured. Raises MismatchError."""
-    hint = "plan this model, or build it with the sizes it was planned with"
-    aliases = {other: name for name, row in plan.parameters.items() for other in row.aliases or ()}
-    given = {aliases.get(name, name): value for name, value in model.named_parameters()}
-    for name, row in plan.parameters.items():
-        if name not in given:
-            raise MismatchError(f"the plan has a parameter {name}, the model none of that name", hint)
-        here, there = (tuple(given[name].shape), str(given[name].dtype).removeprefix("torch.")), (row.shape, row.dtype)
-        if here != there:
-            shown = [f"{dtype}{list(shape)}" for shape, dtype in (here, there)]
-            raise MismatchError(f"parameter {name} is {shown[0]} in the model, {shown[1]} in the plan", hint)
 
 
 def _pins(constraints: Mapping[str, str] | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ inside the functions, so that importing this module costs only torch itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -201,6 +201,11 @@ def dtensor_like(local: torch.Tensor, like: Any) -> Any:
     from torch.distributed.tensor import DTensor
 
     return DTensor(local, like._spec, requires_grad=False)
+
+
+def leave_to_module(module: nn.Module, names: Iterable[str]) -> None:
+    """Lets DistributedDataParallel leave these buffers alone (``_ddp_params_and_buffers_to_ignore``): it cannot send DTensors."""
+    module.__dict__["_ddp_params_and_buffers_to_ignore"] = list(names)
 
 
 def functional_collectives() -> Any:

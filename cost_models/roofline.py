@@ -7,7 +7,7 @@ The efficiencies and the launch time are the hardware file's, by class of operat
 from __future__ import annotations
 
 from cost_models.hardware import Hardware
-from cost_models.memory import DTYPE_BYTES, OPTIMIZERS
+from cost_models.memory import find_optimizer
 from cost_models.operator import Operator
 
 
@@ -26,7 +26,7 @@ class Roofline:
 
     def optimizer_seconds(self, optimizer: str, elements: int, dtype: str, hardware: Hardware) -> float:
         """The bytes that the step moves, at the memory's bandwidth; a launch for each parameter where launches add up."""
-        accesses = OPTIMIZERS[optimizer].accesses
-        efficiency = hardware.efficiency("optimizer", optimizer)
-        seconds = accesses * elements * DTYPE_BYTES[dtype] / (efficiency.memory * hardware.memory_bandwidth)
-        return seconds if hardware.launch_overlaps or not accesses else seconds + efficiency.launch_seconds
+        moved = find_optimizer(optimizer).bytes_moved(dtype)
+        efficiency = hardware.efficiency("optimizer", optimizer.partition(":")[0].partition("-")[0])
+        seconds = moved * elements / (efficiency.memory * hardware.memory_bandwidth)
+        return seconds if hardware.launch_overlaps or not moved else seconds + efficiency.launch_seconds

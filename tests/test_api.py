@@ -178,7 +178,7 @@ def test_compile_refuses_what_does_not_fit(one_rank: None) -> None:
     plan = autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=1")
     with pytest.raises(MismatchError, match=r"parameter up\.weight is float32\[128, 32\] in the model, float32\[64, 16\] in the plan"):
         autopar.compile(Block(32), plan)
-    with pytest.raises(UsageError, match="single process"):
+    with pytest.raises(MismatchError, match="of 2 ranks, 1 processes are running"):
         autopar.compile(Block(), autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2"))
     old = plan.model_copy(update={"created_by": plan.created_by.model_copy(update={"torch": "2.9.0"})})
     with pytest.raises(MismatchError, match=r"made with torch 2\.9\.0"):

@@ -25,6 +25,8 @@ VERBS = {
     "rules": "the table of sharding rules; --missing lists a model's operators without one",
     "profile": "measure this machine and write a hardware file",
     "solve": "solve a problem file of nodes, choices and a memory limit",
+    "schema": "the JSON Schema of the plan file",
+    "completion": "a script that completes commands and options in a shell",
     "demo": "plan and train a small model on local ranks beside the single-process run",
 }
 """Every verb: the function of its name in the file of its name, and what it does."""
