@@ -213,7 +213,7 @@ class _Search:
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False
-        """Whether the last answer was a gain."""
+        """Whether the last solve was a gain."""
         self.proved = False
         """Whether no choices respect the limit."""
 
@@ -301,14 +301,17 @@ class _Search:
             if answer is None:
                 if not self.reserves.ease():
                     break
-                continue
-            assert self.start is not None
-            if answer.memory.peak <= self.limit or not self.reserves.learn(self.problem, self.start, answer.schedule):
+            elif answer.memory.peak <= self.limit or not self._learn(answer):
                 break
             if self.left <= 0:
                 break
         self.gained = gained
         return found
+
+    def _learn(self, answer: Timed) -> bool:
+        """Asks for more where an answer's schedule does not fit; whether that is more than before."""
+        assert self.start is not None
+        return self.reserves.learn(self.problem, self.start, answer.schedule)
 
     def _binds(self) -> bool:
         """Whether the limit keeps anything out."""
