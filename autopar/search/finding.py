@@ -251,7 +251,7 @@ class _Search:
         self.gained = False
         """Whether the last solve was a gain."""
         self.proved = False
-        """That no choices respect the limit."""
+        """Whether no choices respect the limit."""
 
     @property
     def left(self) -> float:
@@ -296,6 +296,8 @@ class _Search:
             self._solve(InSequence(shared=True), gap, proves=True)
         if found is not None and found.memory.peak > self.limit:
             self._fitting(InSequence(), gap)
+            if self.reached > TIGHT:
+                self._tighten(InSequence())
 
     def _allow_again(self, exposure: Exposure) -> None:
         """Second runs come in where the best plan without a limit does not fit. In a problem that stays small they are chosen together
@@ -354,6 +356,8 @@ class _Search:
                 break
             seen.append(self.start)
             exposure = exposure.learn(found.schedule, found.slots)
+        if self.proved:
+            return
         for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
             if not self._spent():
                 self._fitting(Exposure.even(share, self.slowdown), CLOSE)

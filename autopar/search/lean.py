@@ -15,12 +15,14 @@ from autopar.search.model import Model
 from autopar.search.tuning import LEAN, Timed, best_schedule
 from solvers import INFINITE, Problem, Status, solve
 
-HALVINGS = 8
+HALVINGS = 6
 HALVING_SECONDS = 3.0
-"""Tries, and seconds for each, of the search for the least memory that would do."""
+"""Tries, and seconds for each solve, of the search for the least memory that would do."""
+FIRST_SECONDS = 30.0
+"""For choices of little memory without a limit, which there always are."""
 NEAR = 0.01
 """Share of the least memory known at which the one that is not ruled out is near enough."""
-FITTINGS = 3
+FITTINGS = 2
 """Solves at one limit."""
 
 
@@ -35,9 +37,10 @@ def smallest(model: Model, problem: Problem, limit: int, seed: int, rivals: Sequ
     """
     light = _light(model, problem)
     plans = [rival.assignment for rival in rivals]
-    held = _choices(light, None, seed)
+    held = solve(light, time_limit=FIRST_SECONDS, gap=NEAR, seed=seed).choices
     if held is not None:
         plans.append(extract(model, held))
+    assert plans, "without a limit every graph has a plan"
     best = min((_measured(model, plan, limit) for plan in plans), key=lambda timed: timed.memory.peak)
     ruled_out = low = limit if proved else 0
     target = limit
@@ -89,10 +92,6 @@ def _light(model: Model, problem: Problem) -> Problem:
     scale = 2.0**50 / max(float(weight.max()), 1.0) / len(model.nodes)
     costs = np.where(problem.costs >= INFINITE, INFINITE, np.rint(weight * scale).astype(np.int64))
     return replace(problem, costs=costs, edge_costs=np.where(problem.edge_costs >= INFINITE, INFINITE, 0), limit=None)
-
-
-def _choices(light: Problem, limit: int | None, seed: int) -> np.ndarray | None:
-    return solve(replace(light, limit=limit), time_limit=HALVING_SECONDS, gap=1e-3, seed=seed).choices
 
 
 def infeasible(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:

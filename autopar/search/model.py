@@ -21,7 +21,7 @@ model ask for less memory than the program, not more: the bound stays true, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -242,8 +242,10 @@ class Model:
     @cached_property
     def spread(self) -> list[np.ndarray]:
         """For each node, bytes times life of each choice, above the least of them."""
-        held = [np.array([sum((end - begin) * size for begin, end, size in items) for items in node.items], float) for node in self.nodes]
-        return [sizes - sizes.min() for sizes in held]
+        frame = self._frame
+        lives = (frame.item_end - frame.item_begin) * frame.item_usage.astype(np.float64)
+        sums = np.bincount(np.repeat(np.arange(len(frame.costs)), np.diff(frame.item_ptr)), lives, len(frame.costs))
+        return [sizes - sizes.min() for sizes in np.split(sums, frame.node_ptr[1:-1])]
 
     def _ties(self, priced: Priced) -> list[np.ndarray]:
         """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
@@ -268,13 +270,19 @@ class Model:
         unit = max(ceiling, 1e-30) / 2**52
         costs = [_integers(table + tie, unit) for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
         rounded: dict[int, np.ndarray] = {}
-        edges = []
-        for edge, table in zip(self.edges, priced.edges, strict=True):
+        for table in priced.edges:
             if id(table) not in rounded:
-                rounded[id(table)] = _integers(table, unit)
-            edges.append((edge.source, edge.target, rounded[id(table)]))
-        items = [node.items for node in self.nodes]
-        return Problem.build(costs, edges, items=items, limit=limit, name="plan"), unit
+                rounded[id(table)] = _integers(table, unit).reshape(-1)
+        edge_costs = np.concatenate([rounded[id(table)] for table in priced.edges]) if priced.edges else self._frame.edge_costs
+        return replace(self._frame, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
+
+    @cached_property
+    def _frame(self) -> Problem:
+        """The problem without prices: they are all that weights change."""
+        nothing = {id(edge.seconds): np.zeros(edge.seconds.shape, dtype=np.int64) for edge in self.edges}
+        edges = [(edge.source, edge.target, nothing[id(edge.seconds)]) for edge in self.edges]
+        costs = [np.zeros(len(node.seconds), dtype=np.int64) for node in self.nodes]
+        return Problem.build(costs, edges, items=[node.items for node in self.nodes], limit=0, name="plan")
 
 
 class Priced:
