@@ -236,7 +236,7 @@ class _Search:
             "edge_entries": len(self.problem.edge_costs),
         }  # fmt: skip
         self.slowdown = model.space.machine.hardware.overlap_slowdown
-        self.large = len(self.problem.edge_costs) > LARGE
+        self.small, self.large = len(self.problem.edge_costs) <= SMALL, len(self.problem.edge_costs) > LARGE
         self.free: np.ndarray | None = None
         """Bytes to leave free at each time, as ``fit`` last saw."""
         self.keeping = False
@@ -306,6 +306,8 @@ class _Search:
         free = self._solve(exposure, CLOSE, limit=UNLIMITED)
         if free is None or free.memory.peak <= self.limit:
             return
+        if not self.large:
+            self._rounds(exposure)
         space = self.model.space
         entries = len(self.problem.edge_costs)
         exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
@@ -317,7 +319,7 @@ class _Search:
             self.keeping, self.model = True, without_kept(self.model)
         self.problem, self.unit = self.model.problem(self.limit)
         self.reserves = Reserves(self.model, self.limit, pairs=not self.large)
-        self.again = False
+        self.again = self.proved = False
         if self.keeping:
             self._fit(free, exposure)
             for rival in sorted(self.rivals, key=lambda rival: rival.seconds)[:TUNED]:
@@ -336,12 +338,9 @@ class _Search:
         self.gained |= self.offer(found, "auto")
         return found
 
-    def _by_step(self) -> None:
-        exposure, idle = Exposure.first(self.slowdown), 0
-        if self.best is not None:
-            exposure = exposure.learn(self.best.schedule, self.best.slots)
-        if self.again:
-            self._allow_again(exposure)
+    def _rounds(self, exposure: Exposure) -> Exposure:
+        """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices."""
+        idle = 0
         known = self.best is not None and self.best.memory.peak <= self.limit and not self.keeping
         if self.best is not None and known and len(self.problem.edge_costs) > SMALL:
             self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed)
@@ -357,10 +356,21 @@ class _Search:
             seen.append(self.start)
             exposure = exposure.learn(found.schedule, found.slots)
         if self.proved:
-            return
-        for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
+            return exposure
+        for share in EVEN if self.small else ():
             if not self._spent():
                 self._fitting(Exposure.even(share, self.slowdown), CLOSE)
+        return exposure
+
+    def _by_step(self) -> None:
+        exposure = Exposure.first(self.slowdown)
+        if self.best is not None:
+            exposure = exposure.learn(self.best.schedule, self.best.slots)
+        if self.again:
+            self._allow_again(exposure)
+        exposure = self._rounds(exposure)
+        if self.proved:
+            return
         self._prove()
         if self._binds() and self.reached > TIGHT and not self.keeping:
             self._tighten(exposure)
