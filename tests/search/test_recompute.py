@@ -88,7 +88,7 @@ def test_selective_makes_attention_again_alone(name: str) -> None:
 def test_less_memory_for_more_time(baseline: str) -> None:
     plain, some, most = (schedule_of("gpt2", baseline, policy) for policy in ("", "selective", "full"))
     held, steps = zip(*[(sum(kept(item).values()), step_seconds(item, "adamw")) for item in (plain, some, most)], strict=True)
-    assert 2 * held[2] < held[1] < held[0]
+    assert held[2] < held[1] < held[0]
     assert memory(most, "adamw").peak <= memory(plain, "adamw").peak
     assert steps[0] <= steps[1] < steps[2]
     ratio = most.compute_seconds() / plain.compute_seconds()
