@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 DEFAULT_HARDWARE = "h100-sxm"
 """What is planned for when no hardware is named; the plan and the command line say so."""
 
+RECOMPUTE = ("auto", "off")
+"""Whether operators may run a second time in backward."""
+
 MESH_NAMES = ("x", "y", "z", "w")
 
 _capturing = Lock()
@@ -85,6 +88,7 @@ def plan(
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
     cost_model: str = "roofline",
+    recompute: str = "auto",
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -102,6 +106,7 @@ def plan(
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
+        recompute: ``auto``: operators may run a second time in backward where that saves memory that is needed; ``off``: never.
         time_limit: seconds for the whole call, shared among the meshes tried; the answer then has a true bound and gap.
         seed: the same seed gives the same plan where the time limit does not bind.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
@@ -118,6 +123,7 @@ def plan(
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
     pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
+    _one_of("way to recompute", recompute, RECOMPUTE)
     with _user_errors():
         find_optimizer(optimizer)
     if not isinstance(time_limit, int | float) or not time_limit > 0:
@@ -138,7 +144,7 @@ def plan(
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     found = _best_of(
         [Machine(candidate, machine_hardware, cost_model) for candidate in meshes],
-        lambda machine, seconds: _find(graph, machine, limit, optimizer, pins, seconds, seed, progress),
+        lambda machine, seconds: _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress),
         began + time_limit,
     )
     _warn_unknown(found)
@@ -261,6 +267,7 @@ def _find(
     limit: int,
     optimizer: str,
     pins: Mapping[str, str],
+    recompute: bool,
     time_limit: float,
     seed: int,
     progress: Progress | None,
@@ -269,8 +276,9 @@ def _find(
 
     with _user_errors():
         return find_plan(
-            graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress
-        )
+            graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress,
+            recompute=recompute,
+        )  # fmt: skip
 
 
 def _best_of(machines: list[Machine], find: Callable[[Machine, float], Found], ends: float) -> Found:

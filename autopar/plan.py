@@ -157,14 +157,18 @@ class LeavingSpec(OutputSpec):
     name: str
 
 
-class ReadSpec(TensorSpec):
-    """An operator's input; ``value`` names the reshard it reads, absent where it reads the tensor as it was made."""
+class ValueSpec(TensorSpec):
+    """An operator's input or output; ``value`` names the reshard or what was made again, absent where it is the tensor as first made."""
 
     value: str | None = None
 
 
 class OpPlan(_Row):
-    """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule."""
+    """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule.
+
+    A row of phase ``recompute`` is the second run of a forward operator: ``NAME@again`` of ``NAME``, the same but for what it reads and
+    the values that it makes.
+    """
 
     name: str
     op: str
@@ -175,8 +179,8 @@ class OpPlan(_Row):
     times: Annotated[int, Field(ge=1)] = 1
     attributes: dict[str, Any]
     factors: dict[str, tuple[str, ...]] | None = None
-    inputs: tuple[ReadSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
     seconds: Seconds
 
 
@@ -258,11 +262,13 @@ class CollectivePlan(_Row):
 
 
 class LimitsPlan(_Row):
-    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps."""
+    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps, and
+    bytes held in all up to which anything is in flight (0: no limit)."""
 
     bucket_bytes: Count
     ahead_bytes: Count
     aside_bytes: Count
+    held_bytes: Count = 0
 
 
 class InstructionPlan(_Row):
@@ -333,6 +339,16 @@ class Plan(_Row):
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the mesh axes, in order."""
         return tuple(self.mesh.values())
+
+    @property
+    def captured(self) -> tuple[OpPlan, ...]:
+        """The operators as captured, without second runs."""
+        return tuple(row for row in self.ops if row.phase != "recompute")
+
+    @property
+    def recomputed(self) -> tuple[OpPlan, ...]:
+        """The second runs."""
+        return tuple(row for row in self.ops if row.phase == "recompute")
 
     @property
     def entering(self) -> tuple[tuple[EnteringKind, str, EnteringSpec], ...]:

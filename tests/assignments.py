@@ -6,17 +6,26 @@ import random
 
 from autopar.graph import DTYPE_BYTES, Graph, Phase
 from autopar.reshard import find_reshard
-from autopar.rules import find_rule, strategies
+from autopar.rules import find_rule, strategies, why_once
 from autopar.schedule import OUTPUT, Assignment, Layout
+from autopar.search.recompute import recompute
 from autopar.sharding import ShardingSpec, Strategy, splits
 from cost_models import Machine
 
 
-def random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
+def random_assignment(graph: Graph, where: Machine, seed: int, again: float = 0.0) -> Assignment:
     """Strategies, inputs and output specs drawn at random; a layout wherever a reader needs another spec.
 
-    A value without a way to the needed spec (replicated to partial) makes the reader choose again.
+    A value without a way to the needed spec (replicated to partial) makes the reader choose again. Of the operators that may run twice
+    a share of ``again``, drawn too, does.
     """
+    found = _random_assignment(graph, where, seed)
+    chance = random.Random(seed)
+    names = [op.name for op in graph.ops if op.phase == "forward" and not why_once(op) and chance.random() < again]
+    return recompute(graph, found, names, where) if names else found
+
+
+def _random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
     chance = random.Random(seed)
     sizes = where.mesh.sizes
     specs: dict[str, ShardingSpec] = {}

@@ -38,7 +38,8 @@ def draw(seed: int) -> Schedule:
         load_hardware("cpu-cluster"), devices_per_node=chance.choice((1, 2, 4, 8)), overlap_slowdown=chance.choice((0.0, 0.3, 0.9))
     )  # fmt: skip
     where = Machine(Mesh.parse(chance.choice(MESHES)), hardware, chance.choice(("roofline", "roofline", "communication")))
-    return random_schedule(random_graph(seed, chance.randint(1, 8)), where, seed, chance.choice(LIMITS))
+    graph = random_graph(seed, chance.randint(1, 8))
+    return random_schedule(graph, where, seed, chance.choice(LIMITS), again=chance.choice((0.0, 0.3, 1.0)))
 
 
 @settings(max_examples=40)
@@ -298,7 +299,7 @@ REFUSED: list[tuple[Callable[[Any], None], str]] = [
     (part_of_another_reshard, "step 0 of the reshard nothing is no collective of this plan"),
     (part_of_another_step, "step 1 of the reshard w0@whole is no collective"),
     (another_kind, "all_reduce over dp in the plan; w0@whole needs all_gather over dp"),
-    (another_collective_phase, "the reshard w0@whole is of 'forward'"),
+    (another_collective_phase, "its reshards are of forward"),
     (collective_gone, "missing: step 0 of the reshard w0@whole, all_gather over dp"),
     (collective_twice, "a second collective with the id w0@whole+1"),
 ]

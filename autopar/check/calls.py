@@ -89,8 +89,9 @@ def _same_call(walk: Walk, where: str, call: Call) -> Iterator[Difference]:
             yield Difference(where, f"{row.kind} over {','.join(row.axes)} in the plan; {leg.row.value} needs {_step(walk, step)}")
         elif (step.axes, step.reduction, leg.dtype) != (first.axes, first.reduction, call.legs[0].dtype):
             yield Difference(where, f"{leg.row.value}, {leg.dtype} {step.reduction}".rstrip() + ", cannot share a call with the others")
-        if leg.row.phase != row.phase:
-            yield Difference(f"{where}.phase", f"{row.phase!r} in the plan, the reshard {leg.row.value} is of {leg.row.phase!r}")
+    phases = {leg.row.phase for leg in call.legs}
+    if phases != {row.phase} and not (row.phase == "backward" and phases == {"backward", "recompute"}):
+        yield Difference(f"{where}.phase", f"{row.phase!r} in the plan, its reshards are of {', '.join(sorted(phases))}")
     if len(call.legs) > 1 and row.kind not in IN_BUCKETS:
         yield Difference(where, f"{row.kind} cannot be a bucket")
     limit, size = walk.plan.limits.bucket_bytes, sum(max(leg.given, leg.taken) for leg in call.legs)
@@ -121,7 +122,8 @@ def _same_inner(walk: Walk, where: str, row: CollectivePlan, inner: InnerCollect
     axes = tuple(map(machine.mesh.whole, inner.axes))
     for key, given, right in (
         ("kind", row.kind, inner.kind), ("axes", row.axes, tuple(map(machine.mesh.sub_axis_name, axes))),
-        ("phase", row.phase, op.phase), ("tensor", row.tensor, op.inputs[0]), ("from", row.from_spec, str(strategy.inputs[0])),
+        ("phase", row.phase, walk.rows[op.name].phase), ("tensor", row.tensor, op.inputs[0]),
+        ("from", row.from_spec, str(strategy.inputs[0])),
         ("to", row.to_spec, str(strategy.outputs[0])),
     ):  # fmt: skip
         if given != right:

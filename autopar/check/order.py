@@ -12,7 +12,7 @@ from functools import cached_property
 
 from autopar.check.differences import Difference
 from autopar.check.legs import Call, Leg
-from autopar.check.walk import Walk
+from autopar.check.walk import Walk, is_forward
 from autopar.plan import InstructionPlan
 
 
@@ -98,7 +98,7 @@ class Order:
                     continue
                 yield from self._once(place, self.runs)
                 reads = tuple(entry.value or entry.tensor for entry in op.inputs)
-                yield from self._is(place, row, reads, tuple(entry.tensor for entry in op.outputs), op.phase, "operator")
+                yield from self._is(place, row, reads, tuple(entry.value or entry.tensor for entry in op.outputs), op.phase, "operator")
             elif row.kind == "slice":
                 leg = cuts.pop((row.of, row.writes[0] if row.writes else ""), None)
                 if leg is None:
@@ -227,20 +227,20 @@ class Order:
 
     def _reach(self) -> Mapping[str, tuple[bool, bool]]:
         """For each call: whether an operator of its phase feeds it, and whether one needs it, through other moves of the phase or not."""
-        made_by: dict[str, tuple[str, str]] = {}
-        readers: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
-        moves: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-            name: (call.row.phase, tuple(leg.source for leg in call.legs), tuple(leg.target for leg in call.legs))
+        made_by: dict[str, tuple[bool, str]] = {}
+        readers: dict[tuple[bool, str], list[tuple[str, tuple[str, ...]]]] = {}
+        moves: dict[str, tuple[bool, tuple[str, ...], tuple[str, ...]]] = {
+            name: (is_forward(call.row.phase), tuple(leg.source for leg in call.legs), tuple(leg.target for leg in call.legs))
             for name, call in self.calls.items()
         }
         cuts: list[Leg] = [leg for made in self.walk.legs.values() for leg in made if not leg.is_collective]
-        moves |= {f"{leg.target} of {leg.row.value}": (leg.row.phase, (leg.source,), (leg.target,)) for leg in cuts}
+        moves |= {f"{leg.target} of {leg.row.value}": (is_forward(leg.row.phase), (leg.source,), (leg.target,)) for leg in cuts}
         for name, (phase, sources, targets) in moves.items():
             made_by.update((value, (phase, name)) for value in targets)
             for value in sources:
                 readers.setdefault((phase, value), []).append((name, targets))
-        operators = {entry.tensor: row.phase for row in self.walk.plan.ops for entry in row.outputs}
-        wanted = {(row.phase, entry.value or entry.tensor) for row in self.walk.plan.ops for entry in row.inputs}
+        operators = {entry.value or entry.tensor: is_forward(row.phase) for row in self.walk.plan.ops for entry in row.outputs}
+        wanted = {(is_forward(row.phase), entry.value or entry.tensor) for row in self.walk.plan.ops for entry in row.inputs}
         fed: dict[str, bool] = {}
         read: dict[str, bool] = {}
 
@@ -248,7 +248,7 @@ class Order:
             if name not in fed:
                 fed[name] = False
                 phase, sources, _ = moves[name]
-                makers = [made_by.get(value, ("", "")) for value in sources]
+                makers = [made_by.get(value, (not phase, "")) for value in sources]
                 fed[name] = any(operators.get(value) == phase for value in sources) or any(
                     maker_phase == phase and is_fed(maker) for maker_phase, maker in makers
                 )

@@ -1,6 +1,7 @@
 """One pass over what a plan decides: what enters, what every operator and reshard makes, in which specs, by which strategies.
 
-Operators are followed in the order of the file, reshards where they are first read: what holds here holds in whatever order things run.
+Operators are followed in the order of the file, those of forward first, then second runs, then backward, and reshards where they are
+first read: what holds here holds in whatever order things run.
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Leg, legs
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
-from autopar.plan import OpPlan, Plan, ReshardPlan, TensorSpec
+from autopar.plan import OpPlan, Plan, ReshardPlan, TensorSpec, ValueSpec
 from autopar.reshard import find_reshard
-from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies
+from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
 
 OUTPUT = "output:"
 """Prefix of the reader of something that leaves: ``output:0`` is the first."""
+AGAIN = "@again"
+"""Suffix of an operator's second run and of what it makes."""
+TURN = ("forward", "recompute", "backward")
+"""The phases in an order in which everything finds what it reads."""
+
+
+def is_forward(phase: str) -> bool:
+    """Whether what is of this phase stands in the forward half of the step; the rest shares the other half."""
+    return phase == "forward"
 
 
 @dataclass
@@ -31,7 +41,8 @@ class Walk:
         tensors: every tensor as its producer writes it.
         specs: spec of every value but those between the steps of a reshard.
         tensor_of: the tensor behind each value.
-        ops: the operators, in the order of the file.
+        ops: the operators, second runs among them.
+        rows: the row of each, by name.
         strategies: of each operator, by name.
         seconds: of each operator without the collectives inside it, by name.
         legs: the steps of each reshard, by its value.
@@ -44,6 +55,7 @@ class Walk:
     specs: dict[str, ShardingSpec] = field(default_factory=dict)
     tensor_of: dict[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
+    rows: dict[str, OpPlan] = field(default_factory=dict)
     strategies: dict[str, Strategy] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     legs: dict[str, tuple[Leg, ...]] = field(default_factory=dict)
@@ -58,8 +70,8 @@ class Walk:
                 self.broken = True
                 yield Difference(f"reshards.{reshard.value}", "a value of this name already exists")
             self._waiting[reshard.value] = reshard
-        for op in self.plan.ops:
-            yield from self._op(op)
+        for row in sorted(self.plan.ops, key=lambda row: TURN.index(row.phase)):
+            yield from self._op(row)
         yield from self._leaving()
         for value in tuple(self._waiting):
             yield from self._make(value)
@@ -110,14 +122,24 @@ class Walk:
         for position, entry in enumerate(row.inputs):
             yield from self._read(f"{where}.inputs[{position}]", entry, entry.value or entry.tensor)
         for output in row.outputs:
-            if output.tensor in self.specs:
+            value = output.value or output.tensor
+            if value in self.specs:
                 self.broken = True
-                yield Difference(where, f"makes {output.tensor}, which already exists")
-            yield from self._define(f"{where}.outputs", output)
+                yield Difference(where, f"makes {value}, which already exists")
+            if row.phase == "recompute":
+                self.specs[value], self.tensor_of[value] = ShardingSpec.parse(output.spec), output.tensor
+            elif output.value is not None:
+                self.broken = True
+                yield Difference(where, f"makes {output.tensor} under the name {value}")
+            else:
+                yield from self._define(f"{where}.outputs", output)
+        if row.phase == "recompute":
+            yield from self._again(where, row)
         if self.broken:
             return
         op = _as_op(row)
         self.ops.append(op)
+        self.rows[op.name] = row
         try:
             strategy = self._strategy(where, row, op)
         except (AutoparError, LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -132,6 +154,29 @@ class Walk:
         self.seconds[op.name] = self._operator_seconds(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
         yield from count(f"{where}.times", row.times, 1)
+
+    def _again(self, where: str, row: OpPlan) -> Iterator[Difference]:
+        """A second run is that of an operator of forward, which may run twice, and the same but for the values it reads and makes."""
+        first = self.rows.get(row.name.removesuffix(AGAIN))
+        if first is None or not row.name.endswith(AGAIN) or first.phase != "forward":
+            self.broken = True
+            yield Difference(where, "is of phase recompute, and no operator of forward runs a second time under this name")
+            return
+        for key in ("op", "attributes", "factors", "stage"):
+            if getattr(row, key) != getattr(first, key):
+                self.broken = True
+                yield Difference(f"{where}.{key}", f"{getattr(row, key)!r}, the first run has {getattr(first, key)!r}")
+        for side in ("inputs", "outputs"):
+            if list(map(_place, getattr(row, side))) != list(map(_place, getattr(first, side))):
+                self.broken = True
+                yield Difference(f"{where}.{side}", "their tensors and specs are not those of the first run")
+        for entry in row.outputs:
+            if entry.value != entry.tensor + AGAIN:
+                self.broken = True
+                yield Difference(f"{where}.outputs", f"makes {entry.tensor} as {entry.value!r}, not as {entry.tensor + AGAIN!r}")
+        reason = why_once(_as_op(row))
+        if reason:
+            yield Difference(where, f"{row.op} may not run a second time: {reason}")
 
     def _read(self, where: str, entry: TensorSpec, value: str) -> Iterator[Difference]:
         """What is read exists, is this tensor, and has this spec."""
@@ -228,11 +273,14 @@ class Walk:
         self.legs[row.value] = tuple(legs(row, local, found.steps, itemsize, tensor.dtype))
 
     def _first_readers(self) -> Iterator[Difference]:
-        """``before`` of each reshard is an operator or output, and no operator that reads the value was captured before it."""
-        place = {row.name: float(index) for index, row in enumerate(sorted(self.plan.ops, key=lambda row: row.phase != "forward"))}
-        maker = {entry.tensor: place[row.name] for row in self.plan.ops for entry in row.outputs}
+        """``before`` of each reshard is an operator or output of its phase, and no operator that reads the value was captured before
+        it; where a second run stands is the schedule's to say."""
+        again = {row.name for row in self.plan.recomputed}
+        captured = sorted(self.plan.captured, key=lambda row: row.phase != "forward")
+        place = {row.name: float(index) for index, row in enumerate(captured)}
+        maker = {entry.tensor: place[row.name] for row in captured for entry in row.outputs}
         place |= {f"{OUTPUT}{index}": maker.get(row.tensor, -1.0) + 0.5 for index, (_, _, row) in enumerate(self.plan.leaving)}
-        readers = [(row.name, entry.value) for row in self.plan.ops for entry in row.inputs]
+        readers = [(row.name, entry.value) for row in captured for entry in row.inputs]
         first: dict[str, str] = {}
         for reader, value in sorted(readers, key=lambda item: place[item[0]]):
             while value in self.legs:
@@ -241,7 +289,10 @@ class Walk:
                 first[value] = reader
                 value = self.legs[value][0].row.source
         for row in self.plan.reshards:
-            if row.before not in place:
+            if row.before in again or row.phase == "recompute":
+                if row.before not in again or row.phase != "recompute":
+                    yield Difference(f"reshards.{row.value}", f"it is of phase {row.phase}, made before {row.before}")
+            elif row.before not in place:
                 yield Difference(f"reshards.{row.value}", f"it is made before {row.before!r}, which the plan does not have")
             elif row.value in first and place[first[row.value]] < place[row.before]:
                 yield Difference(f"reshards.{row.value}", f"it is made before {row.before}, {first[row.value]} reads it earlier")
@@ -267,7 +318,7 @@ class Walk:
         inputs = tuple(GraphInput(spec.tensor, kind, name) for kind, name, spec in self.plan.entering)
         outputs = tuple(GraphOutput(spec.tensor, kind, name) for kind, name, spec in self.plan.leaving)
         order = {row.name: number for number, row in enumerate(self.plan.ops)}
-        ops = tuple(sorted(self.ops, key=lambda op: order[op.name]))
+        ops = tuple(sorted((op for op in self.ops if self.rows[op.name].phase != "recompute"), key=lambda op: order[op.name]))
         found = Graph(self.plan.model.mode, self.tensors, inputs, ops, outputs).sha256
         if found != self.plan.model.graph_sha256:
             yield Difference("ops", f"their hash is {found[:12]}..., the plan was made for {self.plan.model.graph_sha256[:12]}...")
@@ -282,6 +333,10 @@ def _as_op(row: OpPlan) -> Op:
         from_json(attributes["args"]), tuple((key, from_json(value)) for key, value in attributes["kwargs"].items()), row.module,
         "backward" if row.phase == "backward" else "forward",
     )  # fmt: skip
+
+
+def _place(entry: ValueSpec) -> object:
+    return entry.tensor, entry.shape, entry.dtype, entry.spec
 
 
 def _key(inputs: Iterable[ShardingSpec], outputs: Iterable[ShardingSpec], factors: Iterable[tuple[str, tuple[int, ...]]]) -> object:

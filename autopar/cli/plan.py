@@ -24,6 +24,7 @@ def plan(
     optimizer: Annotated[str, typer.Option(help=OPTIMIZER_HELP)] = "adamw",
     compute_dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")] = None,
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
+    recompute: Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")] = "auto",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
@@ -39,7 +40,8 @@ def plan(
         check_writable(output)
     found = plan_target(
         target, mesh=mesh, devices=devices, hardware=hardware, mode=read_mode(mode), memory=memory, optimizer=optimizer,
-        compute_dtype=compute_dtype, cost_model=cost_model, constraints=open_pins(pin or []), time_limit=time_limit, seed=seed,
+        compute_dtype=compute_dtype, cost_model=cost_model, recompute=recompute, constraints=open_pins(pin or []), time_limit=time_limit,
+        seed=seed,
     )  # fmt: skip
     if output is not None:
         write_text(output, found.to_json())

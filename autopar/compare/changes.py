@@ -23,6 +23,7 @@ def changes(first: Plan, second: Plan) -> Iterator[str]:
     for kind in ("inputs", "parameters", "buffers", "constants", "outputs"):
         yield from _specs(kind.removesuffix("s"), getattr(first, kind), getattr(second, kind))
     yield from _operators(first, second)
+    yield from _recomputed(first, second)
     yield from _collectives(first, second)
     yield from _schedules(first, second)
 
@@ -53,13 +54,21 @@ def _specs(kind: str, old: Mapping[str, TensorSpec], new: Mapping[str, TensorSpe
 
 
 def _operators(first: Plan, second: Plan) -> Iterator[str]:
-    old, new = ({row.name: row for row in plan.ops} for plan in (first, second))
+    old, new = ({row.name: row for row in plan.captured} for plan in (first, second))
     changed = [(old[name], new[name]) for name in old if name in new and _strategy(old[name]) != _strategy(new[name])]
     for before, after in changed:
         yield f"operator {where(before)}: {_strategy(before)} -> {_strategy(after)}"
     for names, word in (([n for n in old if n not in new], "first"), ([n for n in new if n not in old], "second")):
         if names:
             yield f"{len(names)} operators only in the {word}, e.g. {names[0]}"
+
+
+def _recomputed(first: Plan, second: Plan) -> Iterator[str]:
+    """Which operators run again in backward in one of the two alone."""
+    old, new = ({row.name for row in plan.recomputed} for plan in (first, second))
+    for only, word in ((old - new, "first"), (new - old, "second")):
+        if only:
+            yield f"{count(len(only), 'operator')} made again in backward only in the {word}, e.g. {min(only)}"
 
 
 def _collectives(first: Plan, second: Plan) -> Iterator[str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 
 from autopar.compare.moments import Flight, Moments
 from autopar.compare.words import call, spec_text, where
 from autopar.errors import UsageError
-from autopar.plan import CollectivePlan, EnteringSpec, OpPlan, OutputSpec, ParameterSpec, Plan, TensorSpec
+from autopar.graph import DTYPE_BYTES, Op
+from autopar.plan import CollectivePlan, EnteringSpec, OpPlan, OutputSpec, ParameterSpec, Plan, TensorSpec, ValueSpec
+from autopar.rules import why_once
+from autopar.sharding import ShardingSpec
 
 ROUNDING = 1e-9
 """Share of a call up to which standing still is rounding."""
@@ -20,7 +24,8 @@ class Story:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.ops = {row.name: row for row in plan.ops}
-        self.producer = {entry.tensor: row for row in plan.ops for entry in row.outputs}
+        self.producer = {entry.value or entry.tensor: row for row in plan.ops for entry in row.outputs}
+        self.again = {entry.tensor: row for row in plan.recomputed for entry in row.outputs}
         self.entering = {spec.tensor: (kind, public, spec) for kind, public, spec in plan.entering}
         self.reshards = {row.value: row for row in plan.reshards}
         self.moves: dict[str, list[CollectivePlan]] = {}
@@ -55,7 +60,7 @@ class Story:
         if name in self.ops:
             yield from self._op(self.ops[name])
         elif name in self.producer:
-            row = next(entry for entry in self.producer[name].outputs if entry.tensor == name)
+            row = next(entry for entry in self.producer[name].outputs if name in (entry.value, entry.tensor))
             yield from self._value(f"tensor {name}", row)
         elif name in self.reshards:
             yield from self._reshard(name, "")
@@ -84,6 +89,7 @@ class Story:
             yield f"  made by {where(op)} as {spec_text(next(entry.spec for entry in op.outputs if entry.tensor == row.tensor))}"
         elif row.tensor in self.entering:
             yield "  comes from outside; placing it so at the start is free"
+        yield from self._keeping(row.tensor, "  ")
         yield from self._readers(row.tensor)
         for gradient in self.plan.gradients:
             if gradient.name == public:
@@ -93,10 +99,34 @@ class Story:
                 if gradient.value is not None:
                     yield from self._reshard(gradient.value, "    ")
 
+    def _keeping(self, tensor: str, indent: str) -> Iterator[str]:
+        """Which layouts of what forward makes are there for backward: kept, or made again, and why."""
+        later = [row for row in self.plan.ops if row.phase != "forward"]
+        read = {entry.value or tensor: entry.spec for row in later for entry in row.inputs if entry.tensor == tensor}
+        moved = [row for row in self.plan.reshards if row.phase != "forward" and row.tensor == tensor]
+        read |= {row.source: row.from_spec for row in moved}
+        first = self.producer.get(tensor)
+        again = self.again.get(tensor)
+        if again is not None:
+            yield f"{indent}made again in backward by {again.name}, {again.seconds:.3g} s"
+        for value, spec in read.items():
+            reshard = self.reshards.get(value)
+            own = value == tensor and first is not None and first.phase == "forward"
+            if own or (reshard is not None and reshard.phase == "forward"):
+                reason = why_once(Op(first.name, first.op, (), ())) if first is not None else ""
+                why = f", since {first.op} may not run a second time: {reason}" if first is not None and reason else ""
+                yield f"{indent}kept for backward as {spec_text(spec)}, {self._held(tensor, spec)} bytes on each rank{why}"
+
+    def _held(self, tensor: str, spec: str) -> int:
+        """Bytes of a rank's part."""
+        rows = [self.entering[tensor][2]] if tensor in self.entering else self.producer[tensor].outputs
+        row = next(entry for entry in rows if entry.tensor == tensor)
+        return math.prod(ShardingSpec.parse(spec).local_shape(row.shape, self.plan.sizes)) * DTYPE_BYTES[row.dtype]
+
     def _readers(self, tensor: str) -> Iterator[str]:
         found = [(op, entry) for op in self.plan.ops for entry in op.inputs if entry.tensor == tensor]
         for op, entry in found:
-            how = f" after {self._cost(entry.value)}" if entry.value else " as it is"
+            how = f" {self._how(entry)}"
             yield f"  read by {where(op)} as {spec_text(entry.spec)}{how}"
             yield from self._flights(entry.value, "    ")
         if not found:
@@ -115,14 +145,16 @@ class Story:
                 if entry.tensor in self.entering
                 else "unknown"
             )
-            how = f"after {self._cost(entry.value)}" if entry.value else "as it is"
+            how = self._how(entry)
             yield f"  reads {entry.tensor} {entry.dtype}{list(entry.shape)} as {spec_text(entry.spec)} {how} ({origin})"
             yield from self._flights(entry.value, "    ")
         for inner in self.inside.get(row.name, ()):
             yield f"  inside it: {call(inner)}"
         for output in row.outputs:
             yield f"  makes {output.tensor} {output.dtype}{list(output.shape)} as {spec_text(output.spec)} {self._axes(output.spec)}"
-            yield from (f"  {line}" for line in self._readers(output.tensor))
+            if row.phase != "recompute":
+                yield from self._keeping(output.tensor, "    ")
+                yield from (f"  {line}" for line in self._readers(output.tensor))
 
     def _reshard(self, value: str, indent: str) -> Iterator[str]:
         row = self.reshards[value]
@@ -153,6 +185,12 @@ class Story:
                 f"{indent}{row.kind} {row.id} starts {after} (instruction {flight.start.id}), is waited for {before} "
                 f"(instruction {flight.wait.id}): {_hidden(flight)}"
             )
+
+    def _how(self, entry: ValueSpec) -> str:
+        """How an operator comes by what it reads."""
+        if entry.value is None:
+            return "as it is"
+        return f"after {self._cost(entry.value)}" if entry.value in self.reshards else "as made again"
 
     def _cost(self, value: str) -> str:
         moves = self.moves.get(value, ())

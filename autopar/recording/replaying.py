@@ -15,7 +15,7 @@ from autopar.errors import FileError, MismatchError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
 from autopar.plan import OpPlan, ParameterSpec, Plan
 from autopar.rules import find_rule, strategies
-from autopar.schedule import OUTPUT, Assignment, Collective, Instruction, Layout, Limits, Schedule
+from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction, Layout, Limits, Schedule
 from autopar.schedule.instructions import Cut, Operation, Part, Value
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import steps_of
@@ -58,7 +58,7 @@ def machine_of(plan: Plan) -> Machine:
 def graph_of(plan: Plan) -> Graph:
     """The graph that the plan was made for, as far as the plan holds it: all but the groups of equal layers."""
     tensors = {spec.tensor: Tensor(spec.tensor, spec.shape, spec.dtype) for _, _, spec in plan.entering}
-    tensors |= {row.tensor: Tensor(row.tensor, row.shape, row.dtype) for op in plan.ops for row in op.outputs}
+    tensors |= {row.tensor: Tensor(row.tensor, row.shape, row.dtype) for op in plan.captured for row in op.outputs}
     inputs = tuple(
         GraphInput(
             spec.tensor, kind, name, (spec.aliases or ()) if isinstance(spec, ParameterSpec) else (),
@@ -70,9 +70,9 @@ def graph_of(plan: Plan) -> Graph:
         Op(
             row.name, row.op, tuple(entry.tensor for entry in row.inputs), tuple(entry.tensor for entry in row.outputs),
             from_json(row.attributes["args"]), tuple((key, from_json(value)) for key, value in row.attributes["kwargs"].items()),
-            row.module, _phase(row.phase), row.location or "",
+            row.module, "forward" if row.phase == "forward" else "backward", row.location or "",
         )
-        for row in plan.ops
+        for row in plan.captured
     )  # fmt: skip
     outputs = tuple(GraphOutput(row.tensor, kind, name) for kind, name, row in plan.leaving)
     return Graph(plan.model.mode, tensors, inputs, ops, outputs, arguments=plan.model.arguments)
@@ -80,10 +80,11 @@ def graph_of(plan: Plan) -> Graph:
 
 def assignment_of(plan: Plan, graph: Graph) -> Assignment:
     """What a plan decides, without its schedule. Raises MismatchError: a strategy that the rules do not have."""
-    reads = {(row.name, position): entry.value for row in plan.ops for position, entry in enumerate(row.inputs) if entry.value is not None}
+    reads = {(row.name, position): entry.value or entry.tensor for row in plan.ops for position, entry in enumerate(row.inputs)}
     reads |= {(f"{OUTPUT}{row.index}", 0): row.value for _, _, row in plan.leaving if row.value is not None}
     specs = {spec.tensor: ShardingSpec.parse(spec.spec) for _, _, spec in plan.entering}
-    return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads)
+    again = frozenset(row.name.removesuffix(AGAIN) for row in plan.recomputed)
+    return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads, again)
 
 
 def first_difference(plan: Plan, graph: Graph) -> str:
@@ -97,14 +98,14 @@ def first_difference(plan: Plan, graph: Graph) -> str:
             return f"{old[0]} {old[1]} was {old[3]}{list(old[2])}, here {new[0]} {new[1]} is {new[3]}{list(new[2])}"
     if len(planned) != len(given):
         return f"it has {len(planned)} inputs, parameters and buffers, here there are {len(given)}"
-    for row, op in zip(plan.ops, graph.ops, strict=False):
+    for row, op in zip(plan.captured, graph.ops, strict=False):
         before = (row.op, tuple(entry.shape for entry in row.inputs), plain(row.attributes))
         after = (op.target, tuple(graph.tensors[name].shape for name in op.inputs), plain(attributes(op)))
         if before != after:
             shapes = [" x ".join(str(list(shape)) for shape in shapes) for shapes in (before[1], after[1])]
             return f"operator {row.name} was {row.op} of {shapes[0]}, here {op.name} is {op.target} of {shapes[1]} with {after[2]['args']}"
-    if len(plan.ops) != len(graph.ops):
-        return f"it has {len(plan.ops)} operators, here there are {len(graph.ops)}"
+    if len(plan.captured) != len(graph.ops):
+        return f"it has {len(plan.captured)} operators, here there are {len(graph.ops)}"
     return "the same operators are wired differently"
 
 
@@ -157,13 +158,18 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
     for op in graph.ops:
         for tensor, spec in zip(op.outputs, chosen[op.name].outputs, strict=True):
             add(tensor, tensor, spec)
+    operations = {op.name: Operation(op, chosen[op.name]) for op in graph.ops}
+    for again in plan.recomputed:
+        operations[again.name] = operations[again.name.removesuffix(AGAIN)]
+        for entry in again.outputs:
+            add(entry.value or entry.tensor, entry.tensor, ShardingSpec.parse(entry.spec))
     for layout in layouts.values():
         make(layout)
     return Schedule(
         graph,
         machine,
         tuple(Instruction(**vars(row)) for row in plan.schedule),
-        {op.name: Operation(op, chosen[op.name]) for op in graph.ops},
+        operations,
         {row.id: Collective(row.id, tuple(parts[part.value, part.step] for part in row.members)) for row in plan.collectives if row.id},
         cuts,
         values,
@@ -175,7 +181,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
 
 def _layouts(plan: Plan) -> dict[str, Layout]:
     return {
-        row.value: Layout(row.value, row.tensor, row.source, ShardingSpec.parse(row.to_spec), _phase(row.phase), row.before)
+        row.value: Layout(row.value, row.tensor, row.source, ShardingSpec.parse(row.to_spec), row.phase, row.before)
         for row in plan.reshards
     }
 
@@ -187,7 +193,7 @@ Offered = dict[Any, dict[Any, Strategy]]
 def _strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:
     axes = {name: index for index, name in enumerate(plan.mesh)}
     offered: Offered = {}
-    return {row.name: _strategy(row, graph, plan, axes, offered) for row in plan.ops}
+    return {row.name: _strategy(row, graph, plan, axes, offered) for row in plan.captured}
 
 
 def _strategy(row: OpPlan, graph: Graph, plan: Plan, axes: Mapping[str, int], offered: Offered) -> Strategy:
@@ -206,7 +212,3 @@ def _strategy(row: OpPlan, graph: Graph, plan: Plan, axes: Mapping[str, int], of
         specs = f"{', '.join(map(str, inputs))} -> {', '.join(map(str, outputs))}"
         raise MismatchError(f"operator {row.name} ({row.op}) has no strategy {specs}", "undo the edit, or plan again")
     return strategy
-
-
-def _phase(name: str) -> Any:
-    return "backward" if name == "recompute" else name

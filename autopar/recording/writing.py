@@ -24,14 +24,13 @@ from autopar.plan import (
     PartPlan,
     Plan,
     Predicted,
-    ReadSpec,
     ReshardPlan,
-    TensorSpec,
+    ValueSpec,
 )
 from autopar.pricing import whole_axes
 from autopar.recording.replaying import attributes, plain, split
-from autopar.schedule import Collective, Layout, Memory, Schedule, step_seconds
-from autopar.schedule.instructions import Operation, Part
+from autopar.schedule import AGAIN, Collective, Instruction, Layout, Memory, Schedule, step_seconds
+from autopar.schedule.instructions import Part
 
 if TYPE_CHECKING:
     from autopar.search import Found
@@ -180,26 +179,30 @@ def _other(value: str, tensor: str) -> str | None:
 
 
 def _ops(schedule: Schedule) -> Iterator[OpPlan]:
+    """The operators as captured, then the second runs as captured."""
     runs = {item.of: item for item in schedule.instructions if item.kind == "run"}
     axes = schedule.machine.mesh.names
-    for op in schedule.graph.ops:
-        run, strategy = runs[op.name], schedule.operations[op.name].strategy
+    names = [op.name for op in schedule.graph.ops]
+    for name in (*names, *(name + AGAIN for name in names if name + AGAIN in runs)):
+        run, op, strategy = runs[name], schedule.operations[name].op, schedule.operations[name].strategy
         factors = {name: tuple(axes[axis] for axis in chosen) for name, chosen in split(strategy).items()}
         yield OpPlan(
-            name=op.name,
+            name=name,
             op=op.target,
             module=op.module,
             location=op.location or None,
-            phase=op.phase,
+            phase=run.phase,
             attributes=plain(attributes(op)),
             factors=factors or None,
-            inputs=tuple(
-                ReadSpec(**_tensor(schedule, name, value), value=_other(value, name))
-                for name, value in zip(op.inputs, run.reads, strict=True)
-            ),
-            outputs=tuple(TensorSpec(**_tensor(schedule, name)) for name in op.outputs),
-            seconds=schedule.operator_seconds(op.name),
+            inputs=tuple(_values(schedule, op.inputs, run.reads)),
+            outputs=tuple(_values(schedule, op.outputs, run.writes)),
+            seconds=schedule.operator_seconds(name),
         )
+
+
+def _values(schedule: Schedule, tensors: tuple[str, ...], values: tuple[str, ...]) -> Iterator[ValueSpec]:
+    for tensor, value in zip(tensors, values, strict=True):
+        yield ValueSpec(**_tensor(schedule, tensor, value), value=_other(value, tensor))
 
 
 def _reshards(schedule: Schedule) -> Iterator[ReshardPlan]:
@@ -229,7 +232,7 @@ def _collectives(schedule: Schedule) -> Iterator[CollectivePlan]:
         if item.kind == "start":
             yield _call(schedule, schedule.collectives[item.of], seconds[item.of])
         elif item.kind == "run":
-            yield from _inside(schedule, schedule.operations[item.of])
+            yield from _inside(schedule, item)
 
 
 def _call(schedule: Schedule, call: Collective, seconds: float) -> CollectivePlan:
@@ -265,19 +268,20 @@ def _part(part: Part) -> PartPlan:
     )
 
 
-def _inside(schedule: Schedule, operation: Operation) -> Iterator[CollectivePlan]:
+def _inside(schedule: Schedule, run: Instruction) -> Iterator[CollectivePlan]:
     """The collectives inside an operator."""
-    op, strategy, machine = operation.op, operation.strategy, schedule.machine
+    operation, machine = schedule.operations[run.of], schedule.machine
+    op, strategy = operation.op, operation.strategy
     for inner in strategy.inner:
         axes = whole_axes(inner.axes, machine)
         yield CollectivePlan(
             kind=inner.kind,  # type: ignore[arg-type]
             axes=tuple(map(machine.mesh.sub_axis_name, axes)),
-            phase=op.phase,
+            phase=run.phase,
             tensor=op.inputs[0],
             from_spec=str(strategy.inputs[0]),
             to_spec=str(strategy.outputs[0]),
-            before=op.name,
+            before=run.of,
             bytes=inner.bytes,
             received_bytes_per_rank=int(machine.received_bytes(inner.kind, inner.bytes, machine.group(axes).size)),
             seconds=machine.collective_seconds(inner.kind, inner.bytes, axes),

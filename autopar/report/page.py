@@ -14,7 +14,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem
 table { border-collapse: collapse; margin: 0 0 2rem } th, td { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
 th { border-bottom: 1px solid #888; font-weight: 600 } td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums }
 svg { width: 100%; height: auto; background: #f4f4f4; margin-bottom: .3rem } .note { color: #555; margin-bottom: 2rem }
-.forward { fill: #3b6fb6 } .backward { fill: #7a4fa3 } .moving { fill: #c9702b } .stalled { fill: #c33 }
+.forward { fill: #3b6fb6 } .backward { fill: #7a4fa3 } .recompute { fill: #b58ad6 } .moving { fill: #c9702b } .stalled { fill: #c33 }
 svg text { font-size: 13px; fill: #555 }
 @media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #161616 } svg { background: #242424 } .note { color: #aaa } }
 """
@@ -53,8 +53,9 @@ def _drawing(plan: Plan) -> str:
     drawn = [text for bar in found for text in _bar(bar, rows[bar.stream], end)]
     return (
         f'<svg viewBox="0 0 {_LABELS + _WIDTH:.0f} {height:.0f}" role=img aria-label="timeline">{"".join(labels + drawn)}</svg>'
-        "<p class=note>One row a stream: the operators (blue forward, violet backward, red where they stand still for a collective), then "
-        f"the collectives on each link; {units.seconds(end)} in all, the optimizer's step left out. Point at a bar for its name.</p>"
+        "<p class=note>One row a stream: the operators (blue forward, violet backward, pale violet what backward makes again, red where "
+        f"they stand still for a collective), then the collectives on each link; {units.seconds(end)} in all, the optimizer's step left "
+        "out. Point at a bar for its name.</p>"
     )
 
 

@@ -59,6 +59,7 @@ def overview(plan: Plan) -> Table:
             f"{units.size(predicted.peak_memory_bytes_per_rank)} a rank at the peak, limit {units.size(plan.memory_limit_bytes_per_rank)}",
         ),
         ("", ", ".join(f"{name} {units.size(value)}" for name, value in parts)),
+        *([("recompute", _again(plan))] if plan.recomputed else []),
         ("received", f"{units.size(predicted.received_bytes_per_rank)} a rank and step"),
     ]
     if max(plan.sizes) > 1 and _is_whole(plan):
@@ -78,6 +79,15 @@ def _step(plan: Plan) -> str:
         f"communication {units.seconds(predicted.communication_seconds)}, {units.seconds(hidden)}{share} of it hidden, "
         f"optimizer {units.seconds(predicted.optimizer_seconds)}; in sequence {units.seconds(predicted.sequential_seconds)}"
     )
+
+
+def _again(plan: Plan) -> str:
+    """What backward makes again in place of keeping it."""
+    forward = [row for row in plan.captured if row.phase == "forward"]
+    calls = sum(row.seconds for row in plan.collectives if row.phase == "recompute")
+    more = f" and {units.seconds(calls)} of collectives" if calls else ""
+    seconds = sum(row.seconds for row in plan.recomputed)
+    return f"{len(plan.recomputed)} of {len(forward)} operators run again in backward: {units.seconds(seconds)} of compute{more}"
 
 
 def _schedule(plan: Plan) -> str:

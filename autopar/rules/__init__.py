@@ -12,7 +12,7 @@ binding, rule      a rule's text and an operator's shapes -> ShardingRule
 lookup             an operator -> its ShardingRule
 expansion          a ShardingRule on a mesh -> strategies
 local              what changes in arguments on a rank
-work               floating point operations
+work               floating point operations, and what may not run twice
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.rule import ShardingRule
-from autopar.rules.work import family, flops, is_alias
+from autopar.rules.work import family, flops, is_alias, why_once
 
 __all__ = [
     "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "strategies", "table",
+    "why_once",
 ]  # fmt: skip

@@ -57,6 +57,7 @@ class Row:
         local: what is written into arguments on a rank: (argument, formula), see ``autopar.rules.local``.
         alias: output 0 shares the storage of input 0.
         work: how many floating point operations: a name of ``autopar.rules.work``.
+        once: why it may not run a second time to make its results again; empty when it may.
     """
 
     family: str
@@ -68,6 +69,7 @@ class Row:
     local: tuple[tuple[str, str], ...] = ()
     alias: bool = False
     work: str = "elements"
+    once: str = ""
 
     @property
     def name(self) -> str:

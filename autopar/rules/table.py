@@ -31,6 +31,7 @@ _LINEAR = """
     hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
     softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward rrelu_with_noise_backward"""
 
+_UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is"}
 _SIZE: Any = {"local": (("size", "shape output 0"),)}
 _INPUT_SIZES: Any = {"local": (("input_sizes", "shape output 0"),)}
 _AT_DIM: Any = {"at": "dim"}
@@ -62,7 +63,7 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
     *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),
     *_rows("pointwise", "bucketize.Tensor", "..., _ -> ..."),
-    *_rows("factory", "empty_like", "... -> ..."),
+    *_rows("factory", "empty_like", "... -> ...", **_UNSET),
     Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.uniform(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.normal(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
@@ -269,9 +270,11 @@ GATHER: tuple[Row, ...] = (
 FACTORY: tuple[Row, ...] = (
     *_rows("factory", "zeros", "-> ... | linear {}", "size=", **_SIZE),
     *_rows("factory", "full", computed.full, "size=, fill_value=", **_SIZE),
-    *_rows("factory", "empty ones", "-> ...", "size=", **_SIZE),
+    *_rows("factory", "ones", "-> ...", "size=", **_SIZE),
+    *_rows("factory", "empty", "-> ...", "size=", **_SIZE, **_UNSET),
     *_rows("factory", "new_zeros", computed.new_zeros, "x, size=", **_SIZE),
-    *_rows("factory", "new_empty new_ones", computed.new, "x, size=", **_SIZE),
+    *_rows("factory", "new_ones", computed.new, "x, size=", **_SIZE),
+    *_rows("factory", "new_empty", computed.new, "x, size=", **_SIZE, **_UNSET),
     *_rows("factory", "new_full", computed.new_full, "x, size=, fill_value=", **_SIZE),
     *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor", "-> _..."),
 )

@@ -1,4 +1,4 @@
-"""How many floating point operations an operator takes, whole."""
+"""What running an operator means: how many floating point operations, whole, and whether it may be done twice."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def is_alias(op: Op) -> bool:
     """Whether output 0 shares the storage of input 0 (views)."""
     row = find_row(op.target)
     return row is not None and row.alias
+
+
+def why_once(op: Op) -> str:
+    """Why an operator may not run a second time to make its results again; empty when it may.
+
+    Of an operator without a row nobody knows what it does besides: it may write over what it reads, or draw random numbers.
+    """
+    row = find_row(op.target)
+    return "it has no rule: whether it always makes the same is not known" if row is None else row.once
 
 
 def _none(op: Op, tensors: Mapping[str, Tensor]) -> float:

@@ -105,15 +105,19 @@ class LockstepRanks:
     def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
         if exchange.kind == "permute":
             found = [buffers[source].clone() for source in exchange.sources]
+        elif exchange.kind == "all_reduce":
+            for members in dict.fromkeys(group_of(self.mesh, exchange.axes, rank) for rank in self.ranks):
+                first, *others = (buffers[member] for member in members)
+                for other in others:
+                    REDUCE[exchange.reduction](first, other, out=first)
+                for other in others:
+                    other.copy_(first)
+            found = list(buffers)
         else:
             found = []
             for rank in self.ranks:
                 members = group_of(self.mesh, exchange.axes, rank)
                 found.append(_SEMANTICS[exchange.kind]([buffers[member] for member in members], members.index(rank), exchange))
-            if exchange.kind == "all_reduce":
-                for buffer, reduced in zip(buffers, found, strict=True):
-                    buffer.copy_(reduced)
-                found = list(buffers)
         return lambda: found
 
     def streams(self, exchange: Exchange) -> bool:
@@ -135,7 +139,6 @@ def _own_part(buffer: Tensor, index: int, exchange: Exchange) -> Tensor:
 
 
 _SEMANTICS: dict[str, Callable[[Sequence[Tensor], int, Exchange], Tensor]] = {
-    "all_reduce": lambda members, index, exchange: _reduced(members, exchange),
     "reduce_scatter": lambda members, index, exchange: _reduced([_own_part(member, index, exchange) for member in members], exchange),
     "all_gather": lambda members, index, exchange: torch.cat(list(members)),
     "all_to_all": lambda members, index, exchange: torch.cat([_own_part(member, index, exchange) for member in members]),

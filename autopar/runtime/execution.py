@@ -52,7 +52,7 @@ class Executable:
         schedule = self.schedule
         made, needed = {item.tensor for item in schedule.graph.inputs}, set[str]()
         for item in schedule.instructions:
-            if item.phase == "forward":
+            if item.half == "forward":
                 made.update(item.writes)
             elif item.kind != "free":
                 needed.update(item.reads)
@@ -118,7 +118,7 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
         in_place: whether operators may write over what they read last (see ``fusion``).
     """
     binding = _Binding(schedule, backend, device, dropout, in_place)
-    actions = [(item.phase, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
+    actions = [(item.half, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
     forward, backward = (tuple(action for of, action in actions if of == phase and action is not None) for phase in ("forward", "backward"))
     return Executable(schedule, backend, forward, backward)
 
@@ -274,7 +274,7 @@ def _with_collectives(
         whole = tuple(mesh.whole(axis) for axis in axes)
         tensors = [request[1] for request in requests]
         if observed is not None:
-            observed.append(Observed(kind, whole, item.phase, tensors[0].nbytes, op.inputs[0], op.name))
+            observed.append(Observed(kind, whole, item.phase, tensors[0].nbytes, op.inputs[0], item.of))
         return reduce_now(backend, tensors, whole, reduction)
 
     def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
@@ -324,11 +324,11 @@ def _fusion(schedule: Schedule, in_place: bool) -> Fusion:
 def _line(schedule: Schedule, item: Instruction) -> Line:
     if item.kind == "run":
         operation = schedule.operations[item.of]
-        return Line(None if operation.strategy.inner else operation.op, item.reads, item.writes, item.phase)
+        return Line(None if operation.strategy.inner else operation.op, item.reads, item.writes, item.half)
     if item.kind == "wait":
         call = schedule.collectives[item.of]
-        return Line(None, () if call.packs else tuple(part.source for part in call.parts), item.writes, item.phase)
-    return Line(None, () if item.kind == "free" else item.reads, () if item.kind == "start" else item.writes, item.phase)
+        return Line(None, () if call.packs else tuple(part.source for part in call.parts), item.writes, item.half)
+    return Line(None, () if item.kind == "free" else item.reads, () if item.kind == "start" else item.writes, item.half)
 
 
 def _local(schedule: Schedule, value: str) -> Local:

@@ -34,12 +34,13 @@ class Line:
         op: None where it is no operator, or has collectives inside.
         reads: the values that must be whole when it runs: of a wait, those that its collective was sending; of a free, none.
         writes: the values that are there after it; of a start, none.
+        half: of the step, forward or backward.
     """
 
     op: Op | None
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    phase: str
+    half: str
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,13 @@ class _Lives:
 
     def may_take(self, value: str, index: int, since: int, result: str) -> bool:
         """Whether ``result``, made by ``index``, may take the memory of ``value``: a tensor of its own and as large, made by an
-        operator of the same phase (a backward pass may run twice on what forward left), that nobody else uses from ``since`` on."""
+        operator of the same half (a backward pass may run twice on what forward left), that nobody else uses from ``since`` on."""
         writer = self.writer.get(value)
         if not self.in_place or writer is None or self.root[value] != value or self.local(value) != self.local(result):
             return False
         made = self.items[writer]
         used = [use for use in self.uses[value] if use >= since]
-        return made.phase == self.items[index].phase and _makes_memory(made.op) and used == [index]
+        return made.half == self.items[index].half and _makes_memory(made.op) and used == [index]
 
 
 def _makes_memory(op: Op | None) -> bool:
@@ -137,13 +138,13 @@ def _makes_memory(op: Op | None) -> bool:
 
 
 def _find_pair(index: int, lives: _Lives) -> Pair | None:
-    """The pair whose contraction stands at ``index``: one reader, an addition in the same phase whose other tensor is there already."""
+    """The pair whose contraction stands at ``index``: one reader, an addition in the same half whose other tensor is there already."""
     item = lives.items[index]
     if item.op is None or item.op.target != CONTRACTION or item.writes[0] in lives.outputs:
         return None
     readers = lives.readers.get(item.writes[0], [])
     addition = lives.items[readers[0]] if len(readers) == 1 else item
-    if addition.op is None or addition.op.target != ADDITION or not _is_plain(addition.op) or addition.phase != item.phase:
+    if addition.op is None or addition.op.target != ADDITION or not _is_plain(addition.op) or addition.half != item.half:
         return None
     addend = 1 - addition.reads.index(item.writes[0])
     other, result = lives.local(addition.reads[addend]), lives.local(addition.writes[0])

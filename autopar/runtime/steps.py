@@ -224,7 +224,7 @@ class Call:
             elif name == self.loss:
                 scale = gradient
         early = scale is not None and isinstance(executable, Executable) and self.step.graph.loss_gradient is not None
-        with loss_gradient(scale if early else None):
+        with random_step(self.number), loss_gradient(scale if early else None):
             executable.backward([values], self.observed)
         wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
         found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)

@@ -2,25 +2,26 @@
 
 assignment     what a search decides
 instructions   Instruction, Collective, Schedule: the values
-ordering       order: the list in program order
+ordering       order: the list in program order, second runs in their place
 sharing        share: equal reshards once
 filling        fill: what little depends on waits for gaps
 windows        where collectives may stand
 bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
+room           how much may be in flight where memory is short
 freeing        free: when values go
 legality       what must hold after each pass
 simulation     how long it takes
 liveness       how much memory
 """
 
-from autopar.schedule.assignment import OUTPUT, Assignment, Layout
+from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout
 from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
 from autopar.schedule.liveness import Memory, memory
 from autopar.schedule.passes import make_schedule, ordered, run_passes
 from autopar.schedule.simulation import Slot, makespan, simulate, simulated, step_seconds
 
 __all__ = [
-    "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule", "makespan",
-    "memory", "ordered", "run_passes", "simulate", "simulated", "step_seconds",
+    "AGAIN", "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule",
+    "makespan", "memory", "ordered", "run_passes", "simulate", "simulated", "step_seconds",
 ]  # fmt: skip

@@ -45,7 +45,7 @@ def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Sc
         call, window = schedule.collectives[item.of], found[item.id]
         if call.kind not in JOINED:
             continue
-        key = (call.phase, call.kind, call.axes, call.reduction, call.dtype, window.ahead, window.behind)
+        key = (item.half, call.kind, call.axes, call.reduction, call.dtype, window.ahead, window.behind)
         current = open_.get(key)
         if current is None or not _fits(schedule, found, current, item, schedule.limits):
             current = open_[key] = []

@@ -42,8 +42,8 @@ class _Filling:
 
     def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], found: Mapping[int, Window], phase: Phase) -> None:
         self.schedule = schedule
-        self.fixed = [item for item in fixed if item.phase == phase]
-        soft = [item for item in moving(schedule) if item.phase == phase]
+        self.fixed = [item for item in fixed if item.half == phase]
+        soft = [item for item in moving(schedule) if item.half == phase]
         self.soft = [item for item in soft if not found[item.id].ahead]
         self.waiting: dict[str, list[Instruction]] = {}
         self.missing: dict[int, int] = {}

@@ -25,7 +25,7 @@ from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphOutput, Op, Phase
 from autopar.reshard import Step
 from autopar.rules import is_alias
-from autopar.schedule.assignment import Layout
+from autopar.schedule.assignment import Layout, Moment, half
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, SubAxis
 
@@ -42,20 +42,21 @@ class Instruction:
     Args:
         id: its name in the list; final schedules number from 0 in order.
         kind: see the table of this module.
-        phase: forward or backward; all of one phase comes before the other.
+        phase: forward, backward, or recompute for an operator's second run and what only that reads; all of forward comes first.
         reads: values that must be there; of a ``start`` they may also be in flight: it then begins when they arrive.
         writes: values that are there afterwards (of a ``start``: once it was waited for).
         stream: ``compute``, or the names of the links that are held, joined by ``+``; empty when it takes no time. A ``wait`` takes
             the time of all its call's copies, in and out, once the call has ended.
         seconds: how long it holds its stream.
         bytes: taken from the rank's memory by it; of a ``free``: given back.
-        of: the operator of a ``run``, the collective of a ``start`` or ``wait``, the reshard's value of a ``slice``.
+        of: the operator of a ``run`` (``NAME@again`` of its second), the collective of a ``start`` or ``wait``, the reshard's value of
+            a ``slice``.
         stage, microbatch: of a pipeline; one stage and one microbatch so far.
     """
 
     id: int
     kind: Kind
-    phase: Phase
+    phase: Moment
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     stream: str = ""
@@ -66,6 +67,11 @@ class Instruction:
     microbatch: int = 0
 
     @property
+    def half(self) -> Phase:
+        """Whether it stands in forward or in backward."""
+        return half(self.phase)
+
+    @property
     def streams(self) -> tuple[str, ...]:
         """The streams it holds."""
         return tuple(self.stream.split("+")) if self.stream else ()
@@ -73,7 +79,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operator under a strategy; its ``run`` says which values it reads and writes."""
+    """An operator under a strategy; its ``run`` says which values it reads and writes. A second run is the same operator."""
 
     op: Op
     strategy: Strategy
@@ -174,8 +180,10 @@ class Collective:
         return self.parts[0].step.reduction
 
     @property
-    def phase(self) -> Phase:
-        return self.parts[0].layout.phase
+    def phase(self) -> Moment:
+        """That of its parts; backward where they differ."""
+        first, *others = {part.layout.phase for part in self.parts}
+        return "backward" if others else first
 
     @property
     def dtype(self) -> str:
@@ -255,13 +263,16 @@ class Limits:
     Args:
         bucket_bytes: most bytes of a bucket, and so of what small collectives are joined to; a larger value is a call of its own.
         ahead_bytes: most bytes of collectives in flight ahead of their readers, and of those behind that nobody reads in the phase;
-            one call of each is always allowed.
+            one call of each is always allowed. 0: none, everything is gathered just before it is read.
         aside_bytes: most bytes kept by operators that are set aside to fill gaps in which others would wait for a collective; 0: none are.
+        held_bytes: most bytes of a rank, without the optimizer's states, up to which collectives are in flight ahead of their readers or
+            behind; 0: whatever it takes.
     """
 
     bucket_bytes: int = 25 * 2**20
     ahead_bytes: int = 400 * 2**20
     aside_bytes: int = 50 * 2**20
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -270,7 +281,7 @@ class Schedule:
 
     Args:
         instructions: in order, forward first.
-        operations: by operator name.
+        operations: by operator name, second runs by theirs.
         collectives: by id.
         cuts: by the value they make.
         values: every value.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from autopar.errors import ScheduleError
+from autopar.rules import why_once
+from autopar.schedule.assignment import AGAIN
 from autopar.schedule.instructions import Schedule
 from autopar.schedule.windows import windows
 
@@ -97,9 +99,21 @@ def _same_order(schedule: Schedule) -> Violations:
 def _phases_in_order(schedule: Schedule) -> Violations:
     backward = False
     for item in schedule.instructions:
-        backward = backward or item.phase == "backward"
+        backward = backward or item.half == "backward"
         if backward and item.phase == "forward":
             yield item.id, "is of the forward phase and comes after the backward phase has begun"
+
+
+def _second_runs(schedule: Schedule) -> Violations:
+    for item in schedule.instructions:
+        if item.kind == "run" and (item.phase == "recompute" or item.of.endswith(AGAIN)):
+            first = schedule.operations.get(item.of.removesuffix(AGAIN))
+            if item.phase != "recompute" or first is None or item.of == first.op.name or first.op.phase != "forward":
+                yield item.id, f"runs {item.of} in phase {item.phase}, which is no second run of an operator of forward"
+            elif schedule.operations[item.of] != first:
+                yield item.id, f"runs {item.of} otherwise than {first.op.name} has run"
+            elif why_once(first.op):
+                yield item.id, f"runs {first.op.name} a second time, which it may not: {why_once(first.op)}"
 
 
 def _everything_runs(schedule: Schedule) -> Violations:
@@ -149,6 +163,7 @@ PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
     ("what is freed is there, once, and neither leaves nor is on its way", _freed_once),
     ("every rank starts the collectives of a group in the same order", _same_order),
     ("forward comes before backward", _phases_in_order),
+    ("an operator that runs a second time may, and does the same in backward", _second_runs),
     ("every operator runs, and every output is made", _everything_runs),
     ("bytes in flight stay within the limit", _within_limits),
 )

@@ -60,6 +60,22 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     )  # fmt: skip
 
 
+def held(schedule: Schedule, optimizer: str) -> list[int]:
+    """Bytes of a rank while each instruction runs, in their order: parameters and optimizer states with all that lives."""
+    graph = schedule.graph
+    trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
+    total = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
+    live = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs}
+    total += sum(live.values())
+    found = []
+    for _, taken, given in _changes(schedule):
+        live |= taken
+        total += sum(taken.values())
+        found.append(total)
+        total -= sum(live.pop(root) for root in given)
+    return found
+
+
 STAGING = "staging of "
 """Names the buffers of a collective in flight."""
 

@@ -7,6 +7,9 @@
 - What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
   the oldest is waited for, so that its buffers can be freed.
 - The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it.
+
+With ``limits.ahead_bytes`` of 0 memory is all that counts: nothing starts before it is needed, and what trails is waited for at once.
+With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``room``).
 """
 
 from __future__ import annotations
@@ -16,14 +19,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Collective, Instruction, Schedule
+from autopar.schedule.room import Room
 from autopar.schedule.windows import Window, anchors, moving, windows
 
 
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
     found = windows(schedule)
-    return replace(schedule, instructions=tuple(_Placing(schedule, found, times(schedule, found)).run()))
+    planned, limits, room = times(schedule, found), schedule.limits, None
+    if limits.held_bytes and limits.ahead_bytes:
+        late = replace(schedule, limits=replace(limits, ahead_bytes=0))
+        room = Room(replace(late, instructions=tuple(_Placing(late, found, planned).run())), limits.held_bytes)
+    return replace(schedule, instructions=tuple(_Placing(schedule, found, planned, room).run()))
 
 
 LEAD = 4.0
@@ -96,8 +104,8 @@ def _latest(
 class _Placing:
     """One sweep over the operators; ``out`` grows."""
 
-    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: StartTimes) -> None:
-        self.schedule, self.found, self.times, self.limit = schedule, found, times, schedule.limits.ahead_bytes
+    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: StartTimes, room: Room | None = None) -> None:
+        self.schedule, self.found, self.times, self.limit, self.room = schedule, found, times, schedule.limits.ahead_bytes, room
         self.soft = moving(schedule)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
@@ -107,6 +115,7 @@ class _Placing:
         self.ahead = self.behind = 0
         self.leading: list[Instruction] = []
         self.trailing: deque[Instruction] = deque()
+        self.held_back: list[Instruction] = []
 
     def run(self) -> list[Instruction]:
         fixed = anchors(self.schedule)
@@ -116,11 +125,11 @@ class _Placing:
                 made.setdefault(self.found[item.id].ready, []).append(item)
         numbered = list(enumerate(fixed))
         for phase in ("forward", "backward"):
-            gathers = [item for item in self.soft if item.phase == phase and item.kind == "start" and self.found[item.id].ahead]
+            gathers = [item for item in self.soft if item.half == phase and item.kind == "start" and self.found[item.id].ahead]
             gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
             for index, item in numbered:
-                if item.phase != phase:
+                if item.half != phase:
                     continue
                 self._run_ahead(index)
                 for value in item.reads:
@@ -128,26 +137,55 @@ class _Placing:
                 self._run_ahead(index)
                 self.out.append(item)
                 for other in made.get(index, ()):
-                    self._made(other)
+                    self._made(other, index + 1)
+            self.held_back.clear()
             for item in self.soft:
-                if item.phase == phase:
+                if item.half == phase:
                     self._finish(item)
         return self.out
 
     def _run_ahead(self, index: int) -> None:
         """Starts what must be under way when the operator ``index`` runs, as far as the limit allows."""
-        while self.queue:
+        self._keep_room(index)
+        while self.queue and self.limit:
             first = self.queue[0]
             if first.id not in self.started:
                 full = self.ahead and self.ahead + self._held(first) > self.limit
-                if full or self.times.early[first.id] > index or self.times.holds_up(first, index):
+                if full or self.times.early[first.id] > index or self.times.holds_up(first, index) or not self._has_room(first, index):
                     return
                 self._start(first)
             self.queue.popleft()
 
-    def _made(self, item: Instruction) -> None:
+    def _keep_room(self, index: int) -> None:
+        """Starts what was held back where there is room now, and waits for what trails where there is none."""
+        for item in [item for item in self.held_back if item.id in self.started or self._has_room(item, index)]:
+            self.held_back.remove(item)
+            self._start(item)
+        while self.room is not None and self.trailing and not self.room.allows(self._trailing(), index):
+            self._finish(self.trailing.popleft())
+
+    def _has_room(self, item: Instruction, index: int) -> bool:
+        """Whether a call may start before the anchor ``index``, ahead of its readers. What leads to it must have started."""
+        if self.room is None:
+            return True
+        makers = [self.producer[value] for value in item.reads if value in self.producer]
+        ready = all(maker.id in (self.started if maker.kind == "start" else self.done) for maker in makers)
+        deadline = self.found[item.id].deadline
+        return ready and self.room.take(self.schedule.collectives[item.of], min(index, deadline), deadline, self._trailing())
+
+    def _trailing(self) -> list[Collective]:
+        return [self.schedule.collectives[item.of] for item in self.trailing]
+
+    def _made(self, item: Instruction, index: int) -> None:
         """What reads only what is there now: calls start, and slices that nobody in the phase reads are cut, so that the whole can go."""
         if item.kind == "start":
+            if not self.limit:
+                if self.found[item.id].behind:
+                    self._finish(item)
+                return
+            if not self.found[item.id].behind and not self._has_room(item, index):
+                self.held_back.append(item)
+                return
             if self.found[item.id].behind:
                 while self.trailing and self.behind + self._held(item) > self.limit:
                     self._finish(self.trailing.popleft())

@@ -25,7 +25,7 @@ def share(assignment: Assignment) -> Assignment:
         if layout.source in waiting:
             place(waiting[layout.source])
         moved = replace(layout, source=renamed.get(layout.source, layout.source))
-        first = kept.setdefault((moved.source, moved.spec, moved.phase), moved)
+        first = kept.setdefault((moved.source, moved.spec, moved.half), moved)
         renamed[layout.value] = first.value
         if first is moved:
             layouts.append(moved)

@@ -59,33 +59,33 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
     phase_of: dict[str, Phase] = {}
     for index, item in enumerate(fixed):
         ready.update(dict.fromkeys(item.writes, index))
-        phase_of.update(dict.fromkeys(item.writes, item.phase))
+        phase_of.update(dict.fromkeys(item.writes, item.half))
     first: dict[int, int] = {}
     depth: dict[str, int] = {}
     for item in soft:
-        begin = bounds[item.phase][0]
-        here = [value for value in item.reads if phase_of.get(value) == item.phase]
+        begin = bounds[item.half][0]
+        here = [value for value in item.reads if phase_of.get(value) == item.half]
         first[item.id] = max([ready[value] for value in here], default=begin)
         level = 1 + max([depth.get(value, 0) for value in here], default=0)
         ready.update(dict.fromkeys(item.writes, first[item.id]))
-        phase_of.update(dict.fromkeys(item.writes, item.phase))
+        phase_of.update(dict.fromkeys(item.writes, item.half))
         depth.update(dict.fromkeys(item.writes, level))
     needed: dict[tuple[Phase, str], int] = {}
     for index, item in enumerate(fixed):
         for value in item.reads:
-            needed.setdefault((item.phase, value), index)
+            needed.setdefault((item.half, value), index)
     last: dict[int, int] = {}
     for item in reversed(soft):
-        last[item.id] = min(needed.get((item.phase, value), bounds[item.phase][1]) for value in item.writes)
+        last[item.id] = min(needed.get((item.half, value), bounds[item.half][1]) for value in item.writes)
         for value in item.reads:
-            key = item.phase, value
-            needed[key] = min(needed.get(key, bounds[item.phase][1]), last[item.id])
-    return {item.id: Window(first[item.id], last[item.id], depth[item.writes[0]], *bounds[item.phase]) for item in soft}
+            key = item.half, value
+            needed[key] = min(needed.get(key, bounds[item.half][1]), last[item.id])
+    return {item.id: Window(first[item.id], last[item.id], depth[item.writes[0]], *bounds[item.half]) for item in soft}
 
 
 def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:
     """For each phase the index before its first anchor and the one after its last."""
-    middle = sum(item.phase == "forward" for item in fixed)
+    middle = sum(item.half == "forward" for item in fixed)
     return {"forward": (-1, middle), "backward": (middle - 1, len(fixed))}
 
 
@@ -109,12 +109,12 @@ def lazily(fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]
 
     for phase in ("forward", "backward"):
         for item in fixed:
-            if item.phase == phase:
+            if item.half == phase:
                 for value in item.reads:
                     if value in producer:
                         make(producer[value])
                 found.append(item)
         for group in soft:
-            if group[0].phase == phase:
+            if group[0].half == phase:
                 make(group)
     return tuple(found)

@@ -2,12 +2,19 @@
 
 finding      the search: rounds of solving, scheduling and learning
 space        the choices and their prices
-model        the integer problem: nodes, edges, weights (lives: its memory items)
+model        the integer problem: nodes, edges, weights
+building     graph x choices -> that problem
+lives        its memory items
+again        its second runs: what backward makes again
+beside       what only pairs of choices hold, as nodes between them
+fitting      makes answers fit: what schedules hold beyond what the problem counts
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
+keeping      a plan that needs too much memory, with less kept
 extract      choices -> Assignment
 tuning       the best schedule of an assignment
 baselines    plans written by hand
+recompute    what they make again in backward where they do not fit
 pins         what the user fixed
 lean         the least memory, when nothing fits
 """

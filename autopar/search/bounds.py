@@ -8,7 +8,8 @@ Let T be the time from the first instruction of a phase to its last. For every p
 - a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
   share a bucket;
 - the seconds along any path of data dependencies, operators and the collectives between them, latencies included (copies are not: those
-  of one step of a reshard may be made while the next is under way).
+  of one step of a reshard may be made while the next is under way). Second runs count among the operators, on paths they do not: what
+  leads to one that another plan does not need would not be waited for there.
 
 Phases follow one another, and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with
 weights that sum to 1 in each phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by
@@ -28,6 +29,8 @@ from autopar.graph import Phase
 from autopar.search.model import Edge, Model, Priced
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
+RUNS = ("op", "again")
+"""Kinds of nodes that run operators, for the first or the second time."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Mixture:
         nodes = []
         for number, node in enumerate(model.nodes):
             priced = node.seconds
-            if node.kind == "op":
+            if node.kind in RUNS:
                 priced = (compute[node.phase] + on_node[number]) * node.seconds
                 for link, load in model.node_loads(node).items():
                     priced = priced + inside[node.phase, link] * load
@@ -137,14 +140,14 @@ class Answer:
         self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
         self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
         self.compute: dict[Phase, float] = {
-            phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "op" and node.phase == phase)
+            phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind in RUNS and node.phase == phase)
             for phase in PHASES
         }
         self.between: dict[tuple[Phase, str], float] = defaultdict(float)
         self.inside: dict[tuple[Phase, str], float] = defaultdict(float)
         self.not_slowed: dict[tuple[Phase, str], float] = defaultdict(float)
         for number, node in enumerate(model.nodes):
-            if node.kind == "op":
+            if node.kind in RUNS:
                 for link, load in model.node_loads(node).items():
                     self.inside[node.phase, link] += model.node_times[number] * load[choices[number]]
                 for link, seconds in model.not_slowed(node).items():

@@ -107,7 +107,7 @@ def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief
         item = slot.instruction
         if item.kind == "start":
             window = found[item.id]
-            place: PhaseSide = item.phase, "ahead" if window.ahead else "behind" if window.behind else "between"
+            place: PhaseSide = item.half, "ahead" if window.ahead else "behind" if window.behind else "between"
             total[place] += slot.end - slot.begin
             calls[place] += 1
             parts[place] += len(schedule.collectives[item.of].parts)

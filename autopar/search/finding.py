@@ -6,7 +6,7 @@ kept. Plans written by hand go through the same passes first. Under the communic
 solved once and its bound is the bound.
 
 The integer problem leaves out some of what a schedule holds in memory, so its bound is true and the schedule's own peak decides: where
-that is over the limit, the problem's limit is lowered by the excess and it is solved again.
+that is over the limit, it is solved again with that much left free at those times (``fitting``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from autopar.errors import TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule
 from autopar.schedule.legality import check_legal
+from autopar.search.again import MOMENTS, without_kept
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Answer, Cuts, blend, floor
+from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
+from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
 from autopar.search.folding import fold
+from autopar.search.keeping import fit
 from autopar.search.lean import infeasible, smallest
-from autopar.search.model import InSequence, Model, Weights, build_model
+from autopar.search.model import TIES, InSequence, Model, Weights
 from autopar.search.pins import Pins, resolve_pins
+from autopar.search.recompute import with_policies
 from autopar.search.space import Space
 from autopar.search.tuning import Timed, best_schedule
 from cost_models import Machine
@@ -43,7 +48,14 @@ CLOSE = 2e-3
 """The gap at which one solve of a large problem stops: the last tenths of a percent would cost more time than all before."""
 SMALL, LARGE = 30_000, 1_000_000
 """Edge entries up to which a problem is small, and from which it is large."""
-TIGHTENINGS = 8
+FITTINGS = 6
+"""Solves under the same prices until an answer fits as a schedule, at most."""
+TIGHTER = 0.95
+"""Where the limit binds and a gap is left, this share of it is tried: what is found for less memory fits as well."""
+HALVINGS = 6
+"""So many limits are tried then."""
+TIGHT = 0.02
+"""The gap above which they are."""
 EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
 BOUNDS = 12
@@ -57,6 +69,11 @@ GAIN = 1e-3
 """Relative change that counts as a gain."""
 TUNED = 2
 """Of a large problem so many of the best baselines have limits of their own tried."""
+JOINT, MOST_JOINT = 400_000, 60_000
+"""Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
+becomes then, up to which all times of theirs are told apart."""
+UNLIMITED = 2**62
+"""Bytes that no plan needs."""
 TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several; the first may take half."""
 SETTLED = 2
@@ -129,11 +146,14 @@ def find_plan(
     seed: int = 0,
     progress: Progress | None = None,
     baselines: bool = True,
+    recompute: bool = False,
 ) -> Found:
     """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
     Args:
         gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
+        recompute: what backward needs of forward may be made again there; else all of it is kept. Nothing of it where only collectives
+            count, since operators would run again for nothing.
 
     Raises:
         UsageError: a pin that names nothing or is illegal.
@@ -142,7 +162,7 @@ def find_plan(
     """
     limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
     steps = optimizer if graph.mode == "train" else "none"
-    asked = _Asked(limit, steps, time_limit, perf_counter(), PROOF if gap is None else gap, seed, progress, baselines)
+    asked = _Asked(limit, steps, time_limit, perf_counter(), PROOF if gap is None else gap, seed, progress, baselines, recompute)
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = _Clock()
     folding = fold(graph) if machine.cost_model != "communication" else None
@@ -170,6 +190,7 @@ class _Asked:
     seed: int
     progress: Progress | None
     baselines: bool
+    recompute: bool
 
 
 def _model(space: Space, clock: _Clock) -> Model:
@@ -188,7 +209,9 @@ def _search(model: Model, pins: Pins, asked: _Asked, clock: _Clock, known: list[
         known: schedules found before; that of a search left for another model is added.
     """
     space, limit = model.space, asked.limit
-    search = _Search(model, asked)
+    counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
+    again = asked.recompute and counts and not isinstance(model, FoldedModel)
+    search = _Search(model, asked, again)
     clock.lap("model")
     priced = perf_counter() - asked.began
     for schedule in known:
@@ -201,10 +224,14 @@ def _search(model: Model, pins: Pins, asked: _Asked, clock: _Clock, known: list[
             if rivals and search.left <= 0:
                 break
             rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
-        for name in sorted(rivals, key=lambda name: rivals[name].seconds)[: TUNED if search.large else 0]:
+        if again:
+            rivals.update(_leaner(rivals, search))
+        by_worth = sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
+        for name in by_worth[: TUNED if search.large else 0]:
             rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
         for rival in rivals.values():
             search.offer(rival, "baseline")
+        search.rivals = tuple(rivals.values())
     clock.lap("baselines")
     if search.left <= 0 and (search.best is None or search.best.memory.peak > limit):
         raise TimeLimitError(
@@ -239,6 +266,26 @@ def _rivals(model: Model, pins: Pins) -> tuple[dict[str, Assignment], dict[str, 
     return found, contradicted
 
 
+def _leaner(rivals: Mapping[str, Timed], search: _Search) -> dict[str, Timed]:
+    """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``), as long as the
+    baseline itself is faster than all that fit."""
+    space, limit = search.model.space, search.limit
+    found: dict[str, Timed] = {}
+    best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
+    for name in sorted(rivals, key=lambda name: rivals[name].seconds):
+        if rivals[name].memory.peak <= limit or rivals[name].seconds >= best:
+            continue
+        for policy, leaner in with_policies(space.graph, rivals[name].assignment, space.machine):
+            if search.left <= 0:
+                return found
+            tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)
+            found[f"{name}+{policy}"] = tried
+            if tried.memory.peak <= limit:
+                best = min(best, tried.seconds)
+                break
+    return found
+
+
 class _Clock:
     """CPU seconds (this process and its finished children) of each stage."""
 
@@ -254,9 +301,9 @@ class _Clock:
 class _Search:
     """The best schedule and the best bound so far, and the rounds that improve them."""
 
-    def __init__(self, model: Model, asked: _Asked) -> None:
+    def __init__(self, model: Model, asked: _Asked, again: bool) -> None:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
-        self.time_limit, self.began, self.interrupted = asked.time_limit, asked.began, False
+        self.time_limit, self.began, self.interrupted, self.again = asked.time_limit, asked.began, False, again
         self.problem, self.unit = model.problem(asked.limit)
         self.sizes = {
             "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
@@ -264,14 +311,26 @@ class _Search:
         }  # fmt: skip
         self.slowdown = model.space.machine.hardware.overlap_slowdown
         self.folded = isinstance(model, FoldedModel)
+        self.short = False
+        """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
+        self.small = len(self.problem.edge_costs) <= SMALL
         self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
+        self.free: np.ndarray | None = None
+        """Bytes to leave free at each time, as ``fit`` last saw."""
+        self.keeping = False
+        """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
+        self.reserves = Reserves(model, asked.limit, pairs=not self.large)
         self.best: Timed | None = None
         self.bound, self.method, self.seconds = floor(model), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
-        self.lowered: int | None = None
+        self.rivals: tuple[Timed, ...] = ()
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
+        self.gained = False
+        """Whether the last solve was a gain."""
+        self.proved = False
+        """Whether no choices respect the limit."""
 
     @property
     def left(self) -> float:
@@ -312,7 +371,7 @@ class _Search:
                 raise
         self.seconds = perf_counter() - solving
         short = self.best is None or self.best.memory.peak > self.limit
-        if self.folded and (short or self.lowered is not None) and self.left > 0 and not self.interrupted:
+        if self.folded and (short or self.short) and self.left > 0 and not self.interrupted:
             return False
         if short and self.folded:
             raise self._too_late()
@@ -326,37 +385,132 @@ class _Search:
     def _in_sequence(self) -> None:
         gap = CLOSE if self.large else self.gap
         exact = all(edge.readers <= 2 for edge in self.model.edges)
-        if self._solve(InSequence(), gap, proves=exact) is not None and not exact:
+        found = self._solve(InSequence(), gap, proves=exact)
+        if found is not None and not exact:
             self._solve(InSequence(shared=True), gap, proves=True)
-        for _ in range(TIGHTENINGS):
-            if self.best is None or self.best.memory.peak <= self.limit or self._solve(InSequence(), gap) is None:
-                return
+        if found is not None and found.memory.peak > self.limit:
+            self._fitting(InSequence(), gap)
+            if self.reached > TIGHT:
+                self._tighten(InSequence())
 
-    def _by_step(self) -> None:
-        exposure, idle = Exposure.first(self.slowdown), 0
-        if self.best is not None:
-            exposure = exposure.learn(self.best.schedule, self.best.slots)
+    def _allow_again(self, exposure: Exposure) -> None:
+        """Second runs come in where the best plan without a limit does not fit. In a problem that stays small they are chosen together
+        with everything else; otherwise answers of a coarser problem are made to fit one after another: of one that does not tell times
+        of second runs apart, or in which nothing of what backward keeps counts."""
+        free = self._solve(exposure, CLOSE, limit=UNLIMITED)
+        if free is None or free.memory.peak <= self.limit:
+            return
+        if not self.large:
+            self._rounds(exposure)
+        space = self.model.space
+        entries = len(self.problem.edge_costs)
+        exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
+        if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
+            self.model, self.start = exact, None
+        elif entries <= JOINT:
+            self.keeping, self.model, self.start = True, build_model(space, again=1), None
+        else:
+            self.keeping, self.model = True, without_kept(self.model)
+        self.problem, self.unit = self.model.problem(self.limit)
+        self.reserves = Reserves(self.model, self.limit, pairs=not self.large)
+        self.again = self.proved = False
+        if self.keeping:
+            self._fit(free, exposure)
+            for rival in sorted(self.rivals, key=lambda rival: rival.seconds)[:TUNED]:
+                if self.best is None or self.best.memory.peak > self.limit or rival.seconds < self.best.seconds:
+                    self._fit(rival, exposure)
+
+    def _fit(self, plan: Timed, weights: Weights) -> Timed | None:
+        """A plan's strategies with less kept, if that fits."""
+        space = self.model.space
+        found, self.free = fit(
+            space, plan.assignment, weights, self.limit, tries=self.tries, seed=self.seed,
+            seconds=max(min(self.left, self.time_limit * TURN), 1.0), free=self.free,
+        )  # fmt: skip
+        if found is None or found.memory.peak > self.limit:
+            return None
+        self.gained |= self.offer(found, "auto")
+        return found
+
+    def _rounds(self, exposure: Exposure) -> Exposure:
+        """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices."""
+        idle = 0
+        known = self.best is not None and self.best.memory.peak <= self.limit and not self.keeping and not self.folded
+        if self.best is not None and known and len(self.problem.edge_costs) > SMALL:
+            self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed)
         seen: list[np.ndarray] = []
         for _ in range(EXPOSURES):
-            found = self._solve(exposure, CLOSE)
-            if found is None:
+            found = self._fitting(exposure, CLOSE)
+            if found is None or found.memory.peak > self.limit:
                 break
             idle = 0 if self.gained else idle + 1
-            if found.memory.peak <= self.limit:
-                assert self.start is not None
-                if idle >= self.idle or self._spent() or any(np.array_equal(self.start, other) for other in seen):
-                    break
-                seen.append(self.start)
-                exposure = exposure.learn(found.schedule, found.slots)
-            elif self._spent():
+            assert self.start is not None
+            if idle >= self.idle or self._spent() or any(np.array_equal(self.start, other) for other in seen):
                 break
-        for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
+            seen.append(self.start)
+            exposure = exposure.learn(found.schedule, found.slots)
+        if self.proved:
+            return exposure
+        for share in EVEN if self.small else ():
             if not self._spent():
-                self._solve(Exposure.even(share, self.slowdown), CLOSE)
+                self._fitting(Exposure.even(share, self.slowdown), CLOSE)
+        return exposure
+
+    def _by_step(self) -> None:
+        exposure = Exposure.first(self.slowdown)
+        if self.best is not None:
+            exposure = exposure.learn(self.best.schedule, self.best.slots)
+        if self.again:
+            self._allow_again(exposure)
+        exposure = self._rounds(exposure)
+        if self.proved:
+            return
         if self.left > 0 or self.best is None:
             self._prove()
+        if self._binds() and self.reached > TIGHT and not self.keeping:
+            self._tighten(exposure)
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
+
+    def _fitting(self, weights: Weights, gap: float) -> Timed | None:
+        """Solves until an answer fits as a schedule; the last one found, None without choices."""
+        found, gained = None, False
+        for _ in range(FITTINGS):
+            answer = self._solve(weights, gap)
+            gained |= self.gained
+            found = answer or found
+            if answer is None:
+                if not self.reserves.ease():
+                    break
+            elif self.keeping or answer.memory.peak <= self.limit or not self._learn(answer):
+                break
+            if self.left <= 0:
+                break
+        self.gained = gained
+        return found
+
+    def _learn(self, answer: Timed) -> bool:
+        """Asks for more where an answer's schedule does not fit; whether that is more than before."""
+        assert self.start is not None
+        return self.reserves.learn(self.problem, self.start, answer.schedule)
+
+    def _binds(self) -> bool:
+        """Whether the limit keeps anything out."""
+        return self.reserves.learnt or self.best is None or self.best.memory.peak > TIGHTER * self.limit
+
+    def _tighten(self, weights: Weights) -> None:
+        """Plans for less memory, which fit as well: lower and lower limits, halfway to the least that has any, until one fits, then higher
+        again."""
+        low, high, target = 0, self.limit, int(TIGHTER * self.limit)
+        for _ in range(HALVINGS):
+            if self._spent() or self.reached <= TIGHT:
+                return
+            found = self._solve(weights, CLOSE, limit=target)
+            if found is not None and found.memory.peak > self.limit:
+                high = target
+            else:
+                low = target
+            target = (low + high) // 2 if low else int(TIGHTER * target)
 
     def _prove(self) -> None:
         """Bounds under weights that the answers so far suggest; their answers are plans to try as well."""
@@ -365,7 +519,7 @@ class _Search:
         mixture = center
         for _ in range(BOUNDS):
             before = self.aim
-            found = self._solve(mixture, CLOSE, proves=True)
+            found = self._solve(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)
             if found is None or self.start is None or self._spent():
                 return
             cuts.add(Answer(self.model, self.start))
@@ -385,12 +539,12 @@ class _Search:
         if self.left > 0:
             self.offer(self.schedule(best.assignment, best.schedule.limits, tries=4 * self.tries), self.method)
 
-    def schedule(self, assignment: Assignment, start: Limits | None, tries: int) -> Timed:
+    def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
         """The best schedule of an assignment of the whole graph in a few tries."""
         space = self.model.space
         return best_schedule(
             self.model.whole_graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries,
-            until=self.began + self.time_limit,
+            until=self.began + self.time_limit, beside=beside,
         )  # fmt: skip
 
     def _settle(self) -> None:
@@ -401,49 +555,58 @@ class _Search:
                 self.bound = max(self.bound, self.model.proved(weights, bound, optimum, seconds))
 
     def _spent(self) -> bool:
-        return self.left <= 0 or self.reached <= self.gap
+        return self.left <= 0 or self.short or self.reached <= self.gap
 
-    def _solve(self, weights: Weights, gap: float, *, proves: bool = False) -> Timed | None:
+    def _solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:
         """One solve, its schedule taken in; None without choices.
 
         Args:
-            proves: the optimum under these weights bounds every step. Its bound counts where the problem's own limit holds.
+            proves: the optimum under these weights bounds every step; nothing is reserved.
+            limit: where it is to keep to less than it must; then nothing is reserved either.
         """
         self.gained = False
         space = self.model.space
-        problem, unit = self.model.problem(self.limit, weights)
-        if self.lowered is not None and not proves:
-            problem = replace(problem, limit=self.lowered)
+        bytes_allowed = UNLIMITED if self.folded else self.limit if limit is None else limit
+        problem, unit = self.model.problem(bytes_allowed, weights)
+        asked, start = problem, self.start
+        if not proves and limit is None and not self.folded:
+            asked = self.reserves.applied(problem)
+            start = self.reserves.completed(start) if start is not None else None
 
         def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
             if self.progress is not None:
-                known = max(self.bound, bound * unit) if proves and not self.folded else self.bound
+                known = max(self.bound, bound * unit / (1 + TIES)) if proves and not self.folded else self.bound
                 best = self.best.seconds if self.best is not None else math.inf
                 self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
 
         most = self.time_limit
         if space.machine.cost_model != "communication":
             most *= TURN if self.start is not None else 0.5
-        start = None if self.start is None else self.model.restrict(self.start)
-        solution = solve(problem, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=start, progress=report)
+        if self.folded and start is not None:
+            start = self.model.restrict(start)
+        solution = solve(asked, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=start, progress=report)
         self.last = solution
-        if proves and problem.limit == self.limit:
-            self.aim = max(self.aim, solution.bound * unit)
+        if proves:
+            bound = solution.bound * unit / (1 + TIES)
+            self.aim = max(self.aim, bound)
             if self.folded and solution.objective is not None:
-                self.claims.append((solution.bound * unit, solution.objective * unit, weights))
+                self.claims.append((bound, solution.objective * unit, weights))
             elif not self.folded:
                 self.bound = self.aim
+        if asked is problem and limit is None:
+            self.proved = self.proved or solution.status is Status.INFEASIBLE
         if solution.choices is None:
             return None
-        self.start = self.model.expand(solution.choices)
+        self.start = self.model.expand(solution.choices) if self.folded else solution.choices[: len(self.model.nodes)]
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
-        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, self.tries)
-        if found.memory.peak > self.limit:
-            assert problem.limit is not None
-            self.lowered = max(int(problem.limit - (found.memory.peak - self.limit) - self.limit // 2000), 0)
+        beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
+        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, self.tries, beside)
+        self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
             raise KeyboardInterrupt
+        if self.keeping and found.memory.peak > self.limit:
+            return self._fit(found, weights if not proves else Exposure.first(self.slowdown)) or found
         return found
 
     def _without_answer(self) -> None:
@@ -455,9 +618,8 @@ class _Search:
         last = self.last
         if self.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
             raise self._too_late()
-        found = smallest(self.model, self.problem, self.limit, self.seed)
+        found, bound = smallest(self.model, self.problem, self.limit, self.seed, self.rivals, self.proved)
         self.offer(found, "least memory")
         assert self.best is not None
         if self.best.memory.peak > self.limit:
-            proved = last is not None and last.status is Status.INFEASIBLE and last.choices is None and self.lowered is None
-            raise infeasible(self.best.memory, self.limit, proved)
+            raise infeasible(self.best.memory, self.limit, bound)

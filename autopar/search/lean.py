@@ -1,70 +1,111 @@
-"""The least memory a plan is known to need, for when nothing fits."""
+"""The least memory a plan is known to need and the least that is not ruled out, for when nothing fits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from autopar.errors import InfeasibleError
-from autopar.schedule import Limits, Memory
+from autopar.schedule import Assignment, Memory
 from autopar.search.extract import extract
+from autopar.search.fitting import Reserves
 from autopar.search.model import Model
-from autopar.search.tuning import Timed, best_schedule
-from solvers import INFINITE, Problem, solve
+from autopar.search.tuning import LEAN, Timed, best_schedule
+from solvers import INFINITE, Problem, Status, solve
 
-HALVINGS = 5
+HALVINGS = 6
 HALVING_SECONDS = 3.0
-"""Tries, and seconds for each, of the search for the least memory that would do."""
-LEAN_LIMITS = Limits(bucket_bytes=0, ahead_bytes=0)
-"""What a schedule keeps to that is to need little memory."""
+"""Tries, and seconds for each solve, of the search for the least memory that would do."""
+FIRST_SECONDS = 30.0
+"""For choices of little memory without a limit, which there always are."""
+NEAR = 0.01
+"""Share of the least memory known at which the one that is not ruled out is near enough."""
+FITTINGS = 2
+"""Solves at one limit."""
 
 
-def smallest(model: Model, problem: Problem, limit: int, seed: int) -> Timed:
-    """The plan of least peak memory found: first the least bytes times life, then lower and lower limits, halfway to ``limit``."""
-    space = model.space
+def smallest(model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[Timed], proved: bool) -> tuple[Timed, int]:
+    """The plan of least peak memory found, and bytes that no plan goes below.
 
-    def measure(choices: np.ndarray) -> Timed:
-        return best_schedule(space.graph, extract(model, choices), space.machine, space.optimizer, limit, start=LEAN_LIMITS, tries=0)
+    First what holds the least bytes times life, and the plans written by hand; then limits halfway between what is ruled out and what is
+    known to do, beginning at ``limit``. It ends where something fits.
 
-    best = measure(_least_held(model, problem, seed))
-    low = limit
+    Args:
+        proved: no plan fits in ``limit``.
+    """
+    light = _light(model, problem)
+    plans = [rival.assignment for rival in rivals]
+    held = solve(light, time_limit=FIRST_SECONDS, gap=NEAR, seed=seed).choices
+    if held is not None:
+        plans.append(extract(model, held))
+    assert plans, "without a limit every graph has a plan"
+    best = min((_measured(model, plan, limit) for plan in plans), key=lambda timed: timed.memory.peak)
+    ruled_out = low = limit if proved else 0
+    target = limit
     for _ in range(HALVINGS):
-        if best.memory.peak <= limit:
+        if best.memory.peak <= limit or best.memory.peak - low <= NEAR * best.memory.peak:
             break
-        middle = (low + best.memory.peak) // 2
-        found = solve(replace(problem, limit=middle), time_limit=HALVING_SECONDS, gap=0.5, seed=seed).choices
-        tried = None if found is None else measure(found)
-        if tried is None or tried.memory.peak >= best.memory.peak:
-            low = middle
-        else:
-            best = tried
-    return best
+        if low or proved:
+            target = (max(low, limit) + best.memory.peak) // 2
+        found, out = _at_most(model, light, target, limit, seed)
+        if out:
+            ruled_out = max(ruled_out, target)
+        if found is None or found.memory.peak >= best.memory.peak:
+            low = max(low, target)
+        if found is not None and found.memory.peak < best.memory.peak:
+            best = found
+    return best, ruled_out
 
 
-def _least_held(model: Model, problem: Problem, seed: int) -> np.ndarray:
-    """Choices of the least sum, over all memory items, of bytes times life."""
-    weight = np.zeros(len(problem.costs))
-    lives = (problem.item_end - problem.item_begin) * problem.item_usage.astype(np.float64)
-    np.add.at(weight, np.repeat(np.arange(len(problem.costs)), np.diff(problem.item_ptr)), lives)
-    scale = 2.0**50 / max(weight.max(), 1.0) / len(model.nodes)
-    costs = [
-        np.where(old >= INFINITE, INFINITE, np.rint(part * scale).astype(np.int64))
-        for old, part in zip(np.split(problem.costs, problem.node_ptr[1:-1]), np.split(weight, problem.node_ptr[1:-1]), strict=True)
-    ]
-    edges = [(edge.source, edge.target, np.where(np.isfinite(edge.seconds), 0, INFINITE)) for edge in model.edges]
-    found = solve(Problem.build(costs, edges, name="memory"), time_limit=HALVING_SECONDS, gap=1e-3, seed=seed).choices
-    assert found is not None, "without a limit every graph has a plan"
-    return found
+def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int) -> tuple[Timed | None, bool]:
+    """The smallest plan found where the problem is limited to ``target``, and whether none keeps to that."""
+    reserves, best = Reserves(model, target), None
+    problem = replace(light, limit=target)
+    for _ in range(FITTINGS):
+        asked = reserves.applied(problem)
+        solution = solve(asked, time_limit=HALVING_SECONDS, gap=0.05, seed=seed)
+        if solution.choices is None:
+            if asked is problem:
+                return best, solution.status is Status.INFEASIBLE
+            if not reserves.ease():
+                break
+            continue
+        choices = solution.choices[: len(model.nodes)]
+        found = _measured(model, extract(model, choices), limit)
+        if best is None or found.memory.peak < best.memory.peak:
+            best = found
+        if found.memory.peak <= target or not reserves.learn(problem, choices, found.schedule):
+            break
+    return best, False
 
 
-def infeasible(least: Memory, limit: int, proved: bool) -> InfeasibleError:
-    """Says the least memory that a plan is known to need, and what is biggest in it."""
+def _measured(model: Model, assignment: Assignment, limit: int) -> Timed:
+    space = model.space
+    return best_schedule(space.graph, assignment, space.machine, space.optimizer, limit, start=LEAN, tries=0)
+
+
+def _light(model: Model, problem: Problem) -> Problem:
+    """The problem of the least sum, over all memory items, of bytes times life, without a limit."""
+    weight = np.concatenate(model.spread)
+    scale = 2.0**50 / max(float(weight.max()), 1.0) / len(model.nodes)
+    costs = np.where(problem.costs >= INFINITE, INFINITE, np.rint(weight * scale).astype(np.int64))
+    return replace(problem, costs=costs, edge_costs=np.where(problem.edge_costs >= INFINITE, INFINITE, 0), limit=None)
+
+
+def infeasible(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:
+    """Says the least memory that a plan is known to need, what no plan goes below, and what is biggest at the peak.
+
+    Args:
+        ruled_out: bytes in which no plan fits.
+    """
     items = ", ".join(f"{name} {_readable(size)}" for name, size in least.biggest[:5])
     held = ("parameters", "gradients", "optimizer", "activations")
     parts = ", ".join(f"{name} {_readable(getattr(least, name))}" for name in held)
+    proved = f"; none fits in {_readable(ruled_out)}" if ruled_out > limit else ""
     return InfeasibleError(
-        f"no plan {'fits' if proved else 'was found that fits'} in {_readable(limit)} a rank; the least known to do is "
+        f"no plan {'fits' if ruled_out >= limit else 'was found that fits'} in {_readable(limit)} a rank{proved}; the least known to do is "
         f"{_readable(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
         f"allow at least {least.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
     )

@@ -1,8 +1,22 @@
-"""When what lives: the memory items of a model's nodes. See ``model`` for what the nodes are."""
+"""When what lives: the memory items of a model's nodes. See ``model`` for what the nodes are.
+
+Time is the place of an operator among all, forward first. A tensor and its views are one storage as long as nothing is resharded in
+between; at every time at which it is needed at all exactly one of its versions counts, by the node that knows its spec:
+
+- an operator that reads it: as it is read, also where that is a copy that was gathered for it;
+- else what leaves, in the spec it leaves with;
+- else what was made, until its first reader; what readers share, from the first to the last of a phase; what backward keeps.
+
+What is stored (parameters, buffers, arguments) is there throughout, but for the times at which it is read: there it counts as it is read
+too, in place of what rests. So a gathered weight counts for all but the part of it that each rank has anyway.
+
+What a version has beside it while it is made of another (its source, the buffers of a collective), only pairs of choices know. That is
+left out: no plan holds less than the model says while operators run as they were captured, and a schedule holds more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.graph import DTYPE_BYTES, Graph, Op
@@ -13,82 +27,148 @@ from autopar.sharding import ShardingSpec
 from cost_models import optimizer_bytes
 
 if TYPE_CHECKING:
-    from autopar.search.model import Model
+    from autopar.search.model import Model, Reader
+
+Life = tuple[int, int, int, str, tuple[ShardingSpec, ...]]
+"""Begin, end, and the node whose choice says in which of the specs a tensor is there."""
 
 
 def add_lives(model: Model, times: Mapping[str, int]) -> None:
-    """Memory items of every node, in time steps of one operator; ``[0, end)`` covers the optimizer's step too.
-
-    A value lives until its first reader or, where readers share a layout, the layout from there to the last of them; at that last
-    reader it is the reader's own input. Views share what they view.
-    """
-    space, graph = model.space, model.space.graph
+    """Memory items of every node, in time steps of one operator; ``[0, end)`` covers the optimizer's step too."""
+    graph = model.space.graph
     end = len(graph.ops) + 1
-    root = _storage_roots(graph)
-    _add_leaving(model, times, root)
+    members: dict[str, list[str]] = {}
+    for tensor, root in _storage_roots(graph).items():
+        members.setdefault(root, []).append(tensor)
+    leaving = _leaving(model, times, end)
     for item in graph.inputs:
-        home = model.nodes[model.number["input", item.tensor]]
-        value = graph.tensors[item.tensor]
-        size = DTYPE_BYTES[value.dtype]
-        for choice, local in enumerate(spec_bytes(value, home.specs, space.machine)):
-            states = optimizer_bytes(space.optimizer, local // size, value.dtype) if item.trained else 0
-            home.items[choice].append((0, end, local + states))
-    held: set[str] = set()
-    last: set[tuple[str, str]] = set()
-    for tensor, site in model.sites.items():
-        early, late = site.phases(graph)
-        stored = root[tensor] not in graph.producer
-        for readers in (early, late):
-            if readers and not stored:
-                last.add((max(readers, key=lambda r: r.time).name, tensor))
-        first = min((r.time for r in early or late), default=0)
-        if root[tensor] == tensor and not stored:
-            _hold(model, site.producer, tensor, site.specs, times[graph.producer[tensor].name], first)
-            for node, readers in ((site.forward, early), (site.backward, late)):
-                if node is not None:
-                    reads = [r.time for r in readers]
-                    _hold(model, node, tensor, model.nodes[node].specs, min(reads), max(reads), least=0)
-        if site.saved is not None and root[tensor] not in held:
-            held.add(root[tensor])
+        reads = [life for tensor in members[item.tensor] for life in _reads(model, tensor, viewed=False)]
+        covered = _cover(model, reads)
+        _rest(model, item.tensor, covered, end)
+        _keep_gathered(model, item.tensor, members[item.tensor])
+        _add_spans(model, members[item.tensor], covered)
+    for root, tensors in members.items():
+        if root in graph.producer:
+            lives = [life for tensor in tensors for life in leaving.get(tensor, ())]
+            lives += [life for tensor in tensors for life in _reads(model, tensor, viewed=True)]
+            lives += [life for tensor in tensors for life in _between(model, tensor, times)]
+            _add_spans(model, tensors, _cover(model, lives))
+
+
+def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int, int]]) -> None:
+    """What backward keeps or makes again, by choice (``again``), where nothing else of the same storage counts."""
+    for tensor in tensors:
+        saved = model.sites[tensor].saved
+        if saved is not None and model.nodes[saved].spans:
+            node = model.nodes[saved]
+            for items, span, local in zip(
+                node.items, node.spans, spec_bytes(model.space.graph.tensors[tensor], node.specs, model.space.machine), strict=True
+            ):
+                items.extend((first, last, local) for first, last in _without(span, covered))
+
+
+def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) -> None:
+    """What is stored, with the optimizer's states; for the times ``away`` only these."""
+    space = model.space
+    home, value = model.nodes[model.number["input", tensor]], space.graph.tensors[tensor]
+    trained = any(item.tensor == tensor and item.trained for item in space.graph.inputs)
+    size = DTYPE_BYTES[value.dtype]
+    for items, local in zip(home.items, spec_bytes(value, home.specs, space.machine), strict=True):
+        begin = 0
+        for first, last in (*away, (end, end)):
+            if first > begin:
+                items.append((begin, first, local))
+            begin = last
+        if trained:
+            items.append((0, end, optimizer_bytes(space.optimizer, local // size, value.dtype)))
+
+
+def _keep_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
+    """What backward keeps of what is stored beside it: a copy that forward has gathered."""
+    for tensor in tensors:
+        site = model.sites[tensor]
+        if site.saved is not None and not model.nodes[site.saved].spans:
             kept = model.nodes[site.saved]
-            begin, dies = max(r.time for r in early) + 1, min(r.time for r in late)
-            for choice, local in enumerate(spec_bytes(graph.tensors[tensor], kept.specs, space.machine)):
-                if dies > begin and (not stored or kept.from_layout[choice]):
-                    kept.items[choice].append((begin, dies, local))
-    for op in graph.ops:
-        if not _views(op):
-            counted: set[str] = set()
-            for position, tensor in enumerate(op.inputs):
-                if (op.name, tensor) in last and root[tensor] not in counted:
-                    counted.add(root[tensor])
-                    specs = space.op_choices(op).inputs(position)
-                    _hold(model, model.number["op", op.name], tensor, specs, times[op.name], times[op.name])
+            begin, end = _saved(model, tensor)
+            for choice, local in enumerate(spec_bytes(model.space.graph.tensors[tensor], kept.specs, model.space.machine)):
+                if end > begin and kept.from_layout[choice]:
+                    kept.items[choice].append((begin, end, local))
+            return
 
 
-def _hold(model: Model, node: int, tensor: str, specs: tuple[ShardingSpec, ...], begin: int, end: int, least: int = 1) -> None:
-    """``tensor`` lives in the spec of the node's choice over ``[begin, end)``, at least ``least`` steps."""
-    end = max(end, begin + least)
-    if end > begin:
-        for items, local in zip(
-            model.nodes[node].items, spec_bytes(model.space.graph.tensors[tensor], specs, model.space.machine), strict=True
-        ):
-            items.append((begin, end, local))
+def _saved(model: Model, tensor: str) -> tuple[int, int]:
+    """From after the last reader in forward to the first in backward."""
+    early, late = model.sites[tensor].phases(model.space.graph)
+    return max(reader.time for reader in early) + 1, min(reader.time for reader in late)
 
 
-def _add_leaving(model: Model, times: Mapping[str, int], root: Mapping[str, str]) -> None:
+def _reads(model: Model, tensor: str, *, viewed: bool) -> Iterator[Life]:
+    """Each operator that reads it, while it runs; ``viewed``: those that only view it too."""
+    graph = model.space.graph
+    for reader in model.sites[tensor].readers:
+        if not _leaves(reader) and (viewed or not _views(graph.op[reader.name])):
+            yield reader.time, reader.time + 1, reader.node, tensor, reader.specs
+
+
+def _between(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Life]:
+    """From when it is made on, but for its readers."""
+    graph, site = model.space.graph, model.sites[tensor]
+    made = times[graph.producer[tensor].name]
+    early, late = site.phases(graph)
+    by_choice = site.saved is not None and bool(model.nodes[site.saved].spans)
+    first = min((reader.time for reader in early or (() if by_choice else late)), default=made)
+    yield made, max(first, made + 1), site.producer, tensor, site.specs
+    for node, readers in ((site.forward, early), (site.backward, late)):
+        if node is not None and readers:
+            reads = [reader.time for reader in readers]
+            yield min(reads), max(reads), node, tensor, model.nodes[node].specs
+    if site.saved is not None and not by_choice:
+        yield *_saved(model, tensor), site.saved, tensor, model.nodes[site.saved].specs
+
+
+def _leaving(model: Model, times: Mapping[str, int], end: int) -> dict[str, list[Life]]:
     """What leaves lives from just after it is made to the end: outputs, gradients (in their parameter's spec), new values of buffers."""
-    space, graph = model.space, model.space.graph
+    graph = model.space.graph
     named = {item.name: item.tensor for item in graph.inputs}
-    counted = {item.tensor for item in graph.inputs}
+    found: dict[str, list[Life]] = {}
     for index, output in enumerate(graph.outputs):
-        if root[output.tensor] in counted:
-            continue
-        counted.add(root[output.tensor])
-        key = ("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", named[output.name])
-        node = model.nodes[model.number[key]]
-        born = times[graph.producer[output.tensor].name] + 1
-        for choice, local in enumerate(spec_bytes(graph.tensors[output.tensor], node.specs, space.machine)):
-            node.items[choice].append((born, len(graph.ops) + 1, local))
+        if output.tensor in graph.producer:
+            node = model.number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", named[output.name])]
+            born = times[graph.producer[output.tensor].name] + 1
+            found.setdefault(output.tensor, []).append((born, end, node, output.tensor, model.nodes[node].specs))
+    return found
+
+
+def _cover(model: Model, lives: Sequence[Life]) -> list[tuple[int, int]]:
+    """Each life as items of its node, as far as none before it covers the time; the times covered, in order."""
+    covered: list[tuple[int, int]] = []
+    for begin, end, node, tensor, specs in lives:
+        free = _without((begin, end), covered)
+        if free:
+            sizes = spec_bytes(model.space.graph.tensors[tensor], specs, model.space.machine)
+            for items, local in zip(model.nodes[node].items, sizes, strict=True):
+                items.extend((first, last, local) for first, last in free)
+            covered = sorted((*covered, *free))
+    return covered
+
+
+def _without(life: tuple[int, int], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of ``life`` lies outside the intervals ``covered``, which are in order."""
+    begin, end = life
+    found = []
+    for first, last in covered:
+        if first > begin:
+            found.append((begin, min(first, end)))
+        begin = max(begin, last)
+        if begin >= end:
+            break
+    if begin < end:
+        found.append((begin, end))
+    return [part for part in found if part[1] > part[0]]
+
+
+def _leaves(reader: Reader) -> bool:
+    return reader.name.startswith(OUTPUT)
 
 
 def _storage_roots(graph: Graph) -> dict[str, str]:

@@ -8,41 +8,50 @@ Nodes and what their choice means:
 ``output`` an output of the model: the spec it leaves with.
 ``layout`` a tensor as its readers of one phase share it: resharded once from what the producer made, whoever reads it.
 ``saved``  what backward keeps of a tensor made in forward: the producer's version or the layout's, or a free slice of either.
-           For a gathered weight this is the choice between keeping it and gathering it again.
+           For a gathered weight this is the choice between keeping it and gathering it again. Where operators may run again:
+           kept, gone, or made again.
+``again``  the second run of a forward operator, in backward: not, or when and in which strategy. See ``again``.
 ========  ==========================================================================================================
 
 A reader whose strategy needs another spec than the layout it reads pays a reshard of its own. Edges hold seconds.
-Memory: an operator's outputs live to their first reader, a layout from there to the last of its phase, ``saved`` nodes hold what
-lives on to backward; parameters hold their optimizer state and, from when it is made, their gradient. What is left out (a
-gathered weight while it is used once, a value next to its copy) makes the model ask for less memory than the program, never
-more: the bound stays true, and the program's own peak decides in ``find_plan``.
+Memory: see ``lives``. What is left out there (a value next to its copy, the buffers of collectives, what is gathered ahead) makes the
+model ask for less memory than the program, not more: the bound stays true, and the program's own peak decides in ``find_plan``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from autopar.graph import Graph, Phase, Tensor
-from autopar.rules import is_alias
-from autopar.schedule import OUTPUT, Assignment
-from autopar.search.lives import add_lives
+from autopar.schedule import Assignment
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.sharding import ShardingSpec
 from solvers import INFINITE, Problem
 
-Kind = Literal["input", "op", "output", "layout", "saved"]
+TIES = 1e-7
+"""Share of the cost of every plan that bytes times life may add to a problem, so that ties go to less memory."""
+
+Kind = Literal["input", "op", "output", "layout", "saved", "again"]
 Side = Literal["ahead", "between", "behind"]
 Item = tuple[int, int, int]
 
 
 @dataclass
 class Node:
-    """One node of the problem: seconds and memory items of each choice, and the spec it gives to a tensor (if it is of one tensor)."""
+    """One node of the problem: seconds and memory items of each choice, and the spec it gives to a tensor (if it is of one tensor).
+
+    Args:
+        from_layout: of ``saved``: made from the layout.
+        states: of ``saved`` where operators may run again: ``kept``, ``gone`` or ``again``; else all are kept.
+        moments: of ``saved``: which of its times the operator's second run has.
+        spans: of ``saved`` where operators may run again: from when to when what is chosen is there for backward.
+        picks: of ``again``: the strategy, by number; -1 where it does not run.
+    """
 
     kind: Kind
     name: str
@@ -50,6 +59,10 @@ class Node:
     specs: tuple[ShardingSpec, ...] = ()
     phase: Phase = "forward"
     from_layout: tuple[bool, ...] = ()
+    states: tuple[str, ...] = ()
+    moments: tuple[int, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    picks: np.ndarray | None = None
     items: list[list[Item]] = field(default_factory=list)
 
 
@@ -72,7 +85,8 @@ class Reader:
 
 @dataclass
 class Site:
-    """The nodes of one tensor: its producer, its forward layout, what is saved, its backward layout (None where not needed)."""
+    """The nodes of one tensor: its producer, its forward layout, what is saved, its backward layout (None where not needed), and
+    which of its readers in forward may run again."""
 
     tensor: str
     producer: int
@@ -81,6 +95,7 @@ class Site:
     forward: int | None = None
     saved: int | None = None
     backward: int | None = None
+    second: tuple[Reader, ...] = ()
 
     def phases(self, graph: Graph) -> tuple[list[Reader], list[Reader]]:
         """Readers in forward and in backward, each by time; a tensor made in backward has all of them there."""
@@ -183,8 +198,11 @@ class Model:
         )  # fmt: skip
 
     def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
-        """Seconds for which an operator's inner collectives hold each link they hold at all."""
-        return {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}
+        """Seconds for which an operator's inner collectives hold each link they hold at all, in its first or second run."""
+        loads = {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}
+        if node.picks is None:
+            return loads
+        return {link: np.where(node.picks >= 0, load[node.picks], 0.0) for link, load in loads.items()}
 
     def not_slowed(self, node: Node) -> Mapping[str, np.ndarray]:
         """For each link the seconds of an operator where it has collectives inside, none of them on that link: beside other calls there
@@ -222,6 +240,21 @@ class Model:
         node = self.nodes[self.edges[index].source]
         return node.kind == "layout" and node.phase == phase
 
+    @cached_property
+    def spread(self) -> list[np.ndarray]:
+        """For each node, bytes times life of each choice, above the least of them."""
+        frame = self._frame
+        lives = (frame.item_end - frame.item_begin) * frame.item_usage.astype(np.float64)
+        sums = np.bincount(np.repeat(np.arange(len(frame.costs)), np.diff(frame.item_ptr)), lives, len(frame.costs))
+        return [sizes - sizes.min() for sizes in np.split(sums, frame.node_ptr[1:-1])]
+
+    def _ties(self, priced: Priced) -> list[np.ndarray]:
+        """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
+        least = sum(float(table.min()) for table in priced.nodes)
+        most = sum(float(sizes.max()) for sizes in self.spread)
+        share = TIES * max(least, 0.0) / most if most else 0.0
+        return [share * sizes for sizes in self.spread]
+
     def connect(self, source: int, target: int, table: np.ndarray, **more: Any) -> None:
         self.edges.append(Edge(source, target, table, **more))
 
@@ -231,11 +264,27 @@ class Model:
         Args:
             weights: what each node and edge counts; seconds in sequence when not given.
 
-        The unit is chosen so that the sum of the largest finite entries stays under 2**52.
+        The unit is chosen so that the sum of the largest finite entries stays under 2**52. To costs come ``TIES`` of them at most.
         """
         priced = (weights or InSequence()).price(self)
-        edges = [(edge.source, edge.target, table) for edge, table in zip(self.edges, priced.edges, strict=True)]
-        return in_units(priced.nodes, edges, [node.items for node in self.nodes], limit)
+        most = {id(table): _largest(table) for table in {id(table): table for table in priced.edges}.values()}
+        ceiling = sum(_largest(table) for table in priced.nodes) + sum(most[id(table)] for table in priced.edges)
+        unit = max(ceiling, 1e-30) / 2**52
+        costs = [_integers(table + tie, unit) for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
+        rounded: dict[int, np.ndarray] = {}
+        for table in priced.edges:
+            if id(table) not in rounded:
+                rounded[id(table)] = _integers(table, unit).reshape(-1)
+        edge_costs = np.concatenate([rounded[id(table)] for table in priced.edges]) if priced.edges else self._frame.edge_costs
+        return replace(self._frame, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
+
+    @cached_property
+    def _frame(self) -> Problem:
+        """The problem without prices: they are all that weights change."""
+        nothing = {id(edge.seconds): np.zeros(edge.seconds.shape, dtype=np.int64) for edge in self.edges}
+        edges = [(edge.source, edge.target, nothing[id(edge.seconds)]) for edge in self.edges]
+        costs = [np.zeros(len(node.seconds), dtype=np.int64) for node in self.nodes]
+        return Problem.build(costs, edges, items=[node.items for node in self.nodes], limit=0, name="plan")
 
     # What follows is told apart where equal layers are folded: see ``folded``.
 
@@ -330,147 +379,6 @@ def _integers(table: np.ndarray, unit: float) -> np.ndarray:
     return np.where(finite, np.floor(np.where(finite, table, 0.0) / unit), INFINITE).astype(np.int64)
 
 
-def build_model(space: Space) -> Model:
-    """All nodes and edges of ``space.graph``."""
-    model = Model(space)
-    times = {op.name: time for time, op in enumerate(sorted(space.graph.ops, key=lambda op: op.phase == "backward"))}
-    _add_inputs(model)
-    _add_ops(model)
-    _add_outputs(model)
-    for tensor, readers in _readers(model, times).items():
-        _add_site(model, tensor, readers)
-    add_lives(model, times)
-    return model
-
-
-def _add_inputs(model: Model) -> None:
-    space = model.space
-    for item in space.graph.inputs:
-        specs = space.input_specs(item)
-        model.add(Node("input", item.tensor, space.input_seconds(item, specs), specs))
-
-
-def _add_ops(model: Model) -> None:
-    for op in model.space.graph.ops:
-        model.add(Node("op", op.name, model.space.op_choices(op).seconds, phase=op.phase))
-
-
-def _add_outputs(model: Model) -> None:
-    space = model.space
-    for index, output in enumerate(space.graph.outputs):
-        if output.kind == "output":
-            specs = space.output_specs(index)
-            node = model.add(Node("output", f"{OUTPUT}{index}", np.zeros(len(specs)), specs))
-            for item in space.graph.of_kind("tangent"):
-                if item.name == output.name:
-                    tangent = model.number["input", item.tensor]
-                    model.connect(node, tangent, space.equality_table(specs, model.nodes[tangent].specs))
-
-
-def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
-    """Everybody who reads each tensor: operators, outputs, and parameters (their gradient) or buffers (their new value)."""
-    graph = model.space.graph
-    found: dict[str, list[Reader]] = {name: [] for name in graph.tensors}
-    for op in graph.ops:
-        choices = model.space.op_choices(op)
-        node = model.number["op", op.name]
-        for position, tensor in enumerate(op.inputs):
-            sums = tuple(sum(bool(spec.partial) for spec in strategy.inputs) > 1 for strategy in choices.strategies)
-            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op), sums)
-            found[tensor].append(reader)
-    named = {item.name: item.tensor for item in graph.inputs}
-    for index, output in enumerate(graph.outputs):
-        name = f"{OUTPUT}{index}"
-        node = model.number["output", name] if output.kind == "output" else model.number["input", named[output.name]]
-        producer = graph.producer.get(output.tensor)
-        phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
-        time = times[producer.name] if producer else 0
-        found[output.tensor].append(Reader(node, model.nodes[node].specs, name, 0, phase, time, False))
-    return found
-
-
-def _add_site(model: Model, tensor: str, readers: list[Reader]) -> None:
-    space, graph = model.space, model.space.graph
-    producer = graph.producer.get(tensor)
-    pinned = space.pins.tensors.get(tensor)
-    if producer:
-        source = model.number["op", producer.name]
-        specs = space.op_choices(producer).outputs(producer.outputs.index(tensor))
-    else:
-        source = model.number["input", tensor]
-        specs = model.nodes[source].specs
-    site = model.sites[tensor] = Site(tensor, source, specs, readers)
-    early, late = site.phases(graph)
-    current, current_specs = source, specs
-    if early and (len(early) > 1 or late or pinned):
-        site.forward = _add_layout(model, site, "forward", source, specs, early, pinned)
-        layout = model.nodes[site.forward]
-        _connect_readers(model, tensor, site.forward, layout.specs, early, "forward")
-        if late:
-            site.saved = _add_saved(model, site, layout)
-            current, current_specs = site.saved, model.nodes[site.saved].specs
-    elif early:
-        _connect_readers(model, tensor, source, specs, early, "forward")
-    if len(late) > 1 or (late and pinned and not early):
-        site.backward = _add_layout(model, site, "backward", current, current_specs, late, pinned if not early else None)
-        current, current_specs = site.backward, model.nodes[site.backward].specs
-    _connect_readers(model, tensor, current, current_specs, late, "backward")
-
-
-def _add_layout(
-    model: Model, site: Site, phase: Phase, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], pinned: ShardingSpec | None
-) -> int:
-    wanted = dict.fromkeys(spec for reader in readers for spec in reader.specs)
-    if pinned:
-        wanted = {pinned: None}
-    elif len(readers) > 1:
-        wanted.update(dict.fromkeys(specs))
-    chosen, whole = tuple(wanted), model.space.graph.tensors[site.tensor]
-    table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
-    reachable = np.isfinite(table).any(axis=0)
-    if not reachable.all():
-        chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
-        table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
-    node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase))
-    side = _side(model, source, phase, all(reader.name.startswith(OUTPUT) for reader in readers))
-    model.side_of_layout[node] = side
-    model.connect(source, node, table, phase=phase, tensor=whole, sources=specs, targets=chosen, side=side)
-    return node
-
-
-def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
-    """Where a reshard of what ``source`` gives stands: see ``Edge``. A layout stands where its own reshard does."""
-    node = model.nodes[source]
-    if node.kind == "layout" and node.phase == phase:
-        return "ahead" if model.side_of_layout[source] == "ahead" else "behind" if leaves else "between"
-    if node.kind in ("input", "saved") or node.phase != phase:
-        return "ahead"
-    return "behind" if leaves else "between"
-
-
-def _connect_readers(
-    model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], phase: Phase
-) -> None:  # fmt: skip
-    """Edges from what is shared to each reader.
-
-    A layout with one reader is that reader's reshard: equality. A view that can take the spec as it is does so:
-    the same reshard after it costs the same.
-    """
-    alone = len(readers) == 1 and model.nodes[source].kind == "layout"
-    for reader in readers:
-        if alone and not model.space.pins.tensors.get(tensor):
-            model.connect(source, reader.node, model.space.equality_table(specs, reader.specs), phase=phase)
-            continue
-        whole = model.space.graph.tensors[tensor]
-        table = model.masked(model.space.reshard_table(whole, specs, reader.specs), specs, reader.specs, reader.sums)
-        if reader.follows:
-            table = model.followed(table, specs, reader.specs)
-        model.connect(
-            source, reader.node, table, phase=phase, tensor=whole, sources=specs, targets=reader.specs, readers=len(readers),
-            side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
-        )  # fmt: skip
-
-
 def _without_masks(
     table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], sums: tuple[bool, ...] = ()
 ) -> np.ndarray:
@@ -480,31 +388,6 @@ def _without_masks(
         sums or (False,) * len(targets)
     )
     return np.where(masked, IMPOSSIBLE, table) if masked.any() else table
-
-
-def _add_saved(model: Model, site: Site, layout: Node) -> int:
-    """What backward keeps: (spec, made from the layout rather than from the producer's version, which has another spec then)."""
-    space = model.space
-    tensor = space.graph.tensors[site.tensor]
-    stored = site.tensor not in space.graph.producer
-    own = tuple(dict.fromkeys(spec for spec in site.specs if not spec.partial)) or tuple(dict.fromkeys(site.specs))
-    made = tuple(spec for spec in layout.specs if not spec.partial) or layout.specs
-    specs = (*own, *made)
-    from_layout = (False,) * len(own) + (True,) * len(made)
-    node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))
-    choice = np.array(from_layout)
-    same = space.equality_table(site.specs, specs)
-    table = same if stored else model.once_free(space.reshard_table(tensor, site.specs, specs))
-    model.connect(site.producer, node, model.once((id(table), from_layout, "own"), lambda: _own(table, same, choice), table))
-    shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
-    assert site.forward is not None
-    model.connect(site.forward, node, model.once((id(shared), from_layout, "made"), lambda: np.where(choice, shared, 0.0), shared))
-    return node
-
-
-def _own(table: np.ndarray, same: np.ndarray, from_layout: np.ndarray) -> np.ndarray:
-    """From the producer's version where the choice is of it; else another spec than it has."""
-    return np.where(from_layout[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table)
 
 
 def _free(table: np.ndarray) -> np.ndarray:

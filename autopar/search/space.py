@@ -6,7 +6,7 @@ Equal operators (same target, arguments, shapes) share their strategies and pric
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -55,6 +55,8 @@ class Space:
     Args:
         optimizer: see ``cost_models.find_optimizer``.
         pins: what the user fixed.
+        only: the one strategy of each operator, by name, and ``placed`` the one spec of each graph input, where a search leaves these as
+            they are (see ``restricted``).
     """
 
     graph: Graph
@@ -62,7 +64,10 @@ class Space:
     optimizer: str
     pins: Pins
     unknown: dict[str, str] = field(default_factory=dict)
+    only: Mapping[str, Strategy] | None = None
+    placed: Mapping[str, ShardingSpec] | None = None
     _ops: dict[object, OpChoices] = field(default_factory=dict)
+    _single: dict[object, OpChoices] = field(default_factory=dict)
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
     _prices: dict[object, tuple[float, ...]] = field(default_factory=dict)
@@ -73,6 +78,21 @@ class Space:
 
     def op_choices(self, op: Op) -> OpChoices:
         """Strategies of ``op``, priced. Operators without a rule run whole and are noted in ``unknown``."""
+        found = self._all_choices(op)
+        if self.only is None:
+            return found
+        number = found.strategies.index(self.only[op.name])
+        key = id(found), number
+        if key not in self._single:
+            loads = {link: load[number : number + 1] for link, load in found.loads.items()}
+            self._single[key] = OpChoices((found.strategies[number],), found.seconds[number : number + 1], loads)
+        return self._single[key]
+
+    def restricted(self, inputs: Mapping[str, ShardingSpec], strategies: Mapping[str, Strategy]) -> Space:
+        """The same with graph inputs and operators as they are in a plan: what is left to choose is what is resharded, kept, made again."""
+        return replace(self, only=strategies, placed=inputs, _single={})
+
+    def _all_choices(self, op: Op) -> OpChoices:
         shown = tuple((self.graph.tensors[name].shape, self.graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
         key = (op.target, op.args, op.kwargs, shown)
         found = self._ops.get(key)
@@ -100,6 +120,8 @@ class Space:
 
     def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
         """Specs a graph input may have: the pinned one, or all."""
+        if self.placed is not None:
+            return (self.placed[item.tensor],)
         pinned = self.pins.inputs.get(item.tensor)
         return (pinned,) if pinned else self._splits(item.tensor)
 

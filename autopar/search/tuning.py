@@ -19,11 +19,17 @@ from cost_models import Machine
 
 MIB = 2**20
 LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("ahead_bytes", tuple(size * MIB for size in (0, 25, 100, 400, 1600))),
+    ("ahead_bytes", (0, 1, *(size * MIB for size in (25, 100, 400, 1600)))),
     ("aside_bytes", tuple(size * MIB for size in (0, 50, 200, 800))),
     ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
 )
-"""The values tried for each limit: from nothing to more than a large layer."""
+"""The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
+LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0)
+"""What a schedule keeps to that is to need little memory."""
+HOPELESS = 1.5
+"""Limits that are tried one by one gain less than this."""
+EQUAL = 1e-9
+"""Relative difference of steps that are the same."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,16 @@ class Timed:
     memory: Memory
 
     def better(self, other: Timed | None, limit: int) -> bool:
-        """Whether this is the one to keep: what fits before what does not, then the shorter, or the smaller where neither fits."""
+        """Whether this is the one to keep: what fits before what does not, then the shorter, or where neither fits or both take as long
+        the smaller."""
         if other is None:
             return True
         mine, theirs = self.memory.peak <= limit, other.memory.peak <= limit
         if mine != theirs:
             return mine
-        return self.seconds < other.seconds if mine else self.memory.peak < other.memory.peak
+        if mine and abs(self.seconds - other.seconds) > EQUAL * other.seconds:
+            return self.seconds < other.seconds
+        return self.memory.peak < other.memory.peak
 
 
 class _Trying:
@@ -66,30 +75,47 @@ class _Trying:
         machine = placed.machine
         step = makespan(simulated(placed)) + placed.optimizer_seconds(self.optimizer)
         seconds = placed.communication_seconds() if machine.cost_model == "communication" else step
-        if self.best is not None and self.best.memory.peak <= self.limit and seconds >= self.best.seconds:
+        if self.best is not None and self.best.memory.peak <= self.limit and not self._promises(limits, seconds, self.best):
             return
         whole = free(placed)
         slots = simulated(whole)
         found = Timed(self.assignment, whole, slots, seconds, step, memory(whole, self.optimizer))
         if found.better(self.best, self.limit):
             self.best = found
+        if found.memory.peak > self.limit and limits.ahead_bytes:
+            within = replace(limits, held_bytes=max(self.limit - found.memory.optimizer, 1))
+            if within not in self.looked:
+                self.look(within)
+
+
+    def _promises(self, limits: Limits, seconds: float, best: Timed) -> bool:
+        """Whether it is faster, or as fast with less in flight."""
+        leaner = _in_flight(limits) < _in_flight(best.schedule.limits)
+        return seconds <= best.seconds * ((1 + EQUAL) if leaner else (1 - EQUAL))
 
 
 def best_schedule(
     graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, *, start: Limits | None = None, tries: int = 100,
-    until: float = math.inf,
+    until: float = math.inf, beside: float = math.inf,
 ) -> Timed:  # fmt: skip
     """The best schedule found for an assignment within ``limit`` bytes a rank.
 
     Args:
         start: the limits to begin from.
-        tries: how many others are looked at, at most; none under the communication model, where nothing overlaps.
+        tries: how many others are looked at, at most, beside the leanest where the first needs too much memory; none under the
+            communication model, where nothing overlaps.
+        beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at.
         until: the ``perf_counter`` from which no others are.
     """
     trying = _Trying(graph, assignment, machine, optimizer, limit)
     trying.look(start or default_limits(machine))
+    if trying.best is not None and trying.best.memory.peak > limit and machine.cost_model != "communication":
+        trying.look(LEAN)
+        tries += 1
     best = trying.best
     assert best is not None
+    if (best.memory.peak > limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
+        return best
     for _ in range(len(LADDERS) if machine.cost_model != "communication" else 0):
         before = best
         for name, ladder in LADDERS:
@@ -100,6 +126,10 @@ def best_schedule(
         if best is before:
             break
     return best
+
+
+def _in_flight(limits: Limits) -> int:
+    return limits.bucket_bytes + limits.ahead_bytes + limits.aside_bytes
 
 
 def _steps(limits: Limits, name: str, ladder: Sequence[int]) -> Iterator[Limits]:

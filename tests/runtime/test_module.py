@@ -55,11 +55,12 @@ def compiled(made: Example, schedule: Schedule, **options: Any) -> ShardedModule
 
 
 def on_ranks(
-    function: Callable[[ShardedModule], Any], *, mesh: str = "2x2", seed: int = 0, made: Example | None = None, **options: Any
-) -> list[Any]:
+    function: Callable[[ShardedModule], Any], *, mesh: str = "2x2", seed: int = 0, made: Example | None = None, again: float = 0.0,
+    **options: Any,
+) -> list[Any]:  # fmt: skip
     """``function`` of the compiled module on every rank of a random plan; what it returns."""
     made = made or net()
-    schedule = random_schedule(made.captured.graph, machine(mesh), seed)
+    schedule = random_schedule(made.captured.graph, machine(mesh), seed, again=again)
 
     def rank_main(_: int) -> Any:
         with warnings.catch_warnings():
@@ -378,13 +379,15 @@ def test_calls_that_do_not_fit_are_refused(call: Callable[[ShardedModule], Any],
     assert words in found and "\nhint: " in found
 
 
+@pytest.mark.parametrize("again", [0.0, 1.0])
 @pytest.mark.parametrize("execute", ["graph", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_graphs_do_what_the_interpreter_does(execute: str) -> None:
+def test_graphs_do_what_the_interpreter_does(execute: str, again: float) -> None:
     reference = copy.deepcopy(net().model)
     wanted = train(reference, lambda: loss(reference(X), Y))
 
-    def run(module: ShardedModule) -> tuple[list[float], bool, set[str]]:
+    def run(module: ShardedModule) -> tuple[list[float], bool, set[str], int]:
         graphs = module.step.executable
+        backward = [str(node.target) for node in graphs.backward_graph.graph.nodes]
         with module.observed_collectives() as observed:
             module(X, Y).backward()
         nodes = [str(node.target) for graph in (graphs.forward_graph, graphs.backward_graph) for node in graph.graph.nodes]
@@ -392,11 +395,33 @@ def test_graphs_do_what_the_interpreter_does(execute: str) -> None:
         listed = [planned(row) for row in plan_of(module.schedule).collectives]
         as_planned = [item.row(module.place.mesh) for item in observed] == listed and len(sent) == len(listed)
         module.zero_grad()
-        return train(module, lambda: module(X, Y)), as_planned, {name for name in nodes if name.startswith("autopar")}
+        ours = {name for name in nodes if name.startswith("autopar")}
+        return train(module, lambda: module(X, Y)), as_planned, ours, backward.count("aten.tanh.default")
 
-    for found, as_planned, whole in on_ranks(run, mesh="2", seed=1, execute=execute):
+    for found, as_planned, whole, made_again in on_ranks(run, mesh="2", seed=1, execute=execute, again=again):
         assert found == pytest.approx(wanted, rel=1e-9)
         assert as_planned and whole == set()
+        assert made_again == 2 * again
+
+
+class Dropping(Net):
+    """Draws between its layers; no dropout is ever left out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.again(nn.functional.dropout(torch.tanh(self.up(x)), 0.5, True)))
+        return self.down(hidden * torch.rand_like(hidden))
+
+
+@pytest.mark.parametrize("execute", ["eager", "graph", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_what_is_drawn_in_forward_is_drawn_again_in_backward(execute: str) -> None:
+    torch.manual_seed(0)
+    made = example(Dropping(), (X,), "train", loss, (Y,))
+    trained = [
+        on_ranks(lambda module: train(module, lambda: module(X, Y)), mesh="2", made=made, again=again, execute=execute)
+        for again in (0.0, 1.0)
+    ]
+    assert trained[0][0] == pytest.approx(trained[1][0], rel=1e-9)
+    assert len(set(trained[0][0][1::2])) == 3, "every step draws anew"
 
 
 class WithLogits(Net):

@@ -19,9 +19,9 @@ Broken = tuple[Schedule, int]
 """A schedule, and the id of the instruction at fault."""
 
 
-def whole(seed: int = 1) -> Schedule:
+def whole(seed: int = 1, again: float = 0.0) -> Schedule:
     """A legal one, with collectives ahead of, between and behind the operators of both phases."""
-    return random_schedule(two_layers(), machine("x=2,y=2"), seed, Limits(0, 2**30, 0))
+    return random_schedule(two_layers(), machine("x=2,y=2"), seed, Limits(0, 2**30, 0), again)
 
 
 def kind(schedule: Schedule, name: str) -> list[Instruction]:
@@ -149,6 +149,30 @@ def forward_behind_backward() -> Broken:
     return edited(schedule, replace(last, phase="forward")), last.id
 
 
+def runs_again_what_is_of_backward() -> Broken:
+    """An operator of backward passes for the second run of itself."""
+    schedule = whole()
+    run = kind(schedule, "run")[-1]
+    return edited(schedule, replace(run, phase="recompute")), run.id
+
+
+def runs_again_otherwise() -> Broken:
+    """A second run is of another operator than the one it is named after."""
+    schedule = whole(again=1.0)
+    runs = [item for item in kind(schedule, "run") if item.phase == "recompute"]
+    other = next(item for item in schedule.operations.values() if item != schedule.operations[runs[0].of])
+    return replace(schedule, operations={**schedule.operations, runs[0].of: other}), runs[0].id
+
+
+def runs_again_what_may_not() -> Broken:
+    """What draws without a seed would draw another time."""
+    schedule = whole(again=1.0)
+    run = next(item for item in kind(schedule, "run") if item.phase == "recompute")
+    first = schedule.operations[run.of]
+    drawing = replace(first, op=replace(first.op, target="aten.bernoulli.default"))
+    return replace(schedule, operations={**schedule.operations, run.of: drawing, first.op.name: drawing}), run.id
+
+
 def an_operator_is_missing() -> Broken:
     schedule = whole()
     operations = {**schedule.operations, "ghost": next(iter(schedule.operations.values()))}
@@ -179,6 +203,7 @@ def too_much_in_flight() -> Broken:
     raise AssertionError("never two calls in flight")
 
 
+AGAIN = "an operator that runs a second time may, and does the same in backward"
 BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "reads what is made later": ("what is read was made before and is not freed", reads_too_early),
     "reads what is in flight": ("what is read was made before and is not freed", reads_in_flight),
@@ -192,6 +217,9 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "frees what is on its way": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_is_on_its_way),
     "another stage": ("every rank starts the collectives of a group in the same order", another_stage),
     "forward behind backward": ("forward comes before backward", forward_behind_backward),
+    "runs again what is of backward": (AGAIN, runs_again_what_is_of_backward),
+    "runs again otherwise": (AGAIN, runs_again_otherwise),
+    "runs again what may not": (AGAIN, runs_again_what_may_not),
     "an operator is missing": ("every operator runs, and every output is made", an_operator_is_missing),
     "an output is missing": ("every operator runs, and every output is made", an_output_is_missing),
     "too much in flight": ("bytes in flight stay within the limit", too_much_in_flight),
@@ -216,7 +244,7 @@ def test_every_predicate_is_broken_by_something() -> None:
 
 def test_what_is_whole_is_legal() -> None:
     for seed in range(10):
-        assert check_legal(whole(seed), "the passes") == whole(seed)
+        assert check_legal(whole(seed, 0.5), "the passes") == whole(seed, 0.5)
 
 
 def test_a_pass_that_breaks_something_is_named() -> None:

@@ -18,11 +18,15 @@ TYPICAL_BYTES = 1024.0
 PEAK_FLOPS = 1e9
 
 
-def small_graph(seed: int, most: int = MOST_OPERATORS) -> Graph:
-    """A graph of 2 to ``most`` operators: forward, or forward and backward with the gradients of its parameters, with or without a loss."""
+def small_graph(seed: int, most: int = MOST_OPERATORS, forward: int = 2) -> Graph:
+    """A graph of 2 to ``most`` operators: forward, or forward and backward with the gradients of its parameters, with or without a loss.
+
+    Args:
+        forward: so many operators of forward, at most, where there is a backward.
+    """
     chance = random.Random(seed)
     while True:
-        made = _Drawing(chance, most).run()
+        made = _Drawing(chance, most, forward).run()
         if made is not None:
             return made
 
@@ -73,6 +77,7 @@ class _Drawing:
 
     chance: random.Random
     most: int
+    forward: int = 2
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: list[GraphInput] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -85,7 +90,7 @@ class _Drawing:
         train = chance.random() < 0.6
         self.extents = [chance.choice((4, 8, 16, 16, 32, 6)) for _ in range(3)]
         made = [self._input("input", "x")]
-        for _ in range(chance.randint(1, 2 if train else self.most)):
+        for _ in range(chance.randint(1, self.forward if train else self.most)):
             made.append(self._forward(made))
         leaves = [name for name in made if not any(name in op.inputs for op in self.ops) and name != "x"]
         if train:

@@ -15,8 +15,9 @@ import pytest
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
 from autopar.search import PROOF, Found, find_plan, finding
+from autopar.search.building import build_model
 from autopar.search.extract import extract
-from autopar.search.model import Model, build_model
+from autopar.search.model import Model
 from autopar.search.pins import resolve_pins
 from autopar.search.space import Space
 from cost_models import Machine

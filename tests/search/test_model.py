@@ -11,8 +11,8 @@ from autopar.importer import capture_graph
 from autopar.schedule import Limits, Schedule, make_schedule, memory, ordered, step_seconds
 from autopar.schedule.ordering import order
 from autopar.search import find_plan
+from autopar.search.building import build_model
 from autopar.search.extract import extract
-from autopar.search.model import build_model
 from autopar.search.pins import Pins
 from autopar.search.space import Space
 from cost_models import Machine, Mesh, load_hardware

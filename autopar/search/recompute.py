@@ -1,0 +1,185 @@
+"""Assignments that keep less for backward: operators run a second time there, as people choose them by hand.
+
+=========  ===============================================================================================================
+full       of every layer only what enters it is kept; all else that backward needs of it is made again
+selective  inside attention nothing is kept but what is made with a parameter: after the projections the products of activations with one
+           another, softmax, rotations and all that lies between are made again (Korthikanti et al. 2022)
+=========  ===============================================================================================================
+
+A layer is a module whose name is a number (``layers.3``), the outermost one. What a layer hands on is kept: the next one's input, and
+what leaves. An operator that may not run twice keeps what it makes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from autopar import pricing
+from autopar.graph import Graph, Op
+from autopar.rules import family, why_once
+from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
+from cost_models import Machine
+
+LAYER = re.compile(r"(?:.*?\.)??\d+(?=\.|$)")
+"""A module path up to its first number."""
+SCORES = 4
+"""Dims of the softmax of an attention that was not captured as one operator: batch, heads, queries, keys."""
+
+
+def full(graph: Graph) -> frozenset[str]:
+    """The operators that run again when each layer keeps its inputs alone."""
+    return _inside(graph, {op.name: layer.group() for op in graph.ops if (layer := LAYER.match(op.module))})
+
+
+def selective(graph: Graph) -> frozenset[str]:
+    """The operators that run again when each attention keeps what it makes with its parameters alone."""
+    holding = {op.module for op in graph.ops if op.phase == "forward" and op.module and _attends(op, graph)}
+    weights = _made_of_weights(graph)
+
+    def home(op: Op) -> str:
+        found = [path for path in holding if op.module == path or op.module.startswith(f"{path}.")]
+        return min(found, key=len, default="")
+
+    inside = {op.name: home(op) for op in graph.ops if not any(tensor in weights for tensor in op.inputs)}
+    return _inside(graph, {name: path for name, path in inside.items() if path})
+
+
+def _attends(op: Op, graph: Graph) -> bool:
+    scores = op.target.startswith("aten._softmax.") and len(graph.tensors[op.inputs[0]].shape) == SCORES
+    return family(op) == "attention" or scores
+
+
+POLICIES: Mapping[str, Callable[[Graph], frozenset[str]]] = {"selective": selective, "full": full}
+"""By name, the one that costs less time first: the operators that run again."""
+
+
+def _made_of_weights(graph: Graph) -> set[str]:
+    """Parameters, and views and copies of them."""
+    found = {item.tensor for item in graph.of_kind("parameter")}
+    for op in graph.ops:
+        if op.inputs and all(tensor in found for tensor in op.inputs):
+            found.update(op.outputs)
+    return found
+
+
+def _inside(graph: Graph, home: Mapping[str, str]) -> frozenset[str]:
+    """Of the forward operators with a home those that make nothing for others outside it, and may run twice."""
+    leaving = {output.tensor for output in graph.outputs}
+
+    def stays(op: Op) -> bool:
+        readers = [graph.ops[index] for tensor in op.outputs for index, _ in graph.consumers[tensor]]
+        return not leaving & set(op.outputs) and all(
+            home.get(reader.name) == home[op.name] for reader in readers if reader.phase == "forward"
+        )  # fmt: skip
+
+    return frozenset(
+        op.name for op in graph.ops if op.phase == "forward" and op.name in home and not why_once(op) and stays(op)
+    )  # fmt: skip
+
+
+def with_policies(graph: Graph, assignment: Assignment, machine: Machine) -> Iterator[tuple[str, Assignment]]:
+    """The assignment under each of ``POLICIES`` that changes anything, with its name."""
+    for name, policy in POLICIES.items():
+        names = policy(graph)
+        if names - assignment.again:
+            yield name, recompute(graph, assignment, names, machine)
+
+
+def recompute(graph: Graph, assignment: Assignment, names: Collection[str], machine: Machine) -> Assignment:
+    """The assignment with second runs of the operators ``names``, and of those that have them already.
+
+    What backward read of what they make it reads of their second runs, in the same specs. A second run reads what the first did: made
+    again too, or kept; of what lies between a kept tensor and its reader, the smallest value is kept and the rest made of it anew.
+    Parameters are gathered again, unless backward keeps them whole anyhow.
+
+    Raises:
+        ValueError: an operator that may not run twice, or is none of forward.
+    """
+    for name in names:
+        reason = why_once(graph.op[name]) if graph.op[name].phase == "forward" else "it is of backward"
+        if reason:
+            raise ValueError(f"{name} may not run a second time: {reason}")
+    return _Rewriting(graph, assignment, frozenset(names) | assignment.again, machine).run()
+
+
+class _Rewriting:
+    """Finds for each value of forward what stands for it in backward."""
+
+    def __init__(self, graph: Graph, assignment: Assignment, names: frozenset[str], machine: Machine) -> None:
+        self.graph, self.assignment, self.names, self.machine = graph, assignment, names, machine
+        self.reads = dict(assignment.reads or {})
+        self.layouts = {layout.value: layout for layout in assignment.layouts}
+        self.gone = {tensor for name in names for tensor in graph.op[name].outputs}
+        self.kept = {value for value in self._read_in_backward() if self._tensor(value) not in self.gone}
+
+    def run(self) -> Assignment:
+        for layout in tuple(self.layouts.values()):
+            if layout.half == "backward":
+                source = self._again(layout.source, layout.before)
+                self.layouts[layout.value] = replace(self.layouts[layout.value], source=source)
+        for reader, position, value in self._readers():
+            if self._tensor(value) in self.gone:
+                self._read(reader, position, self._again(value, reader))
+        for name in self.names:
+            for position, tensor in enumerate(self.graph.op[name].inputs):
+                if (name + AGAIN, position) not in self.reads:
+                    value = self.reads.get((name, position), tensor)
+                    self._read(name + AGAIN, position, self._again(value, name + AGAIN))
+        return replace(self.assignment, layouts=tuple(self.layouts.values()), reads=self.reads, again=self.names)
+
+    def _readers(self) -> Iterable[tuple[str, int, str]]:
+        """Every read of backward: who, where, and the value."""
+        for op in self.graph.ops:
+            if op.phase == "backward":
+                for position, tensor in enumerate(op.inputs):
+                    yield op.name, position, self.reads.get((op.name, position), tensor)
+        for index, output in enumerate(self.graph.outputs):
+            producer = self.graph.producer.get(output.tensor)
+            if output.kind == "gradient" and (producer is None or producer.phase == "backward"):
+                yield f"{OUTPUT}{index}", 0, self.reads.get((f"{OUTPUT}{index}", 0), output.tensor)
+
+    def _read_in_backward(self) -> Iterable[str]:
+        """The values that are there in backward: read by its operators, or the source of its reshards."""
+        yield from (value for _, _, value in self._readers())
+        yield from (layout.source for layout in self.layouts.values() if layout.half == "backward")
+
+    def _tensor(self, value: str) -> str:
+        return self.layouts[value].tensor if value in self.layouts else value
+
+    def _read(self, reader: str, position: int, value: str) -> None:
+        self.reads[reader, position] = value
+
+    def _again(self, value: str, reader: str) -> str:
+        """What stands for ``value`` in backward."""
+        if value not in self.layouts:
+            return value + AGAIN if value in self.gone else value
+        layout = self.layouts[value]
+        if layout.half == "backward" or (layout.tensor not in self.gone and self._stays(value)):
+            return value
+        made = value + AGAIN
+        if made not in self.layouts:
+            source = self._again(layout.source, reader)
+            self.layouts[made] = Layout(made, layout.tensor, source, layout.spec, "backward", reader)
+        return made
+
+    def _stays(self, value: str) -> bool:
+        """Whether a reshard of a tensor that is kept is kept itself: since backward reads it, or since what it is made of is larger."""
+        layout = self.layouts[value]
+        return value in self.kept or (layout.tensor in self.graph.producer and self._bytes(value) <= self._least(layout.source))
+
+    def _least(self, value: str) -> int:
+        """The bytes of the smallest value on the way to ``value``."""
+        return min([self._bytes(value)] + ([self._least(self.layouts[value].source)] if value in self.layouts else []))
+
+    def _bytes(self, value: str) -> int:
+        tensor = self._tensor(value)
+        if value in self.layouts:
+            spec = self.layouts[value].spec
+        elif tensor in self.graph.producer:
+            op = self.graph.producer[tensor]
+            spec = self.assignment.strategies[op.name].outputs[op.outputs.index(tensor)]
+        else:
+            spec = self.assignment.inputs[tensor]
+        return pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine)
