@@ -15,6 +15,7 @@ from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.plan import Plan
 from autopar.schedule import Assignment, Schedule, make_schedule, memory, step_seconds
+from autopar.schedule.freeing import storage_bytes
 from autopar.search.baselines import find_baselines
 from autopar.search.pins import resolve_pins
 from autopar.search.recompute import POLICIES, full, recompute, selective
@@ -54,22 +55,23 @@ def schedule_of(name: str, baseline: str, policy: str, mesh: str = "dp=2,tp=2") 
     return make_schedule(graph, assignment, where)
 
 
-def kept(schedule: Schedule) -> dict[str, int]:
-    """The tensors made by forward operators that are there when backward begins, and the bytes of those that are no views."""
+def kept(schedule: Schedule) -> tuple[set[str], int]:
+    """The tensors made by forward operators that are there when backward begins, and the bytes of the storages they lie in."""
     there = set[str]()
     for item in schedule.instructions:
         if item.half == "backward":
             break
         there = there - set(item.reads) if item.kind == "free" else there | set(item.writes)
-    made = {value: schedule.values[value] for value in there if schedule.values[value].tensor in schedule.graph.producer}
-    return {value.tensor: value.bytes * (schedule.storage[name] == name) for name, value in made.items()}
+    made = {value for value in there if schedule.values[value].tensor in schedule.graph.producer}
+    roots = {schedule.storage[value] for value in made}
+    return {schedule.values[value].tensor for value in made}, sum(storage_bytes(schedule, root) for root in roots)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3"])
 def test_full_keeps_what_enters_each_layer(name: str) -> None:
     schedule = schedule_of(name, "fsdp", "full")
     graph, again = schedule.graph, full(schedule.graph)
-    inside = {tensor for tensor in kept(schedule) if graph.producer[tensor].module.startswith("layers.")}
+    inside = {tensor for tensor in kept(schedule)[0] if graph.producer[tensor].module.startswith("layers.")}
     assert len(inside) == LAYERS, "the last sum of each layer enters the next one, or the last norm"
     assert {op.name for op in graph.ops if op.target.startswith("autopar.attention.")} <= again
     assert all(graph.op[name].phase == "forward" and graph.op[name].module.startswith("layers.") for name in again)
@@ -87,16 +89,17 @@ def test_selective_makes_attention_again_alone(name: str) -> None:
 @pytest.mark.parametrize("baseline", ["ddp", "zero2", "fsdp", "megatron", "megatron_sp"])
 def test_less_memory_for_more_time(baseline: str) -> None:
     plain, some, most = (schedule_of("gpt2", baseline, policy) for policy in ("", "selective", "full"))
-    held, steps = zip(*[(sum(kept(item).values()), step_seconds(item, "adamw")) for item in (plain, some, most)], strict=True)
-    assert held[2] < held[1] < held[0]
+    held, steps = zip(*[(kept(item)[1], step_seconds(item, "adamw")) for item in (plain, some, most)], strict=True)
+    assert 2 * held[2] < held[1] < held[0]
     assert memory(most, "adamw").peak <= memory(plain, "adamw").peak
     assert steps[0] <= steps[1] < steps[2]
     ratio = most.compute_seconds() / plain.compute_seconds()
     assert 1.1 < ratio < 1.5, "about one more forward"
-    gathered = [[part.layout.tensor for call in item.calls for part in call.parts] for item in (plain, most)]
-    weights = {item.tensor for item in plain.graph.of_kind("parameter")}
+    matrices = {item.tensor for item in plain.graph.of_kind("parameter") if len(plain.graph.tensors[item.tensor].shape) > 1}
     if baseline in ("ddp", "zero2", "fsdp"):
-        assert [sum(tensor in weights for tensor in found) for found in gathered] == [sum(tensor in weights for tensor in gathered[0])] * 2
+        gathers = [[part.layout.tensor for call in item.calls for part in call.parts] for item in (plain, most)]
+        once, again = (sum(tensor in matrices for tensor in found) for found in gathers)
+        assert once == again, "what backward gathers anyhow is gathered for second runs as well"
 
 
 @pytest.mark.parametrize(("name", "baseline"), [("gpt2", "fsdp"), ("llama3", "megatron_sp"), ("gpt2", "zero2")])
@@ -160,7 +163,7 @@ def test_explain_says_what_is_made_again_and_what_is_kept() -> None:
     assert any("made again in backward only in the second" in line for line in compare.diff(plan_of(schedule_of("gpt2", "fsdp", "")), plan))
 
 
-def test_where_memory_binds_the_baselines_make_things_again() -> None:
+def test_no_plan_is_worse_than_making_all_layers_again() -> None:
     """No plan found is worse than one that makes its layers again and fits; with ``off`` there is none."""
     graph = graph_of("gpt2")
     options: dict[str, Any] = {"mesh": "dp=4", "hardware": "h100-sxm", "time_limit": 30.0}
@@ -169,7 +172,7 @@ def test_where_memory_binds_the_baselines_make_things_again() -> None:
     limit = memory(lean, "adamw").peak
     plan = api.plan(graph, memory=limit, **options)
     assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()
-    assert plan.baselines["fsdp+full"].feasible and not plan.baselines["fsdp"].feasible
+    assert all(not plan.baselines[name.partition("+")[0]].feasible for name in plan.baselines if "+" in name), "tried where memory binds"
     assert plan.objective.seconds <= step_seconds(lean, "adamw") * (1 + 1e-9)
     without = api.plan(graph, memory=limit, recompute="off", **options)
     assert not without.recomputed and not [name for name in without.baselines if "+" in name]
