@@ -59,6 +59,12 @@ def test_as_strided_scatter():
     check(lambda x, y: torch.as_strided_scatter(x.detach() * 1.0, y, (3, 2), (5, 1), 2), X, torch.randn(3, 2, requires_grad=True))
 
 
+@pytest.mark.parametrize("shape", [(6, 8), (6, 1)])
+def test_masked_scatter(shape):
+    mask, source = torch.rand(shape) < 0.5, torch.randn(7, 8, requires_grad=True)
+    check(lambda x, s, m: (x * 2).masked_scatter(m, s), X, source, mask)
+
+
 def test_storage_beyond_the_tensor_is_refused():
     with pytest.raises(CaptureError, match="beyond the tensor"):
         capture(Model(lambda x: (x * 2)[3:].as_strided((6, 8), (8, 1), 0)), (X,))

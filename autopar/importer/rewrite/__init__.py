@@ -10,7 +10,6 @@ patterns: dialect operators that a model writes out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import torch
@@ -33,6 +32,8 @@ from autopar.importer.rewrite.losses import (
     soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
+from autopar.importer.rewrite.reductions import DECOMPOSITIONS
+from autopar.importer.rewrite.selection import masked_scatter
 from autopar.importer.rewrite.strides import adaptive_average, as_strided, as_strided_scatter
 
 aten = torch.ops.aten
@@ -43,14 +44,14 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Export's own checks of what it recorded, which hold no longer where a replacement computes in another dtype."""
 
 
-def replacements() -> dict[Any, Replacement]:
-    """The table for one walk over one exported graph; seeds of random numbers count from 1 in it."""
-    seeds = count(1)
+def seeded(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
+    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, and means."""
+    return {**DECOMPOSITIONS, **draws(next_seed)}
+
+
+def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
+    """The table for one walk over one exported graph; ``next_seed`` numbers its draws."""
     flattened = Flattened()
-
-    def next_seed() -> int:
-        return next(seeds)
-
     return {
         aten.linear.default: linear,
         aten.matmul.default: matmul,
@@ -88,6 +89,7 @@ def replacements() -> dict[Any, Replacement]:
         aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
+        aten.masked_scatter.default: masked_scatter,
         aten.as_strided.default: as_strided,
         aten.as_strided_scatter.default: as_strided_scatter,
         aten.adaptive_avg_pool2d.default: adaptive_average(aten.adaptive_avg_pool2d.default, aten.mean.dim, 2),
