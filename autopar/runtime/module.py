@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
-from autopar.graph import Graph
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.programs import Programs, input_of
@@ -89,7 +88,8 @@ class ShardedModule(nn.Module):
         self.tree.training = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
         graph = step.graph
-        held, differentiates = self._held(graph), graph.mode == "train" and torch.is_grad_enabled()
+        held = self._held(item.name for item in graph.inputs if item.kind in ("parameter", "buffer"))
+        differentiates = graph.mode == "train" and torch.is_grad_enabled()
         locals_: dict[str, torch.Tensor] = {}
         owners: dict[str, torch.Tensor] = {}
         trained: list[tuple[str, torch.Tensor]] = []
@@ -129,8 +129,8 @@ class ShardedModule(nn.Module):
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
 
-    def _held(self, graph: Graph) -> dict[str, torch.Tensor]:
-        """The parameters and buffers that the graph takes, by name.
+    def _held(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by name.
 
         Which submodule has them is looked up once, and again when one was replaced: walking them all takes a good part of a millisecond
         a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
@@ -138,17 +138,18 @@ class ShardedModule(nn.Module):
         if self._children is None or any(getattr(parent, name, None) is not child for parent, name, child in self._children):
             children = [(parent, name, child) for parent in self.modules() for name, child in parent.named_children()]
             self.__dict__.update(_children=children, _owners={})
-        names, owners = [item.name for item in graph.inputs if item.kind in ("parameter", "buffer")], self._owners
+        found = {}
         for name in names:
-            if name not in owners:
+            if name not in self._owners:
                 path, _, last = name.rpartition(".")
-                owners[name] = self.get_submodule(path), last
-        return {name: getattr(*owners[name]) for name in names}
+                self._owners[name] = self.get_submodule(path), last
+            found[name] = getattr(*self._owners[name])
+        return found
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
         if self._empty:
-            held = self._held(self.step.graph)
+            held = self._held(self._empty)
             self._empty = {name: made for name, made in self._empty.items() if made == _made(held[name]) or _no_number(held[name])}
         if self._empty:
             some = ", ".join(sorted(self._empty)[:3])
