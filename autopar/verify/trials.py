@@ -115,7 +115,8 @@ class Case:
     def backward(self, outputs: Mapping[str, torch.Tensor], place: Place | None = None) -> None:
         """Backward from the loss, or from the outputs with the tangents placed as the outputs are."""
         if not self.tangents:
-            outputs["loss"].backward()
+            if outputs["loss"].requires_grad:
+                outputs["loss"].backward()
             return
         roots, gradients = [], []
         for name, tangent in self.tangents.items():
@@ -207,8 +208,9 @@ STILL_DRAWS: Mapping[Any, Callable[..., Any]] = {
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer of every trial."""
-    return torch.optim.AdamW([parameter for parameter in parameters if parameter.requires_grad], lr=LEARNING_RATE)
+    """The optimizer of every trial. A model without parameters gets one with nothing to do, since torch refuses an empty list."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return torch.optim.AdamW(trained or [nn.Parameter(torch.empty(0))], lr=LEARNING_RATE)
 
 
 def run_single(case: Case) -> Trial:
