@@ -7,22 +7,28 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.errors import AutoparError, FileError, InfeasibleError, MismatchError, UsageError
+from autopar.errors import AutoparError, FileError, InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
-from cost_models import COST_MODELS, OPTIMIZERS, CostModelError, Hardware, Machine, Mesh, load_hardware
+from cost_models import COST_MODELS, CostModelError, Hardware, Machine, Mesh, find_optimizer, load_hardware
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from autopar.runtime import ShardedModule
     from autopar.search import Found, Progress
 
 DEFAULT_HARDWARE = "h100-sxm"
 """What is planned for when no hardware is named; the plan and the command line say so."""
 
 MESH_NAMES = ("x", "y", "z", "w")
+
+_capturing = Lock()
+"""Torch traces one model at a time: what it patches meanwhile, all threads see."""
 
 MeshLike = str | Mapping[str, int] | Mesh | Any
 """``"dp=2,tp=4"``, ``"2x4"``, ``{"dp": 2, "tp": 4}``, a Mesh, or torch's DeviceMesh."""
@@ -40,6 +46,7 @@ def capture(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
 ) -> Graph:
     """The model's graph for example inputs of global shapes; ``plan`` takes it in place of the model, many times.
 
@@ -48,6 +55,7 @@ def capture(
         args, kwargs: example inputs; values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward in evaluation mode.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or there is none.
+        compute_dtype: ``bfloat16`` or ``float16``: mixed precision; parameters, gradients and optimizer states keep their dtype.
 
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
@@ -56,7 +64,8 @@ def capture(
     from autopar.placements import without_placement
 
     args, kwargs, loss_args = without_placement((args, dict(kwargs or {}), loss_args))
-    graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    with _capturing:
+        graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
     return graph
 
 
@@ -71,6 +80,7 @@ def plan(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
     optimizer: str = "adamw",
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
@@ -83,41 +93,53 @@ def plan(
     """The cheapest way found to split ``model`` over a mesh within a memory limit, with a proved bound.
 
     Args:
-        model: a module, or a Graph from ``capture`` (then ``args`` to ``loss_args`` and ``mode`` are not used).
-        args, kwargs, mode, loss, loss_args: as for ``capture``. DTensors among arguments and parameters are pins.
+        model: a module, or a Graph from ``capture`` (then ``args`` to ``compute_dtype`` are not used).
+        args, kwargs, mode, loss, loss_args, compute_dtype: as for ``capture``. DTensors among arguments and parameters are pins.
         mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes and keep the best plan.
         hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
-        optimizer: ``adamw``, ``sgd`` or ``none``: its states count in memory and its step in time.
+        optimizer: ``adamw``, ``adamw-mixed`` (float32 weights and moments beside half-precision parameters), ``sgd``, ``sgd-momentum``,
+            ``none``, or one's own as ``NAME:BYTES,ACCESSES`` for each element: its states count in memory and its step in time.
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
-        time_limit: seconds for the solver, for each mesh tried; the answer then has a true bound and gap.
+        time_limit: seconds for the whole call, shared among the meshes tried; the answer then has a true bound and gap.
         seed: the same seed gives the same plan where the time limit does not bind.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
         target: what the plan calls the model.
 
     Raises:
         UsageError: a wrong mesh, pin, hardware name or option. CaptureError: a model that cannot be captured.
-        InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time.
+        InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time; names the stage.
+        KeyboardInterrupt: Ctrl-C before there was a plan; later it ends all searches with the best plan so far.
     """
+    began = perf_counter()
     meshes = list(_meshes(mesh, devices))
     machine_hardware = resolve_hardware(hardware)
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
     pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
-    _one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    with _user_errors():
+        find_optimizer(optimizer)
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"the seed is {seed!r}", "give a whole number from 0 on")
-    graph = model if isinstance(model, Graph) else capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    if isinstance(model, Graph):
+        graph = model
+    else:
+        graph = capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
+    spent = perf_counter() - began
+    if not isinstance(model, Graph) and spent >= time_limit:
+        hint = "allow more time (--time-limit), or capture once and plan the graph"
+        raise TimeLimitError(f"the time limit of {time_limit:g} s passed while the model was captured, which took {spent:.1f} s", hint)
     if not isinstance(model, Graph):
         from autopar.placements import placed_pins
 
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     found = _best_of(
         [Machine(candidate, machine_hardware, cost_model) for candidate in meshes],
-        lambda machine: _find(graph, machine, limit, optimizer, pins, time_limit, seed, progress),
+        lambda machine, seconds: _find(graph, machine, limit, optimizer, pins, seconds, seed, progress),
+        began + time_limit,
     )
     _warn_unknown(found)
     from autopar.recording import record
@@ -128,25 +150,41 @@ def plan(
     return made
 
 
-def compile(model: nn.Module, plan: Plan | str | os.PathLike[str], **options: Any) -> nn.Module:
+def compile(
+    model: nn.Module,
+    plan: Plan | str | os.PathLike[str] | None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    mesh: Any = None,
+    inputs: Literal["global", "local"] = "global",
+    device: Any = None,
+    init: Callable[[nn.Module], None] | None = None,
+    seed: int = 0,
+    execute: Literal["eager", "graph", "compiled"] = "eager",
+    example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
+) -> ShardedModule:
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.
 
     Args:
-        model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict).
-        plan: the plan, or the path of its file.
-        options: ``loss``, ``inputs``, ``device``, ``init``, ``seed``: see ``autopar.runtime.compile_plan``. The loss that ``plan`` was
-            made with in this process is known; a plan from a file needs it again.
+        model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict). Where ranks hold
+            different weights, those of the first rank that has any count.
+        plan: the plan or the path of its file, the same on all ranks; None where another rank's is to be received, so that one
+            rank plans for all.
+        loss: the loss it was planned with. That of a plan made in this process is known; one from a file or another rank needs it again.
+        mesh: the part of a DeviceMesh that the plan is for, with data parallelism of your own around it; all processes when not given.
+        inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
 
     Raises:
-        MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
+        MismatchError: the plan was made for another model, mesh or torch, or ranks differ; the first difference is named.
     """
     from autopar.runtime import compile_plan
 
     if isinstance(plan, str | os.PathLike):
         plan = load(plan)
-    _same_parameters(model, plan)
     with _user_errors():
-        return compile_plan(model, plan, **{"loss": plan.loss, **options})
+        return compile_plan(
+            model, plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed, execute=execute, example=example
+        )  # fmt: skip
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -235,17 +273,27 @@ def _find(
         )
 
 
-def _best_of(machines: list[Machine], find: Callable[[Machine], Found]) -> Found:
-    """The cheapest of the plans of several meshes; the first error when none has a plan."""
+def _best_of(machines: list[Machine], find: Callable[[Machine, float], Found], ends: float) -> Found:
+    """The cheapest of the plans of several meshes, which share the time left; an error when none has a plan. A mesh that fails or runs
+    out of time leaves the plans of others; Ctrl-C ends all with what is there."""
     found: list[Found] = []
     failed: list[AutoparError] = []
-    for machine in machines:
+    for number, machine in enumerate(machines):
+        left = ends - perf_counter()
+        if left <= 0 and found:
+            break
         try:
-            found.append(find(machine))
-        except InfeasibleError as error:
+            found.append(find(machine, max(left / (len(machines) - number), 0.0)))
+        except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            break
+        if found and found[-1].interrupted:
+            break
     if not found:
-        raise failed[0]
+        raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
     return min(found, key=lambda item: item.seconds)
 
 
@@ -262,20 +310,6 @@ def _warn_unknown(found: Found) -> None:
         UnknownOperatorWarning,
         stacklevel=3,
     )
-
-
-def _same_parameters(model: nn.Module, plan: Plan) -> None:
-    """Says what differs in names and shapes before the model is captured. Raises MismatchError."""
-    hint = "plan this model, or build it with the sizes it was planned with"
-    aliases = {other: name for name, row in plan.parameters.items() for other in row.aliases or ()}
-    given = {aliases.get(name, name): value for name, value in model.named_parameters()}
-    for name, row in plan.parameters.items():
-        if name not in given:
-            raise MismatchError(f"the plan has a parameter {name}, the model none of that name", hint)
-        here, there = (tuple(given[name].shape), str(given[name].dtype).removeprefix("torch.")), (row.shape, row.dtype)
-        if here != there:
-            shown = [f"{dtype}{list(shape)}" for shape, dtype in (here, there)]
-            raise MismatchError(f"parameter {name} is {shown[0]} in the model, {shown[1]} in the plan", hint)
 
 
 def _pins(constraints: Mapping[str, str] | None) -> dict[str, str]:

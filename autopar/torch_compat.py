@@ -6,7 +6,7 @@ inside the functions, so that importing this module costs only torch itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -252,11 +252,22 @@ def split_factor_of(placement: Any) -> int | None:
 def dtensor_like(local: torch.Tensor, like: Any) -> Any:
     """The DTensor of which this rank holds ``local``, placed as ``like`` is, of its shape and dtype.
 
-    The public way derives placements and strides anew each time, which for a model's gradients takes milliseconds a step.
+    The public way derives placements and strides anew each time, which for a model's gradients takes milliseconds a step; ``__init__`` does
+    nothing, behind a wrapper that takes as long as all the rest.
     """
     from torch.distributed.tensor import DTensor
 
-    return DTensor(local, like._spec, requires_grad=False)
+    return DTensor.__new__(DTensor, local, like._spec, requires_grad=False)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The part of a DTensor that this rank holds, as it is kept: outside autograd, and without the view that ``to_local`` makes."""
+    return tensor._local_tensor
+
+
+def leave_to_module(module: nn.Module, names: Iterable[str]) -> None:
+    """Lets DistributedDataParallel leave these buffers alone (``_ddp_params_and_buffers_to_ignore``): it cannot send DTensors."""
+    module.__dict__["_ddp_params_and_buffers_to_ignore"] = list(names)
 
 
 def functional_collectives() -> Any:
@@ -311,6 +322,15 @@ def replaced_on_cpu(operator: str, function: Callable[..., Any]) -> Iterator[Non
         yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Within it, operators compute although an export or a fake mode is running."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def replaced_operators(functions: Mapping[Any, Callable[..., Any]]) -> Any:

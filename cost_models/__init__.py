@@ -2,11 +2,11 @@
 
 from cost_models.collectives import Group
 from cost_models.efficiency import Efficiency, Residual
-from cost_models.errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError
+from cost_models.errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError, UnknownOptimizerError
 from cost_models.hardware import Hardware, hardware_names, load_hardware
 from cost_models.links import Figures, Link
 from cost_models.machine import Machine
-from cost_models.memory import OPTIMIZERS, optimizer_bytes
+from cost_models.memory import OPTIMIZERS, Optimizer, find_optimizer, optimizer_bytes
 from cost_models.mesh import Mesh, SubAxis
 from cost_models.model import CostModel
 from cost_models.operator import Operator
@@ -27,9 +27,12 @@ __all__ = [
     "Mesh",
     "MeshError",
     "Operator",
+    "Optimizer",
     "Residual",
     "SubAxis",
     "UnknownHardwareError",
+    "UnknownOptimizerError",
+    "find_optimizer",
     "hardware_names",
     "load_hardware",
     "optimizer_bytes",

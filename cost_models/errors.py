@@ -28,3 +28,9 @@ class UnknownHardwareError(CostModelError, ValueError):
 
 class HardwareFileError(CostModelError):
     """A hardware file that cannot be used; the message names the field (exit status 3)."""
+
+
+class UnknownOptimizerError(CostModelError, ValueError):
+    """An optimizer that is neither known by name nor described (exit status 2)."""
+
+    exit_status = 2

@@ -1,17 +1,25 @@
 """The optimizer on one rank: the memory of its states, and how often its step reads and writes an element.
 
-States are as PyTorch keeps them: in the parameter's own dtype, without a float32 copy of the weights.
+States are as PyTorch keeps them, in the parameter's own dtype; an optimizer with master weights keeps them, and a copy of the weight, in
+float32 beside a parameter of fewer bytes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from cost_models.errors import UnknownOptimizerError
 
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
     "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+
+
+FULL_BYTES = 4
+"""Of an element of a master weight and of the states beside it: float32."""
 
 
 @dataclass(frozen=True)
@@ -20,24 +28,64 @@ class Optimizer:
 
     Args:
         states: how many values it keeps between steps.
-        accesses: how many values a step reads and writes.
+        accesses: how many values a step reads and writes, the gradient's and the weight's among them.
+        master: whether it works on a float32 copy where the parameter has fewer bytes.
+        state_bytes: kept beside ``states``, whatever the parameter's dtype.
     """
 
     states: int
     accesses: int
+    master: bool = False
+    state_bytes: int = 0
+
+    def bytes_kept(self, dtype: str) -> int:
+        """Of the states of one element of a parameter of ``dtype``."""
+        own = DTYPE_BYTES[dtype]
+        return self.state_bytes + ((self.states + 1) * FULL_BYTES if self._copies(own) else self.states * own)
+
+    def bytes_moved(self, dtype: str) -> int:
+        """Read and written by a step for one element: with a master weight, the gradient and the weight alone in the parameter's dtype."""
+        own = DTYPE_BYTES[dtype]
+        return 2 * own + (self.accesses - 1) * FULL_BYTES if self._copies(own) else self.accesses * own
+
+    def _copies(self, own: int) -> bool:
+        return self.master and own < FULL_BYTES
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw": Optimizer(states=2, accesses=7),  # reads weight, gradient, both moments; writes weight, both moments
+    "adamw-mixed": Optimizer(states=2, accesses=7, master=True),
     "sgd": Optimizer(states=0, accesses=3),  # without momentum: reads weight and gradient, writes weight
+    "sgd-momentum": Optimizer(states=1, accesses=5),  # reads and writes the momentum too
     "none": Optimizer(states=0, accesses=0),
 }
+
+
+def find_optimizer(text: str) -> Optimizer:
+    """The optimizer of a name, or of ``NAME:BYTES,ACCESSES``: bytes kept and values read and written for each parameter element.
+
+    Raises:
+        UnknownOptimizerError: neither.
+
+    >>> find_optimizer("lion:4,5").bytes_kept("float32"), find_optimizer("lion:4,5").bytes_moved("bfloat16")
+    (4, 10)
+    """
+    if text in OPTIMIZERS:
+        return OPTIMIZERS[text]
+    own = re.fullmatch(r"[\w.-]+:(\d{1,6}),(\d{1,6})", text)
+    if own is None:
+        names = ", ".join(OPTIMIZERS)
+        raise UnknownOptimizerError(
+            f"unknown optimizer {text!r}",
+            f"use one of {names}, or your own as NAME:BYTES,ACCESSES: bytes kept, and values read and written, for each element",
+        )
+    return Optimizer(states=0, accesses=int(own[2]), state_bytes=int(own[1]))
 
 
 def optimizer_bytes(optimizer: str, elements: int, dtype: str) -> int:
     """Bytes of the states that ``optimizer`` keeps for ``elements`` parameter elements of ``dtype``.
 
-    >>> optimizer_bytes("adamw", 10, "bfloat16")
-    40
+    >>> optimizer_bytes("adamw", 10, "bfloat16"), optimizer_bytes("adamw-mixed", 10, "bfloat16")
+    (40, 120)
     """
-    return OPTIMIZERS[optimizer].states * elements * DTYPE_BYTES[dtype]
+    return find_optimizer(optimizer).bytes_kept(dtype) * elements

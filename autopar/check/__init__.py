@@ -24,7 +24,7 @@ from autopar.check.walk import Walk
 from autopar.errors import FileError
 from autopar.graph import Graph
 from autopar.plan import Plan
-from cost_models import OPTIMIZERS, CostModelError, Hardware, Machine, Mesh
+from cost_models import CostModelError, Hardware, Machine, Mesh, find_optimizer
 
 __all__ = ["Difference", "check", "illegal", "illegal_rows"]
 
@@ -44,8 +44,10 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
         found.append(
             Difference("model.graph_sha256", f"{plan.model.graph_sha256[:12]}... in the plan, {graph.sha256[:12]}... for the target")
         )
-    if plan.model.optimizer not in OPTIMIZERS:
-        found.append(Difference("model.optimizer", f"unknown optimizer {plan.model.optimizer!r}"))
+    try:
+        find_optimizer(plan.model.optimizer)
+    except CostModelError as error:
+        found.append(Difference("model.optimizer", error.message))
         return tuple(found)
     order, wrong = _rows(plan)
     found += wrong

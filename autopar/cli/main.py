@@ -21,10 +21,13 @@ VERBS = {
     "diff": "what changed between two plans",
     "check": "recompute a plan's legality, cost and memory from the plan alone",
     "verify": "run the sharded program on local ranks against the single-device model",
+    "export": "write each rank's program and weights, to be run without the model's code",
     "sweep": "plan for several numbers of devices and compare",
     "rules": "the table of sharding rules; --missing lists a model's operators without one",
     "profile": "measure this machine and write a hardware file",
     "solve": "solve a problem file of nodes, choices and a memory limit",
+    "schema": "the JSON Schema of the plan file",
+    "completion": "a script that completes commands and options in a shell",
     "demo": "plan and train a small model on local ranks beside the single-process run",
 }
 """Every verb: the function of its name in the file of its name, and what it does."""

@@ -16,6 +16,8 @@ from autopar.plan import Plan
 from autopar.report import units
 from autopar.search.finding import Progress
 
+OPTIMIZER_HELP = "adamw, adamw-mixed, sgd, sgd-momentum, none, or one's own: NAME:BYTES,ACCESSES for each element"
+
 
 def read_mode(text: str) -> Literal["train", "inference"]:
     """The mode of an option's text. Raises UsageError."""

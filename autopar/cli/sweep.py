@@ -10,7 +10,7 @@ import typer
 
 from autopar.api import DEFAULT_HARDWARE
 from autopar.cli.files import check_writable, write_text
-from autopar.cli.planning import check_options, open_pins, plan_target, read_mode
+from autopar.cli.planning import OPTIMIZER_HELP, check_options, open_pins, plan_target, read_mode
 from autopar.cli.terminal import note, out
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.files import STANDARD
@@ -25,10 +25,10 @@ def sweep(
     hardware: Annotated[str | None, typer.Option(help=f"a built-in name or a TOML file [default: {DEFAULT_HARDWARE}]")] = None,
     mode: Annotated[str, typer.Option(help="train or inference")] = "train",
     memory: Annotated[str | None, typer.Option(help="limit per rank, e.g. 70GiB [default: the hardware's]")] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw, sgd or none")] = "adamw",
+    optimizer: Annotated[str, typer.Option(help=OPTIMIZER_HELP)] = "adamw",
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC; may be repeated")] = None,
-    time_limit: Annotated[float, typer.Option(help="seconds for the solver, for each mesh tried")] = 60.0,
+    time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the table as JSON")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,

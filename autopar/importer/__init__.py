@@ -2,6 +2,7 @@
 
 capturing      the stages in order
 weights        fake tensors in place of the module's own
+precision      computing in another dtype than the parameters
 exported       torch.export's graph over named inputs
 deferred       what the model says to autograd in Python: functions, hooks, gradients
 rewrite        its operators in the dialect

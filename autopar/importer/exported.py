@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -20,7 +21,10 @@ from autopar.errors import CaptureError, UsageError
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried
+from autopar.importer.known_values import KnownValues
+from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
+from autopar.importer.rewrite.experts import GroupedProducts
 from autopar.importer.weights import FakeWeights
 
 
@@ -47,6 +51,7 @@ class Exported:
         outputs: names of the tensors among the graph's flat results, in order.
         arguments: JSON trees of call and result, as in ``Graph.arguments``.
         loss: position of the scalar loss in ``outputs``, None when there is none.
+        once: the forward noted in its modules that it need not do again what it did, so what it wrote to parameters is of this call.
         calls: what the graph's deferred operators stand for.
     """
 
@@ -55,6 +60,7 @@ class Exported:
     outputs: tuple[str, ...]
     arguments: Mapping[str, Any]
     loss: int | None
+    once: bool = False
     calls: tuple[Deferred, ...] = ()
 
     @cached_property
@@ -67,23 +73,33 @@ class Exported:
 class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred]) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred], compute_dtype: str | None,
+        ran: Callable[[], None],
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
         self.call = call
+        self.ran = ran
         self.deferred = (deferred,)  # export puts back every other attribute that changes while it traces
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
-            with torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced):
-                return opened(self._run(*closed((args, kwargs, loss_args), self.call)))
+            with (
+                torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues(),
+                GroupedProducts(),
+            ):  # fmt: skip
+                result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
+                self.ran()  # export puts back the modules' attributes afterwards
+                return result
         except Exception as error:
             raise Carried(error) from None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         before = [(part, name, value) for part in self.modules() for name, value in part._buffers.items()]
-        outputs = self.model(*args, **kwargs)
+        outputs = call_in(self.model, self.compute_dtype, args, kwargs)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
         for part, name, value in before:
             new = part._buffers.get(name)
@@ -137,8 +153,14 @@ def export(
     weights: FakeWeights,
     *,
     train: bool,
+    compute_dtype: str | None = None,
+    within: Callable[[Callable[[], object]], AbstractContextManager[object]] = lambda run: nullcontext(),
 ) -> Exported:
-    """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them."""
+    """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them.
+
+    Args:
+        within: given a call that runs the model once, what the export is done within.
+    """
     held = loss.named_parameters() if isinstance(loss, nn.Module) else ()
     if own := [name for name, parameter in held if parameter.requires_grad and id(parameter) not in weights.paths]:
         raise UsageError(
@@ -156,8 +178,11 @@ def export(
     given = (args, kwargs, loss_args)
     args, kwargs, loss_args = opened(given)
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
-    with torch.set_grad_enabled(train):
-        program = torch.export.export(Program(model, loss, given, calls), call, strict=False)
+    flagged: list[bool] = []
+    module = Program(model, loss, given, calls, compute_dtype, lambda: flagged.append(weights.flagged()))
+    once_through = Program(model, None, given, [], compute_dtype, lambda: None)
+    with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(train):
+        program = torch.export.export(module, call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
@@ -168,7 +193,15 @@ def export(
         "loss_args": [_tree(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
         "outputs": tree,
     }
-    return Exported(program.graph_module, values, outputs, arguments, position if train else None, tuple(calls))
+    if compute_dtype is not None:
+        arguments["compute_dtype"] = compute_dtype
+    loss_at, once = (position, False) if train else (None, flagged[-1])
+    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls))
+
+
+def _run_once(program: Program, call: tuple[Any, ...], weights: FakeWeights) -> None:
+    with weights.mode, torch.no_grad():
+        program(*call)
 
 
 def _input_name(path: tuple[str, ...], tops: Mapping[tuple[str, ...], str]) -> str:

@@ -21,6 +21,7 @@ from autopar.graph import Argument, Dtype, Graph, GraphInput, GraphOutput, Op, P
 from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported, Value
 from autopar.importer.provenance import module_path, source_line, user_frame
+from autopar.importer.repeats import fresh
 
 aten = torch.ops.aten
 FORMAT_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy"})
@@ -70,7 +71,10 @@ _SOMETIMES_SAME: Mapping[Any, Callable[[Node, TorchTensor, TorchTensor], bool]] 
     aten.permute.default: _same_order,
 }
 
-_RENAMED = {aten._unsafe_view.default: aten.view.default, aten.reshape.default: aten.view.default}
+_RENAMED = {
+    aten._unsafe_view.default: aten.view.default, aten.reshape.default: aten.view.default,
+    aten.empty_strided.default: aten.empty.memory_format, aten.new_empty_strided.default: aten.new_empty.default,
+}  # fmt: skip
 _SIZED = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default})
 """Operators whose second argument is the result's shape, where -1 may stand for a size; graphs name every size."""
 
@@ -128,6 +132,8 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
             gradients.append((tensors[index], result))
         elif kind == "mutation" and tensors[index].kind == "buffer":
             buffers.append((tensors[index], result))
+        elif kind == "mutation" and exported.once and tensors[index].kind == "parameter":
+            continue  # every call of the graph starts from the parameters as they are, as the model's first call did
         elif kind == "mutation":
             raise _changed_in_place(exported, tensors[index])
         else:
@@ -252,13 +258,7 @@ class Lowering:
     # - names -
 
     def _fresh(self, base: str) -> str:
-        while True:
-            number = self.counters.get(base, 0)
-            self.counters[base] = number + 1
-            name = f"{base}_{number}" if number else base
-            if name not in self.taken:
-                self.taken.add(name)
-                return name
+        return fresh(base, self.counters, self.taken)
 
     def _declare(self, name: str, value: TorchTensor) -> Tensor:
         tensor = Tensor(name, tuple(int(size) for size in value.shape), dtype_name(value.dtype))
@@ -350,6 +350,8 @@ class Lowering:
             args = _spelled_out(node)
         if node in self.squeezed:
             args[2] = False
+        if node.target in (aten.empty_strided.default, aten.new_empty_strided.default):
+            args.pop()
         if node.target in _SIZED:
             args[1] = tuple(result.shape)
         if isinstance(result, TorchTensor) and not node.all_input_nodes and any(a.name == "dtype" for a in schema.arguments):

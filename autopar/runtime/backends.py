@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.runtime.groups import create_process_groups, group_of
+from autopar.runtime.groups import Team, create_process_groups, group_of, team_of
 from autopar.runtime.placement import REDUCE
 from autopar.torch_compat import functional_collectives
 from cost_models import Mesh, SubAxis
@@ -146,26 +146,28 @@ _SEMANTICS: dict[str, Callable[[Sequence[Tensor], int, Exchange], Tensor]] = {
 
 
 class ProcessRanks:
-    """This process as one rank of the mesh, over torch.distributed's default process group.
+    """This process as one rank of the mesh, over torch.distributed.
 
     NCCL runs each group's collectives on a stream of the group's own, which begins after what the current stream has been given so far.
 
     Args:
-        mesh: its number of ranks is the world size.
+        mesh: its number of ranks is that of the team.
         axes: every tuple of sub-axes that will be used. Collective: all ranks construct with the same list.
+        team: the processes that are its ranks; the whole world when not given.
     """
 
     traced = False
 
-    def __init__(self, mesh: Mesh, axes: Sequence[Axes]) -> None:
-        self.mesh = mesh
-        self.ranks = (dist.get_rank(),)
-        self.groups = create_process_groups(mesh, axes)
+    def __init__(self, mesh: Mesh, axes: Sequence[Axes], team: Team | None = None) -> None:
+        self.mesh, self.team = mesh, team or team_of()
+        self.ranks = (self.team.rank,)
+        self.groups = create_process_groups(mesh, axes, self.team)
         self._streams: dict[Axes, Any] = {}
 
     def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
         (buffer,) = buffers
-        work, found = _OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], self.ranks[0])
+        ends = self.ends(exchange) if exchange.kind == "permute" else None
+        work, found = _OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends)
 
         def wait(held: Tensor = buffer) -> list[Tensor]:
             work.wait()
@@ -174,6 +176,12 @@ class ProcessRanks:
             return [found]
 
         return wait
+
+    def ends(self, exchange: Exchange) -> Ends:
+        """Of a permute, for each member of the group: 1 where this rank's buffer goes there; 1 where the one it receives comes from."""
+        members, rank, sources = group_of(self.mesh, exchange.axes, self.team.rank), self.team.rank, exchange.sources
+        sent = [int(sources[member] == rank and member != rank) for member in members]
+        return sent, [int(sources[rank] == member and member != rank) for member in members]
 
     def streams(self, exchange: Exchange) -> bool:
         return "nccl" in dist.get_backend(self.groups[exchange.axes])
@@ -192,34 +200,37 @@ _AS_BYTES = (torch.int16, torch.complex64, torch.complex128)
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 Started = tuple[Any, Tensor]
 """The work under way, and what it fills."""
+Ends = tuple[list[int], list[int]]
+"""Where a rank's buffer goes, and where it comes from, by member of the group."""
 
 
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype in _AS_BYTES else tensor
 
 
-def _all_reduce(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+def _all_reduce(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     return dist.all_reduce(buffer, _REDUCTIONS[exchange.reduction], group, async_op=True), buffer
 
 
-def _reduce_scatter(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+def _reduce_scatter(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     out = buffer.new_empty(buffer.numel() // exchange.size)
     return dist.reduce_scatter_single(out, buffer, _REDUCTIONS[exchange.reduction], group, async_op=True), out
 
 
-def _all_gather(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+def _all_gather(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     out = buffer.new_empty(buffer.numel() * exchange.size)
     return dist.all_gather_single(_plain(out), _plain(buffer), group, async_op=True), out
 
 
-def _all_to_all(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+def _all_to_all(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     out = torch.empty_like(buffer)
     return dist.all_to_all_single(_plain(out), _plain(buffer), group=group, async_op=True), out
 
 
-def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank: int) -> Started:
+def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     """Each rank sends its buffer to the ranks that name it as their source; one that stays is copied."""
-    size, (sent, received) = _plain(buffer).numel(), _receivers(exchange, dist.get_process_group_ranks(group), rank)
+    assert ends is not None
+    size, (sent, received) = _plain(buffer).numel(), ends
     out = torch.empty_like(buffer) if any(received) else buffer.clone()
     outgoing = _plain(buffer).repeat(sum(sent))
     incoming = _plain(out) if any(received) else outgoing.new_empty(0)
@@ -227,14 +238,7 @@ def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, rank:
     return dist.all_to_all_single(incoming, outgoing, *sizes, group=group, async_op=True), out
 
 
-def _receivers(exchange: Exchange, members: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
-    """For each member 1 where this rank's buffer goes there, and 1 where the buffer to receive comes from there."""
-    sent = [int(exchange.sources[member] == rank and member != rank) for member in members]
-    received = [int(exchange.sources[rank] == member and member != rank) for member in members]
-    return sent, received
-
-
-_OVER_GROUP: dict[str, Callable[[Tensor, Exchange, dist.ProcessGroup, int], Started]] = {
+_OVER_GROUP: dict[str, Callable[[Tensor, Exchange, dist.ProcessGroup, Ends | None], Started]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
@@ -257,7 +261,7 @@ class TracedRanks(ProcessRanks):
         if exchange.kind != "permute":
             started = _FUNCTIONAL[exchange.kind](functional, plain, exchange, group)
             return lambda: [_as(buffer, functional.wait_tensor(started))]
-        sent, received = _receivers(exchange, dist.get_process_group_ranks(self.groups[exchange.axes]), self.ranks[0])
+        sent, received = self.ends(exchange)
         sizes = [plain.numel() * count for count in received], [plain.numel() * count for count in sent]
         started = functional.all_to_all_single(plain.repeat(sum(sent)), *sizes, group)
         if any(received):

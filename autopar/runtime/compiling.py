@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -13,61 +13,103 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture
+from autopar.plan import Plan
 from autopar.recording import machine_of, replay
-from autopar.runtime.agreement import check_agreement
+from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
 from autopar.runtime.emission import emit
 from autopar.runtime.execution import bind, groups_needed
-from autopar.runtime.module import Inputs, ShardedModule, Step, check_gradient_specs
+from autopar.runtime.groups import team_of
+from autopar.runtime.module import ShardedModule
+from autopar.runtime.programs import Programs
+from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from cost_models import Mesh
 
-if TYPE_CHECKING:
-    from autopar.plan import Plan
-
 Execute = Literal["eager", "graph", "compiled"]
+Example = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]
+"""Arguments, keyword arguments, loss arguments."""
 
 
 def compile_plan(
     model: nn.Module,
-    plan: Plan,
+    plan: Plan | None,
     *,
     loss: Callable[..., Any] | None = None,
     inputs: Inputs = "global",
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
-    dropout: bool = True,
+    mesh: DeviceMesh | None = None,
     execute: Execute = "eager",
-    example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
+    example: Example | None = None,
 ) -> ShardedModule:
-    """The model as the plan splits it, on this rank. Every rank of the mesh calls it with equal weights (or meta weights).
+    """The model as the plan splits it, on this rank. Every rank of the mesh calls it.
 
     Args:
-        model: the model that was planned; its loaded weights are kept, and it is not changed.
+        model: the model that was planned; its loaded weights are kept, and it is not changed. Where ranks hold different weights, those
+            of the first rank that has values count.
+        plan: the same on all ranks; None where another rank's is to be received.
         loss: the loss it was planned with.
         inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part.
         device: where this rank computes; the GPU that torch has current when the process group uses NCCL, else the CPU.
         init: given the whole model on the device, when it has meta weights; without it submodules' ``reset_parameters`` is used, and
             what that leaves must be loaded with ``load_state_dict`` before the first call.
         seed: of the initialisation, the same on all ranks.
-        dropout: False keeps every element (see ``runtime.execution.bind``).
+        mesh: the plan's mesh as a DeviceMesh, which may be a part of a larger one: each part then runs a replica, and data parallelism
+            around it (``fully_shard``, DistributedDataParallel, averaged gradients) is the caller's. All processes when not given.
         execute: ``eager``: operator by operator; ``graph``: as two ``torch.fx.GraphModule``s; ``compiled``: those by ``torch.compile``.
         example: (args, kwargs, loss_args) to capture with, where the plan's record of the call does not do: arguments of its own classes.
 
     Raises:
         MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
     """
-    check_torch(plan)
     if inputs not in get_args(Inputs):
         raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
-    start_process_group(machine_of(plan).mesh)
-    captured, schedule = rebuild(model, plan, loss=loss, example=example)
+    plan = shared_plan(plan, mesh, device)
+    check_torch(plan)
+    loss = loss or plan.loss
+    if mesh is None:
+        start_process_group(machine_of(plan).mesh)
+    else:
+        check_mesh(mesh, machine_of(plan).mesh)
+    captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
-        model, schedule, captured.constants, plan=plan, inputs=inputs, device=device, init=init, seed=seed, dropout=dropout, execute=execute
+        model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed,
+        execute=execute,
     )  # fmt: skip
+
+
+def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Plan:
+    """The plan, or that of the first rank that has one. Collective.
+
+    Args:
+        device: of this rank, which NCCL must know before the first exchange.
+
+    Raises:
+        UsageError: no rank has one.
+    """
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        find_device(device)
+        team = team_of(mesh)
+        holding = everyones(plan is not None, team)
+        if any(holding) and not all(holding):
+            source = holding.index(True)
+            box = [plan.to_json() if plan is not None and team.rank == source else None]
+            dist.broadcast_object_list(box, team.members[source], team.group)
+            plan = plan or Plan.from_json(str(box[0]), f"the plan of rank {source}")
+    if plan is None:
+        raise UsageError("there is no plan", "plan on one rank and pass None on the others, or the same plan on all")
+    return plan
+
+
+def _rebuilt(model: nn.Module, plan: Plan, loss: Callable[..., Any] | None, example: Example | None) -> tuple[Capture, Schedule]:
+    check_parameters(model, plan)
+    return rebuild(model, plan, loss=loss, example=example)
 
 
 def rebuild(
@@ -75,7 +117,7 @@ def rebuild(
     plan: Plan,
     *,
     loss: Callable[..., Any] | None = None,
-    example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
+    example: Example | None = None,
 ) -> tuple[Capture, Schedule]:
     """The model captured again, and the plan's schedule on it.
 
@@ -86,7 +128,8 @@ def rebuild(
     if loss is None and loss_args:
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
-    captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args)
+    compute_dtype = plan.model.arguments.get("compute_dtype")
+    captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
     return captured, replay(plan, captured.graph)
 
 
@@ -96,6 +139,8 @@ def compile_schedule(
     constants: Mapping[str, torch.Tensor],
     *,
     plan: Plan | None = None,
+    loss: Callable[..., Any] | None = None,
+    mesh: DeviceMesh | None = None,
     inputs: Inputs = "global",
     device: str | torch.device | None = None,
     init: Initialise | None = None,
@@ -103,33 +148,91 @@ def compile_schedule(
     dropout: bool = True,
     execute: Execute = "eager",
 ) -> ShardedModule:
-    """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``."""
+    """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``.
+
+    Args:
+        dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
+    """
     if execute not in get_args(Execute):
         raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(get_args(Execute))}")
-    check_agreement(schedule)
-    mesh, graph = schedule.machine.mesh, schedule.graph
-    where = find_device(device)
-    place = Place(mesh, device_mesh_of(mesh, where), dist.get_rank(), where)
-    backend = (ProcessRanks if execute == "eager" else TracedRanks)(mesh, groups_needed(schedule))
-    executable = bind(schedule, backend, where, dropout=dropout, in_place=execute == "eager")
-    if execute != "eager":
-        graphs = emit(executable, where)
-        executable = graphs.compiled() if execute == "compiled" else graphs
-    step = Step(executable, place, inputs)
-    check_gradient_specs(step)
+    team, where, machine, graph = team_of(mesh), find_device(device), schedule.machine, schedule.graph
+    place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
+
+    def bound(captured: Capture, schedule: Schedule) -> Step:
+        check_agreement(schedule, team)
+        mine = own_constants(schedule, captured.constants, place)
+        return bind_step(schedule, mine, CallTree(captured.graph.arguments, model.forward), place, inputs, dropout, execute)
+
+    step = bound(Capture(graph, constants), schedule)
     specs = {item.name: schedule.specs[item.tensor] for item in graph.inputs if item.kind in ("parameter", "buffer")}
     sharded, empty = shard_weights(model, specs, place)
     initialise(model, sharded, empty, init, seed, place)
     still = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
-    for item in graph.of_kind("constant"):
-        if has_no_values(constants[item.name]):
+    tree = copy_tree(model, sharded)
+    if graph.mode == "inference":
+        tree.eval()
+    programs = Programs(
+        step, tuple(part.training for part in tree.modules()), loss,
+        optimizer=plan.model.optimizer if plan is not None else "none",
+        memory_bytes=int(machine.hardware.memory_bytes) if plan is None else plan.memory_limit_bytes_per_rank,
+        states_bytes=0 if plan is None else plan.predicted.memory.optimizer,
+        bind=bound,
+    )  # fmt: skip
+    return ShardedModule(tree, programs, plan, still)
+
+
+def bind_step(
+    schedule: Schedule, constants: Mapping[str, torch.Tensor], call: CallTree, place: Place, inputs: Inputs, dropout: bool, execute: Execute
+) -> Step:  # fmt: skip
+    """A schedule bound to this rank. Collective.
+
+    Args:
+        constants: this rank's parts, by the graph's names.
+
+    Raises:
+        MismatchError: a gradient that does not lie as its parameter.
+    """
+    backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
+    executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
+    if execute != "eager":
+        graphs = emit(executable, place.device)
+        executable = graphs.compiled() if execute == "compiled" else graphs
+    step = Step(executable, place, inputs, call, constants)
+    check_gradient_specs(step)
+    return step
+
+
+def own_constants(schedule: Schedule, constants: Mapping[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
+    """This rank's parts of the tensors baked into the model, by the graph's names; where ranks differ, of the first rank's. Collective.
+
+    Raises:
+        UsageError: a constant without values.
+    """
+    for name, tensor in constants.items():
+        if has_no_values(tensor):
             hint = "register it as a buffer and pass init=, or build the model with real values for it"
-            raise UsageError(f"the model's tensor {item.name} is on meta and is neither a parameter nor a buffer", hint)
-    own_constants = {
-        item.tensor: place.own_part(constants[item.name], schedule.specs[item.tensor]) for item in graph.of_kind("constant")
-    }  # fmt: skip
-    call_tree = CallTree(graph.arguments, model.forward)
-    return ShardedModule(copy_tree(model, sharded), step, call_tree, own_constants, plan, still)
+            raise UsageError(f"the model's tensor {name} is on meta and is neither a parameter nor a buffer", hint)
+    sources, found = find_sources(constants, place.team), {}
+    for item in schedule.graph.of_kind("constant"):
+        whole = constants[item.name]
+        if item.name in sources:
+            whole = fetch(whole, sources[item.name], place.team, place.device)
+        found[item.tensor] = place.own_part(whole, schedule.specs[item.tensor])
+    return found
+
+
+def check_parameters(model: nn.Module, plan: Plan) -> None:
+    """Says what differs in names and shapes before the model is captured. Raises MismatchError."""
+    hint = "plan this model, or build it with the sizes it was planned with"
+    aliases = {other: name for name, row in plan.parameters.items() for other in row.aliases or ()}
+    given = {aliases.get(name, name): value for name, value in model.named_parameters()}
+    for name, row in plan.parameters.items():
+        if name not in given:
+            raise MismatchError(f"the plan has a parameter {name}, the model none of that name", hint)
+        here, there = (tuple(given[name].shape), str(given[name].dtype).removeprefix("torch.")), (row.shape, row.dtype)
+        if here != there:
+            shown = [f"{dtype}{list(shape)}" for shape, dtype in (here, there)]
+            raise MismatchError(f"parameter {name} is {shown[0]} in the model, {shown[1]} in the plan", hint)
 
 
 def check_torch(plan: Plan) -> None:
@@ -150,16 +253,21 @@ def start_process_group(mesh: Mesh) -> None:
         MismatchError: another number of processes. UsageError: no processes were started for a mesh of several ranks.
     """
     if not dist.is_initialized():
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        elif mesh.ranks == 1:
+        if mesh.ranks == 1:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         else:
             hint = f"start the script with: torchrun --nproc-per-node {mesh.ranks} script.py"
             raise UsageError(f"the plan is for the mesh {mesh} of {mesh.ranks} ranks, and this is a single process", hint)
     if dist.get_world_size() != mesh.ranks:
-        hint = f"start {mesh.ranks} processes, or plan for a mesh of {dist.get_world_size()} ranks"
+        hint = f"start {mesh.ranks} processes, plan for a mesh of {dist.get_world_size()} ranks, or pass mesh=, a part of your DeviceMesh"
         raise MismatchError(f"the plan is for the mesh {mesh} of {mesh.ranks} ranks, {dist.get_world_size()} processes are running", hint)
+
+
+def check_mesh(given: DeviceMesh, planned: Mesh) -> None:
+    """Raises MismatchError: the DeviceMesh has other sizes than the plan's mesh."""
+    if tuple(given.shape) != planned.sizes:
+        hint = f"pass the part of your mesh that the plan was made for, e.g. mesh[{', '.join(map(repr, planned.names))}]"
+        raise MismatchError(f"the plan is for the mesh {planned}, the given one has the sizes {list(given.shape)}", hint)
 
 
 def find_device(device: str | torch.device | None) -> torch.device:

@@ -1,18 +1,21 @@
 """The groups of ranks behind a tuple of sub-axes, and their process groups.
 
 A sub-axis ``tp:(2)4`` is the digit of size 4 of the axis' coordinate that has 2 blocks outside it. A group holds the ranks that differ
-in those digits alone, ordered row-major over the sub-axes, major to minor. Every rank creates every group, in the same order; they wait for
-others as long as the default group does.
+in those digits alone, ordered row-major over the sub-axes, major to minor. A mesh may be all processes or a part of them: a replica, with
+data parallelism around it. A group is made by its members alone, in the same order on each; it waits for others as long as the default
+group does.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.torch_compat import timeout_of
 from cost_models import Mesh, SubAxis
@@ -53,21 +56,57 @@ def _members(mesh: Mesh, rank: int, axes: Sequence[SubAxis]) -> tuple[int, ...]:
     return tuple(members)
 
 
+@dataclass(frozen=True)
+class Team:
+    """The processes that are the ranks of one mesh.
+
+    Args:
+        members: for each rank of the mesh, its process's rank in the world.
+        rank: this process's rank in the mesh.
+        group: all of them, in the world's order.
+    """
+
+    members: tuple[int, ...]
+    rank: int
+    group: dist.ProcessGroup
+
+    @property
+    def first(self) -> int:
+        """The rank in the world of the mesh's rank 0."""
+        return self.members[0]
+
+
+def team_of(device_mesh: DeviceMesh | None = None) -> Team:
+    """The processes of a DeviceMesh, or of the whole world. Collective over them."""
+    if device_mesh is None:
+        world = dist.group.WORLD
+        assert world is not None
+        return Team(tuple(range(dist.get_world_size())), dist.get_rank(), world)
+    members = tuple(device_mesh.mesh.flatten().tolist())
+    return Team(members, members.index(dist.get_rank()), _group(tuple(sorted(members))))
+
+
 _CREATED: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
-"""Process groups already created, by members, for each world: communicators are dear, and modules share them."""
+"""Process groups already created, by members in the world, for each world: communicators are dear, and modules share them."""
 
 
-def create_process_groups(mesh: Mesh, wanted: Sequence[tuple[SubAxis, ...]]) -> dict[tuple[SubAxis, ...], dist.ProcessGroup]:
-    """This rank's process group for each tuple of sub-axes. Collective: every rank calls it with the same list."""
+def _group(members: tuple[int, ...]) -> dist.ProcessGroup:
+    """The process group of these ranks of the world, in this order. Collective over them."""
     world = dist.group.WORLD
-    assert world is not None and dist.get_world_size() == mesh.ranks
-    created, rank = _CREATED.setdefault(world, {}), dist.get_rank()
+    assert world is not None
+    if members == tuple(range(dist.get_world_size())):
+        return world
+    created = _CREATED.setdefault(world, {})
+    if members not in created:
+        created[members] = dist.new_group(list(members), sort_ranks=False, timeout=timeout_of(world), use_local_synchronization=True)
+    return created[members]
+
+
+def create_process_groups(mesh: Mesh, wanted: Sequence[tuple[SubAxis, ...]], team: Team) -> dict[tuple[SubAxis, ...], dist.ProcessGroup]:
+    """This rank's process group for each tuple of sub-axes. Collective: every rank of the mesh calls it with the same list."""
+    assert len(team.members) == mesh.ranks
     found: dict[tuple[SubAxis, ...], dist.ProcessGroup] = {}
     for axes in dict.fromkeys(wanted):
-        for members in groups(mesh, axes):
-            if members not in created:
-                # The order of the group's ranks is the row-major order of the sub-axes, not that of the world's ranks.
-                created[members] = dist.new_group(list(members), sort_ranks=False, timeout=timeout_of(world))
-            if rank in members:
-                found[axes] = created[members]
+        # The order of the group's ranks is the row-major order of the sub-axes, not that of the world's ranks.
+        found[axes] = _group(tuple(team.members[rank] for rank in group_of(mesh, axes, team.rank)))
     return found

@@ -1,300 +1,82 @@
-"""The module that trains: the model's own parameter names with DTensors, and a forward that runs the planned schedule.
-
-The whole step is one autograd function. Its forward runs the forward instructions and keeps what the backward instructions read; its
-backward runs those and returns each gradient in its parameter's spec. Autograd never sees a collective: through collectives injected
-into a forward graph it gives wrong gradients.
-"""
+"""The module that trains: the model's own parameter names with DTensors, and a forward that runs the planned schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.tensor import DTensor
 
-from autopar.dialect import random_step
-from autopar.errors import MismatchError, UsageError
-from autopar.graph import Graph, GraphInput
-from autopar.runtime.calls import CallTree as Signature
-from autopar.runtime.collectives import Observed, Values
-from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable
-from autopar.runtime.placement import local_part
-from autopar.runtime.weights import Place, as_placed
+from autopar.errors import UsageError
+from autopar.graph import Graph
+from autopar.runtime.collectives import Observed
+from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
+from autopar.runtime.programs import Programs, input_of
+from autopar.runtime.steps import Call, Step, TrainingStep
+from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
-from autopar.sharding import ShardingSpec
-from autopar.torch_compat import dtensor_like, keeps_autograd_graph
-
-Inputs = Literal["global", "local"]
+from autopar.torch_compat import leave_to_module, local_of
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one call needs, the same for every call.
+class NoHooks(OrderedDict[int, Any]):
+    """The hooks of a submodule that was captured: those it had are in the program, others would never be called."""
 
-    Args:
-        executable: the schedule on this rank: interpreted, or as graphs.
-        place: mesh, rank and device.
-        inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
-    """
+    def __init__(self, path: str, held: Mapping[int, Any]) -> None:
+        super().__init__()
+        self.path = path
+        for key, hook in held.items():
+            super().__setitem__(key, hook)
 
-    executable: Executable | Graphs
-    place: Place
-    inputs: Inputs
-
-    @property
-    def graph(self) -> Graph:
-        return self.executable.schedule.graph
-
-    @cached_property
-    def gradients(self) -> Mapping[str, str]:
-        """The value of the gradient of each graph input that has one."""
-        found = {output.name: value for output, value in self.executable.schedule.outputs if output.kind == "gradient"}
-        return {item.tensor: found[item.name] for item in self.graph.inputs if item.kind != "tangent" and item.name in found}
-
-    @cached_property
-    def apart(self) -> Set[str]:
-        """The values that lie side by side in the buffer of a bucket."""
-        buckets = [call for call in self.executable.schedule.calls if len(call.parts) > 1 and not call.unpacks]
-        return {part.target for call in buckets for part in call.parts}
-
-    @cached_property
-    def parameters(self) -> Set[str]:
-        """Graph inputs whose gradients lie as they do (``check_gradient_specs``)."""
-        return {item.tensor for item in self.graph.of_kind("parameter")}
-
-    def spec(self, value: str) -> ShardingSpec:
-        """The spec of a value of the schedule."""
-        return self.executable.schedule.specs[value]
-
-    def enter(self, item: GraphInput, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of an input (or of an output's gradient), on the device.
-
-        Raises:
-            UsageError: another shape or dtype than planned.
-        """
-        planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
-        local = self.inputs == "local" and not isinstance(tensor, DTensor)
-        shape = spec.local_shape(planned.shape, mesh.sizes) if local else planned.shape
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if tuple(tensor.shape) != tuple(shape) or dtype != planned.dtype:
-            whose = "each rank's part of " if local else ""
-            message = f"{whose}{item.kind} {item.name} is {dtype} {list(tensor.shape)}, the plan was made for {planned.dtype} {list(shape)}"
-            raise UsageError(message, "plan the model again for these shapes")
-        if local:
-            return tensor.detach().to(self.place.device)
-        if isinstance(tensor, DTensor):
-            return self.place.own_part(tensor, spec)
-        part = local_part(tensor.detach(), spec, mesh, self.place.rank)
-        return part.to(self.place.device) if spec.is_replicated else part.to(self.place.device, copy=True).contiguous()
-
-    def leave(self, value: str, tensor: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
-        """A value for the user: a DTensor when it is split, else plain."""
-        spec = self.spec(value)
-        if plain or spec.is_replicated:
-            return tensor.detach()
-        shape = self.graph.tensors[self.executable.schedule.values[value].tensor].shape
-        return self.place.dtensor(tensor, spec, shape)
+    def __setitem__(self, key: int, hook: Any) -> None:
+        hint = "register it before the model is planned, or on the compiled module itself; wrap the compiled module as a whole"
+        raise UsageError(f"a hook on {self.path}, a part of a compiled module, would never be called: parts run inside the program", hint)
 
 
-class Saved:
-    """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
-
-    def __init__(self, values: Values, owners: Mapping[str, torch.Tensor]) -> None:
-        self._values: Values | None = values
-        self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items() if name in values}
-
-    @property
-    def kept(self) -> bool:
-        """Whether the values are still held, for another backward pass."""
-        return self._values is not None
-
-    def take(self, *, keep: bool) -> Values:
-        """The values by name.
-
-        Raises:
-            RuntimeError: already taken, or a parameter or input was changed in place since the forward pass.
-        """
-        if self._values is None:
-            raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
-        for name, (owner, version) in self._owners.items():
-            if owner._version != version:
-                raise RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
-        found = self._values
-        self._values = dict(found) if keep else None
-        return found
-
-
-class TrainingStep(torch.autograd.Function):
-    """Forward and backward instructions as one differentiable function of the trained parameters and inputs."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, call: Call, *trained: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.call = call
-        outputs = call.forward(keep=True)
-        ctx.mark_non_differentiable(*(tensor for tensor, name in zip(outputs, call.names, strict=True) if not call.differentiable(name)))
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return (None, *ctx.call.backward(gradients, keep=keeps_autograd_graph()))
-
-
-class Call:
-    """One forward pass, and its backward pass if there is one.
-
-    Args:
-        locals_: this rank's part of every graph input but tangents, by tensor name.
-        owners: the user's tensors that some of these are memory of (a DTensor's version counts changes that its local tensor's does not).
-        trained: tensor names of the graph inputs whose gradients autograd wants, in the order they are given to ``TrainingStep``.
-        global_inputs, local_inputs: of those, inputs that came as plain tensors, whole or this rank's part: their gradient leaves likewise.
-    """
-
-    def __init__(
-        self, step: Step, locals_: Mapping[str, torch.Tensor], owners: Mapping[str, torch.Tensor], trained: Sequence[str],
-        global_inputs: Set[str], local_inputs: Set[str], number: int, observed: list[Observed] | None,
-    ) -> None:  # fmt: skip
-        self.step, self.locals, self.owners, self.trained = step, locals_, owners, trained
-        self.global_inputs, self.local_inputs = global_inputs, local_inputs
-        self.number, self.observed = number, observed
-        graph, schedule = step.graph, step.executable.schedule
-        self.leaving = [(output, value) for output, value in schedule.outputs if output.kind == "output"]
-        self.names = [output.name for output, _ in self.leaving]
-        self.tangents = {item.name: item for item in graph.of_kind("tangent")}
-        self.updates = [(output, value) for output, value in schedule.outputs if output.kind == "buffer"]
-        self.saved: Saved | None = None
-
-    def differentiable(self, name: str) -> bool:
-        """Whether gradients of this output are used: it has a tangent, or it is the loss."""
-        return name in self.tangents if self.tangents else name == self.loss
-
-    @property
-    def loss(self) -> str | None:
-        """The output whose gradient the graph takes as 1, when there are no tangents."""
-        return "loss" if "loss" in self.names and not self.tangents else None
-
-    def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
-        """The outputs in order; what the backward pass needs is kept when asked."""
-        executable = self.step.executable
-        values: Values = dict(self.locals)
-        with random_step(self.number):
-            executable.forward([values], self.observed)
-        outputs = tuple(self.step.leave(value, values[value]) for _, value in self.leaving)
-        kept = {name: values[name] for name in executable.kept if name in values} if keep else {}
-        with torch.no_grad():
-            self._update_buffers(values, kept)
-        if keep:
-            self.saved = Saved(kept, self.owners)
-        return outputs
-
-    def _update_buffers(self, values: Mapping[str, torch.Tensor], kept: Values) -> None:
-        storage = self.step.executable.schedule.storage
-        buffers = {item.name: item.tensor for item in self.step.graph.of_kind("buffer")}
-        changed = {storage[buffers[output.name]] for output, _ in self.updates}
-        for name in kept:
-            if storage[name] in changed:
-                kept[name] = kept[name].clone()
-        for output, value in self.updates:
-            self.locals[buffers[output.name]].copy_(values[value])
-
-    @torch.no_grad()
-    def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
-        """The gradient of each entry of ``trained``."""
-        assert self.saved is not None
-        executable = self.step.executable
-        values, scale = self.saved.take(keep=keep), None
-        for name, gradient in zip(self.names, gradients, strict=True):
-            if name in self.tangents:
-                values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
-            elif name == self.loss:
-                scale = gradient
-        executable.backward([values], self.observed)
-        wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
-        found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
-        if scale is not None and (scale.device.type != "cpu" or scale.item() != 1.0):
-            for local in found:
-                if local is not None:
-                    local.mul_(scale)
-        return [
-            None if local is None or value is None else self._leave(tensor, value, local)
-            for tensor, value, local in zip(self.trained, wanted, found, strict=True)
-        ]
-
-    def _tangent(self, item: GraphInput, gradient: torch.Tensor | None) -> torch.Tensor:
-        if gradient is None:
-            planned = self.step.graph.tensors[item.tensor]
-            shape = self.step.spec(item.tensor).local_shape(planned.shape, self.step.place.mesh.sizes)
-            return torch.zeros(shape, dtype=getattr(torch, planned.dtype), device=self.step.place.device)
-        spec = self.step.spec(item.tensor)
-        if isinstance(gradient, DTensor):
-            return self.step.place.own_part(gradient, spec)
-        return local_part(gradient, spec, self.step.place.mesh, self.step.place.rank)
-
-    def _own(self, made: Values, wanted: Sequence[str | None]) -> list[torch.Tensor | None]:
-        """The gradients, each dense in memory that nobody else has: optimizers and clipping write into them in place.
-
-        What a bucket brought may stay where it lies in it: the parts of a bucket do not overlap.
-        """
-        assert self.saved is not None
-        taken = {tensor.untyped_storage().data_ptr() for tensor in self.locals.values()}
-        found: list[torch.Tensor | None] = []
-        for value in wanted:
-            if value is None:
-                found.append(None)
-                continue
-            tensor = made[value]
-            whole = tensor.is_contiguous() and (tensor.nbytes == tensor.untyped_storage().nbytes() or value in self.step.apart)
-            place = tensor.data_ptr() if value in self.step.apart else tensor.untyped_storage().data_ptr()
-            if not whole or self.saved.kept or place in taken:
-                tensor = tensor.clone(memory_format=torch.contiguous_format)
-                place = tensor.data_ptr()
-            taken.add(place)
-            found.append(tensor)
-        return found
-
-    def _leave(self, tensor: str, value: str, local: torch.Tensor) -> torch.Tensor:
-        """A gradient as its parameter or input is: a DTensor, a whole tensor, or a rank's part."""
-        if tensor in self.local_inputs:
-            return local
-        if tensor in self.step.parameters:
-            return dtensor_like(local, self.owners[tensor])
-        schedule = self.step.executable.schedule
-        made = self.step.place.dtensor(local, schedule.specs[value], self.step.graph.tensors[schedule.values[value].tensor].shape)
-        return made.full_tensor() if tensor in self.global_inputs else made
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class ShardedModule(nn.Module):
     """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned schedule.
 
-    What the plan was captured with is fixed: ``train()`` and ``eval()`` change nothing in it.
+    A call that the plan was not made for (after ``eval()``, with a shorter last batch) runs a program of its own on the same weights,
+    planned and kept when it is first needed (see ``programs``). ``deepcopy`` copies the weights and shares the programs.
 
     Attributes:
         plan: the plan it runs, None when compiled from a bare schedule.
-        constants: this rank's parts of the tensors baked into the model, by the graph's names.
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
 
-    def __init__(
-        self, tree: nn.Module, step: Step, signature: Signature, constants: Mapping[str, torch.Tensor], plan: Any, empty: set[str]
-    ) -> None:  # fmt: skip
+    _children: list[tuple[nn.Module, str, nn.Module]] | None
+    _owners: dict[str, tuple[nn.Module, str]]
+
+    def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
         super().__init__()
         for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
             self.__dict__[kind] = tree.__dict__[kind]
-        self.__dict__["plan"] = plan
-        self.__dict__["dropout_step"] = 0
-        self._step, self._signature, self._empty = step, signature, empty
-        self.__dict__["constants"] = constants
+        self.__dict__.update(plan=plan, dropout_step=0, tree=tree, parts=tuple(tree.modules()))
+        held = dict(own_names(tree))
+        self._programs, self._empty = programs, {name: _made(held[name]) for name in empty}
+        for path, part in self.named_modules():
+            if path:
+                part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
         self._observed: list[Observed] | None = None
+        self.__dict__.update(_children=None, _owners={})
+        leave_to_module(self, (name for name, _ in self.named_buffers(remove_duplicate=False)))
         self.training = tree.training
         self._register_load_hooks()
+
+    def train(self, mode: bool = True) -> Self:
+        """Raises UsageError: the plan is for inference alone."""
+        if mode and self.step.graph.mode == "inference":
+            raise UsageError("the plan is for inference: it has no backward and no training mode", "plan the model with mode='train'")
+        return super().train(mode)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's arguments, then the loss's; the model's (or the loss's) result.
@@ -302,29 +84,30 @@ class ShardedModule(nn.Module):
         Raises:
             UsageError: arguments that differ from the planned ones; weights that have no values yet.
         """
-        if self._empty:
-            some = ", ".join(sorted(self._empty)[:3])
-            hint = "pass init= to compile, or load a state dict"
-            raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
-        tensors = self._signature.tensors(args, kwargs)
-        step, graph = self._step, self._step.graph
-        held = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
+        self._check_values()
+        self._check_autocast()
+        self.tree.training = self.training
+        step, tensors = self._programs.find(self.parts, args, kwargs)
+        graph = step.graph
+        held, differentiates = self._held(graph), graph.mode == "train" and torch.is_grad_enabled()
         locals_: dict[str, torch.Tensor] = {}
         owners: dict[str, torch.Tensor] = {}
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
-        with torch.no_grad():
-            locals_.update((item.tensor, held[item.name].to_local()) for item in graph.inputs if item.kind in ("parameter", "buffer"))
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
+                locals_[item.tensor] = local_of(tensor)
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:
                     trained.append((item.tensor, tensor))
+                elif tensor.requires_grad and item.kind == "parameter" and not item.trained and differentiates:
+                    hint = "let it require grad when the model is planned; requires_grad_(False) afterwards freezes it"
+                    raise UsageError(f"parameter {item.name} requires grad, the plan was made with it frozen", hint)
             elif item.kind == "input":
-                tensor = _input_of(tensors, item)
+                tensor = input_of(tensors, item)
                 locals_[item.tensor] = step.enter(item, tensor)
                 owners[item.tensor] = tensor
                 if tensor.requires_grad and torch.is_grad_enabled():
@@ -335,26 +118,123 @@ class ShardedModule(nn.Module):
                     if not isinstance(tensor, DTensor):
                         (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)
             elif item.kind == "constant":
-                locals_[item.tensor] = self.constants[item.tensor]
-        call = Call(step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self.dropout_step, self._observed)
-        if graph.mode == "train" and torch.is_grad_enabled() and trained:
+                locals_[item.tensor] = step.constants[item.tensor]
+        call = Call(step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(), self._observed)
+        if differentiates and trained:
             outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
             self.__dict__["dropout_step"] += 1
         else:
             outputs = call.forward(keep=False)
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
-        return self._signature.result(by_name)
+        return step.call.result(by_name)
+
+    def _held(self, graph: Graph) -> dict[str, torch.Tensor]:
+        """The parameters and buffers that the graph takes, by name.
+
+        Which submodule has them is looked up once, and again when one was replaced: walking them all takes a good part of a millisecond
+        a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
+        """
+        if self._children is None or any(getattr(parent, name, None) is not child for parent, name, child in self._children):
+            children = [(parent, name, child) for parent in self.modules() for name, child in parent.named_children()]
+            self.__dict__.update(_children=children, _owners={})
+        names, owners = [item.name for item in graph.inputs if item.kind in ("parameter", "buffer")], self._owners
+        for name in names:
+            if name not in owners:
+                path, _, last = name.rpartition(".")
+                owners[name] = self.get_submodule(path), last
+        return {name: getattr(*owners[name]) for name in names}
+
+    def _check_values(self) -> None:
+        """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
+        if self._empty:
+            held = self._held(self.step.graph)
+            self._empty = {name: made for name, made in self._empty.items() if made == _made(held[name]) or _no_number(held[name])}
+        if self._empty:
+            some = ", ".join(sorted(self._empty)[:3])
+            hint = "pass init= to compile, or load a state dict"
+            raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
+
+    def _check_autocast(self) -> None:
+        """Raises UsageError: autocast around the call asks for another dtype than the plan computes in."""
+        device, graph = self.place.device.type, self.step.graph
+        if torch.is_autocast_enabled(device):
+            asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), graph.arguments.get("compute_dtype")
+            if asked != planned:
+                message = f"the module is called under autocast to {asked}, the plan computes in {planned or 'its own dtypes'}"
+                raise UsageError(message, f"plan it with compute_dtype={asked!r}, or call it outside autocast")
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes and methods of the model's own class, where this one has none: ``config``, ``init_weights``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            tree = self.__dict__.get("tree")
+            if tree is None or name.startswith("__"):
+                raise
+        if name in tree.__dict__:
+            return tree.__dict__[name]
+        own = inspect.getattr_static(type(tree), name, None)
+        if own is None:
+            raise AttributeError(f"{type(tree).__name__!r} compiled by autopar has no attribute {name!r}")
+        return own.__get__(self, type(tree)) if hasattr(own, "__get__") else own
+
+    def _draw(self) -> int:
+        """What chooses the masks of this step: equal on all ranks of the mesh, another on each replica of it."""
+        members, world = self.place.team.members, dist.get_world_size()
+        return self.dropout_step if len(members) == world else self.dropout_step * world + min(members)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
+        whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
+        copies = {key: copy.deepcopy(tensor, memo) for key, tensor in whole.items()}
+        made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
+        made.dropout_step, made.training = self.dropout_step, self.training
+        memo[id(self)] = made
+        return made
+
+    def no_sync(self) -> Any:
+        """Raises UsageError: there is nothing to leave out."""
+        hint = "call backward several times before the optimizer's step: gradients add up"
+        raise UsageError("gradients are reduced within the planned backward; none of it can be put off", hint)
+
+    def local_batch(
+        self, source: Any, *, batch_size: int | None = None, shuffle: bool = False, seed: int = 0, drop_last: bool = False, **options: Any
+    ) -> LocalBatches | LocalIndices:  # fmt: skip
+        """What this rank must load, by the plan's specs, and no more.
+
+        Args:
+            source: a dataset: its batches, as DTensors that the module takes as they are; or a batch sampler: its batches with the
+                indices of this rank's rows alone, for a DataLoader of one's own (with ``place_batch``).
+            batch_size, shuffle, seed, drop_last, options: for a dataset; see ``data.LocalBatches``.
+        """
+        rows = rows_of(self.step)
+        if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
+            return LocalBatches(source, rows, batch_size, shuffle, seed, drop_last, options)
+        return LocalIndices(source, rows)
+
+    def place_batch(self, tree: Any, size: int) -> Any:
+        """The rows that this rank loaded of a batch of ``size``, in any nesting of tensors, as DTensors that the module takes."""
+        return rows_of(self.step).placed(tree, size)
+
+    @property
+    def constants(self) -> Mapping[str, torch.Tensor]:
+        """This rank's parts of the tensors baked into the model, by the graph's names."""
+        return self.step.constants
+
+    @property
+    def step(self) -> Step:
+        """What runs a call as planned."""
+        return self._programs.main
 
     @property
     def schedule(self) -> Schedule:
-        """The instructions that a call runs."""
-        return self._step.executable.schedule
+        """The instructions that such a call runs."""
+        return self.step.executable.schedule
 
     @property
     def place(self) -> Place:
         """The mesh, this rank and its device."""
-        return self._step.place
+        return self.step.place
 
     @contextmanager
     def observed_collectives(self) -> Iterator[list[Observed]]:
@@ -367,15 +247,22 @@ class ShardedModule(nn.Module):
 
     def extra_repr(self) -> str:
         schedule = self.schedule
-        return f"mesh={schedule.machine.mesh}, mode={self._step.graph.mode}, collectives={len(schedule.calls)}"
+        return f"mesh={schedule.machine.mesh}, mode={self.step.graph.mode}, collectives={len(schedule.calls)}"
 
     def _register_load_hooks(self) -> None:
         self.register_load_state_dict_pre_hook(_place_state)
         self.register_load_state_dict_post_hook(_note_loaded)
 
 
-def _input_of(tensors: Mapping[str, Any], item: GraphInput) -> torch.Tensor:
-    return tensors[item.name] if item.name in tensors else tensors[item.tensor]
+def _made(tensor: torch.Tensor) -> tuple[int, int]:
+    """A tensor and its version: another after it was replaced or written to."""
+    return id(tensor), tensor._version
+
+
+def _no_number(tensor: torch.Tensor) -> bool:
+    """Whether this rank's part is as it was made: another wrapper may have taken the part over as it was."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.is_floating_point() and local.itemsize > 1 and local.numel() > 0 and bool(local.isnan().all())
 
 
 def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -384,27 +271,12 @@ def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, *_: 
     for name, tensor in held.items():
         value = state.get(prefix + name)
         if isinstance(tensor, DTensor) and isinstance(value, torch.Tensor):
-            state[prefix + name] = as_placed(value, tensor, name, module._step.place)
-            module._empty.discard(name)
+            state[prefix + name] = as_placed(value, tensor, name, module.place)
+            module._empty.pop(name, None)
 
 
 def _note_loaded(module: ShardedModule, incompatible: Any) -> None:
     """A tied parameter is loaded under any of its names."""
     held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     full = {id(tensor) for name, tensor in held.items() if name not in module._empty}
-    module._empty.difference_update({name for name, tensor in held.items() if id(tensor) in full})
-
-
-def check_gradient_specs(step: Step) -> None:
-    """Every gradient must come out in its parameter's spec, so that optimizers work on local parts.
-
-    Raises:
-        MismatchError: naming the first parameter whose gradient does not.
-    """
-    by_name = {item.name: item for item in step.graph.inputs}
-    for output, value in step.executable.schedule.outputs:
-        if output.kind in ("gradient", "buffer"):
-            wanted, found = step.spec(by_name[output.name].tensor), step.spec(value)
-            if wanted != found:
-                message = f"the plan's {output.kind} of {output.name} has the spec {found}, {output.name} itself {wanted}"
-                raise MismatchError(message, "write the plan again with autopar plan")
+    module._empty = {name: made for name, made in module._empty.items() if id(held[name]) not in full}

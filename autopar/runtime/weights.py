@@ -1,12 +1,12 @@
 """A model's parameters and buffers as DTensors in the plan's specs: loaded weights kept, meta weights initialised, state loaded.
 
-Every rank slices its own part of a weight that all ranks hold equal; nothing is sent. The module tree is copied without its
+Every rank slices its own part of a weight; only weights that ranks do not hold equal are sent. The module tree is copied without its
 tensors, so names, nesting and the user's own methods stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import MismatchError
+from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
+from autopar.runtime.groups import Team
 from autopar.runtime.placement import from_placements, local_part, to_dtensor
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import is_fake
@@ -25,18 +27,30 @@ Initialise = Callable[[nn.Module], None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where this rank's parts go: the mesh in both forms, the rank, the device."""
+    """Where this rank's parts go: the mesh in both forms, its processes, the device."""
 
     mesh: Mesh
     device_mesh: DeviceMesh
-    rank: int
+    team: Team
     device: torch.device
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the mesh."""
+        return self.team.rank
 
     def own_part(self, tensor: torch.Tensor, spec: ShardingSpec) -> torch.Tensor:
         """This rank's part of a global tensor (or of a DTensor in any placement), in its own storage on the device."""
         if isinstance(tensor, DTensor):
-            if tensor.device_mesh == self.device_mesh and from_placements(tensor.placements, tensor.dim(), self.mesh.sizes) == spec:
-                return tensor.to_local().detach()
+            if tensor.device_mesh == self.device_mesh:
+                held = from_placements(tensor.placements, tensor.dim(), self.mesh.sizes)
+                if held == spec:
+                    return tensor.to_local().detach()
+                missing = [(dim, mine) for dim, (mine, wanted) in enumerate(zip(held.dims, spec.dims, strict=True)) if mine != wanted]
+                if not held.partial and not any(mine for _, mine in missing):  # whole in what is still to be cut
+                    cut = ShardingSpec(tuple(() if mine else wanted for mine, wanted in zip(held.dims, spec.dims, strict=True)))
+                    part = local_part(tensor.to_local().detach(), cut, self.mesh, self.rank)
+                    return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)
             tensor = tensor.full_tensor()
         part = local_part(tensor.detach(), spec, self.mesh, self.rank)
         return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)
@@ -59,6 +73,17 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.T
                 yield f"{path}.{name}" if path else name, module, name, tensor
 
 
+def without_values(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor that nobody has given values: not a number everywhere, so that using it shows; zero where numbers are whole."""
+    marked = dtype.is_floating_point and dtype.itemsize > 1
+    return torch.full(tuple(shape), float("nan") if marked else 0, dtype=dtype, device=device)
+
+
+def own_names(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of ``own_tensors`` by full name."""
+    return ((name, tensor) for name, _, _, tensor in own_tensors(model))
+
+
 def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[int, nn.Module] | None = None) -> nn.Module:
     """The module with every parameter and buffer replaced by ``tensors[id(it)]``; shared submodules stay shared."""
     done = {} if done is None else done
@@ -77,10 +102,13 @@ def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict
 
 
 def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Place) -> tuple[dict[int, torch.Tensor], set[int]]:
-    """A DTensor for each parameter and buffer of the model, by the original's identity, and the identities still without values.
+    """A DTensor for each parameter and buffer, by the original's identity, and the identities still without values. Collective.
 
     Args:
         specs: by any of a tensor's names; a tensor without one is replicated (the graph does not use it).
+
+    Raises:
+        MismatchError: ranks hold models of other names, shapes or dtypes.
     """
     found: dict[int, torch.Tensor] = {}
     empty: set[int] = set()
@@ -88,13 +116,15 @@ def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Pl
     for name, _, _, tensor in own_tensors(model):
         if name in specs or id(tensor) not in named:
             named[id(tensor)] = name
-    for _, _, _, tensor in own_tensors(model):
-        if id(tensor) in found:
-            continue
-        spec = specs.get(named[id(tensor)], ShardingSpec.replicated(tensor.dim()))
-        if has_no_values(tensor):
+    held = {named[id(tensor)]: tensor for _, _, _, tensor in own_tensors(model)}
+    sources = find_sources(held, place.team)
+    for name, tensor in held.items():
+        spec = specs.get(name, ShardingSpec.replicated(tensor.dim()))
+        if name in sources:
+            local = place.own_part(fetch(tensor, sources[name], place.team, place.device), spec)
+        elif has_no_values(tensor):
             empty.add(id(tensor))
-            local = torch.empty(spec.local_shape(tensor.shape, place.mesh.sizes), dtype=tensor.dtype, device=place.device)
+            local = without_values(spec.local_shape(tensor.shape, place.mesh.sizes), tensor.dtype, place.device)
         else:
             local = place.own_part(tensor, spec)
         sharded: torch.Tensor = place.dtensor(local, spec, tensor.shape)
@@ -116,7 +146,8 @@ def initialise(
         torch.manual_seed(seed)
         if init is not None:
             if empty:
-                _fill(model, model, init, found, empty, place)
+                names = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
+                _fill(model, model, lambda copied: _agreeing(init, copied, names, place), found, empty, place)
             return
         for module in model.modules():
             reset = getattr(module, "reset_parameters", None)
@@ -125,13 +156,23 @@ def initialise(
                 _fill(module, model, lambda copied: copied.reset_parameters(), found, empty, place)
 
 
+def _agreeing(init: Initialise, model: nn.Module, names: Set[str], place: Place) -> None:
+    """Runs the user's ``init``. Raises MismatchError: it gives one of these tensors other values on other ranks. Collective."""
+    init(model)
+    made = {name: hash_of(tensor) for name, _, _, tensor in own_tensors(model) if name in names}
+    everyone = everyones(made, place.team)
+    for name in made:
+        rank = next((rank for rank, theirs in enumerate(everyone) if theirs[name] != everyone[0][name]), None)
+        if rank is not None:
+            hint = "draw from torch's generator alone, which is seeded the same on all ranks, or read one file"
+            raise MismatchError(f"init gives {name} other values on rank {rank} than on rank 0", hint)
+
+
 def _fill(module: nn.Module, model: nn.Module, init: Initialise, found: Mapping[int, torch.Tensor], empty: set[int], place: Place) -> None:
     whole: dict[int, torch.Tensor] = {}
     for _, _, _, tensor in own_tensors(module):
         if id(tensor) not in whole:
-            values = torch.empty(tensor.shape, dtype=tensor.dtype, device=place.device)
-            if values.is_floating_point():
-                values.fill_(float("nan"))
+            values = without_values(tensor.shape, tensor.dtype, place.device)
             if not has_no_values(tensor):
                 values.copy_(tensor.detach())
             whole[id(tensor)] = nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values

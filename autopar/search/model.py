@@ -20,7 +20,7 @@ more: the bound stays true, and the program's own peak decides in ``find_plan``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -29,7 +29,7 @@ import numpy as np
 
 from autopar.graph import Graph, Phase, Tensor
 from autopar.rules import is_alias
-from autopar.schedule import OUTPUT
+from autopar.schedule import OUTPUT, Assignment
 from autopar.search.lives import add_lives
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.sharding import ShardingSpec
@@ -234,17 +234,57 @@ class Model:
         The unit is chosen so that the sum of the largest finite entries stays under 2**52.
         """
         priced = (weights or InSequence()).price(self)
-        ceiling = sum(_largest(table) for table in priced.nodes) + sum(priced.most[id(table)] for table in priced.edges)
-        unit = max(ceiling, 1e-30) / 2**52
-        costs = [_integers(table, unit) for table in priced.nodes]
-        rounded: dict[int, np.ndarray] = {}
-        edges = []
-        for edge, table in zip(self.edges, priced.edges, strict=True):
-            if id(table) not in rounded:
-                rounded[id(table)] = _integers(table, unit)
-            edges.append((edge.source, edge.target, rounded[id(table)]))
-        items = [node.items for node in self.nodes]
-        return Problem.build(costs, edges, items=items, limit=limit, name="plan"), unit
+        edges = [(edge.source, edge.target, table) for edge, table in zip(self.edges, priced.edges, strict=True)]
+        return in_units(priced.nodes, edges, [node.items for node in self.nodes], limit)
+
+    # What follows is told apart where equal layers are folded: see ``folded``.
+
+    @cached_property
+    def node_times(self) -> np.ndarray:
+        """How often each node stands in the graph that is planned."""
+        return np.ones(len(self.nodes))
+
+    @cached_property
+    def edge_times(self) -> np.ndarray:
+        """How often each edge does."""
+        return np.ones(len(self.edges))
+
+    @property
+    def whole_graph(self) -> Graph:
+        """The graph that is planned."""
+        return self.space.graph
+
+    def whole(self, assignment: Assignment) -> Assignment:
+        """The assignment of the graph that is planned."""
+        return assignment
+
+    def expand(self, choices: np.ndarray) -> np.ndarray:
+        """A choice for each node, from one for each node of the problem."""
+        return choices
+
+    def restrict(self, choices: np.ndarray) -> np.ndarray:
+        """The inverse of ``expand``."""
+        return choices
+
+    def whole_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
+        """Whether a chain of dependencies is one in the graph that is planned, with everything on it as often as it stands there."""
+        return True
+
+    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float) -> float:
+        """The bound on all plans, given the bound and the answer of the problem under these weights."""
+        return bound
+
+
+def in_units(
+    costs: Sequence[np.ndarray], edges: Sequence[tuple[int, int, np.ndarray]], items: Sequence[list[list[Item]]] | None, limit: int | None
+) -> tuple[Problem, float]:
+    """The integer problem of seconds, and its unit: see ``Model.problem``."""
+    tables = {id(table): table for _, _, table in edges}
+    most = {key: _largest(table) for key, table in tables.items()}
+    unit = max(sum(map(_largest, costs)) + sum(most[id(table)] for _, _, table in edges), 1e-30) / 2**52
+    rounded = {key: _integers(table, unit) for key, table in tables.items()}
+    numbered = [(source, target, rounded[id(table)]) for source, target, table in edges]
+    return Problem.build([_integers(cost, unit) for cost in costs], numbered, items=items, limit=limit, name="plan"), unit
 
 
 class Priced:
@@ -252,9 +292,6 @@ class Priced:
 
     def __init__(self, nodes: list[np.ndarray], edges: list[np.ndarray]) -> None:
         self.nodes, self.edges = nodes, edges
-        self.most = {id(table): 0.0 for table in edges}
-        for table in {id(table): table for table in edges}.values():
-            self.most[id(table)] = _largest(table)
 
 
 class Weights(Protocol):

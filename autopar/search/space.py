@@ -53,7 +53,7 @@ class Space:
     """Choices and prices of one graph on one machine; caches by signature.
 
     Args:
-        optimizer: ``adamw``, ``sgd`` or ``none``.
+        optimizer: see ``cost_models.find_optimizer``.
         pins: what the user fixed.
     """
 

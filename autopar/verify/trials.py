@@ -20,18 +20,21 @@ from torch.distributed.tensor import DTensor
 from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
 from autopar.importer.containers import renewed
+from autopar.importer.precision import call_in
 from autopar.importer.rewrite.draws import chosen, chosen_again
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.execution import STILL_NORMAL, STILL_UNIFORM, bind
 from autopar.runtime.module import ShardedModule
+from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import from_placements, gather, replica_difference, scatter
 from autopar.runtime.weights import Place
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import map_tensors, replaced_on_cpu, replaced_operators
 from autopar.verify.live_memory import LiveMemory
+from cost_models import find_optimizer
 
 LEARNING_RATE = 2e-4
 """Small: where a gradient is zero but for rounding, AdamW takes whole steps of this size in directions that rounding chooses."""
@@ -70,7 +73,8 @@ class Case:
         model: with values, on the CPU. A trial changes it: run each in a process of its own.
         args, kwargs, loss, loss_args: the call.
         tangents: the gradient of each output, by name, where there is no scalar loss.
-        steps: of AdamW.
+        steps: of training.
+        optimizer: what trains, by the plan's name.
     """
 
     graph: Graph
@@ -81,6 +85,7 @@ class Case:
     loss_args: tuple[Any, ...]
     tangents: Mapping[str, torch.Tensor]
     steps: int
+    optimizer: str = "adamw"
 
     @property
     def trains(self) -> bool:
@@ -207,22 +212,45 @@ STILL_DRAWS: Mapping[Any, Callable[..., Any]] = {
 """torch's own operators that draw, with the constants in place of the draws."""
 
 
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer of every trial. A model without parameters gets one with nothing to do, since torch refuses an empty list."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return torch.optim.AdamW(trained or [nn.Parameter(torch.empty(0))], lr=LEARNING_RATE)
+class Own(torch.optim.SGD):
+    """Stands for an optimizer that is known by the bytes it keeps alone."""
+
+    def __init__(self, parameters: Any, state_bytes: int, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                self.state[parameter]["own"] = torch.zeros(local.numel() * state_bytes, dtype=torch.uint8)
+
+
+TRAINERS: Mapping[str, Callable[..., Any]] = {
+    "adamw": torch.optim.AdamW,
+    "adamw-mixed": lambda parameters, lr: MasterWeights(parameters, torch.optim.AdamW, lr=lr),
+    "sgd": torch.optim.SGD,
+    "sgd-momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+    "none": torch.optim.SGD,
+}
+"""The optimizers that plans name, as users run them. ``none`` keeps nothing, and a trial that never moves would show little."""
+
+
+def trainer(name: str, parameters: Any) -> Any:
+    """The optimizer of a trial. A model without parameters gets one with nothing to do, since torch refuses an empty list."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad] or [nn.Parameter(torch.empty(0))]
+    if name in TRAINERS:
+        return TRAINERS[name](trained, lr=LEARNING_RATE)
+    return Own(trained, find_optimizer(name).state_bytes, lr=LEARNING_RATE)
 
 
 def run_single(case: Case) -> Trial:
     """The model as the user wrote it, on one device."""
     trial = Trial()
     model = case.model if case.trains else case.model.eval()
-    optimizer = adamw(model.parameters()) if case.trains else None
+    optimizer = trainer(case.optimizer, model.parameters()) if case.trains else None
     inputs = case.inputs()
     for turn in range(case.turns):
         with without_chance(), torch.set_grad_enabled(case.trains):
             args, kwargs = renewed((case.args, dict(case.kwargs)))
-            result = model(*args, **kwargs)
+            result = call_in(model, case.graph.arguments.get("compute_dtype"), args, kwargs)
             outputs = case.outputs(result if case.loss is None else case.loss(result, *case.loss_args))
         if turn == 0:
             trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
@@ -258,7 +286,7 @@ def run_sharded(case: Case, module: ShardedModule) -> Trial:
     measured. Their least peak counts: a backend's thread may hold the buffers of a collective that is done for a moment longer.
     """
     trial, place, schedule = Trial(), module.place, module.schedule
-    optimizer = adamw(module.parameters()) if case.trains else None
+    optimizer = trainer(case.optimizer, module.parameters()) if case.trains else None
     plain = case.inputs()
     placed = {name: _placed(tensor, schedule.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
     for turn in range(case.turns):
@@ -303,7 +331,7 @@ def _with_inputs(call: Any, plain: Mapping[str, torch.Tensor], inputs: Mapping[s
     return map_tensors(lambda tensor: other.get(id(tensor), tensor), call)
 
 
-def _states(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+def _states(optimizer: Any) -> Iterator[torch.Tensor]:
     """The optimizer's tensors of its parameters' size; its step counters are not counted, here or in the prediction."""
     if optimizer is not None:
         for state in optimizer.state.values():
@@ -339,7 +367,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     for parts in trained.values():
         for part in parts:
             part.requires_grad_(True)
-    optimizer = adamw(part for parts in trained.values() for part in parts) if case.trains else None
+    optimizer = trainer(case.optimizer, (part for parts in trained.values() for part in parts)) if case.trains else None
     for turn in range(case.turns):
         observed: list[Observed] = []
         ranks: list[Values] = [{name: parts[rank] for name, parts in entering.items()} for rank in range(mesh.ranks)]

@@ -33,7 +33,7 @@ def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 1
         target: ``(model, args)``, ``(model, args, kwargs)``, or an object with ``model, args, kwargs, loss, loss_args``.
             Real weights and inputs are used as they are; meta and fake ones are filled from ``seed``.
         backend: ``gloo``: one process a rank; ``simulate``: all ranks in one process.
-        steps: of AdamW, for a training plan.
+        steps: of the plan's optimizer, for a training plan.
         timeout: seconds that a rank waits for the others in a collective.
 
     Raises:
@@ -47,7 +47,7 @@ def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 1
 
     def alone(_: int) -> tuple[Schedule, Mapping[str, torch.Tensor], Case, Trial]:
         captured, schedule = rebuild(model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
-        case = _case(captured.graph, model, parts, steps, seed)
+        case = _case(captured.graph, model, parts, steps, seed, plan.model.optimizer)
         return schedule, captured.constants, _without_model(case), run_single(case)
 
     schedule, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
@@ -73,7 +73,7 @@ def _read(target: Any) -> Target:
     return Target(model, tuple(args), dict(kwargs or {}), getattr(target, "loss", None), tuple(getattr(target, "loss_args", None) or ()))
 
 
-def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int) -> Case:
+def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int, optimizer: str) -> Case:
     trees = graph.arguments
     places = (("args", list(target.args)), ("kwargs", target.kwargs), ("loss_args", list(target.loss_args)))
     names = {id(tensor): name for key, value in places for name, tensor in leaves(trees[key], value)}
@@ -83,7 +83,7 @@ def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed
     for item in graph.of_kind("tangent"):
         tensor = graph.tensors[item.tensor]
         tangents[item.name] = torch.randn(tensor.shape, generator=generator).to(getattr(torch, tensor.dtype))
-    return Case(graph, model, args, kwargs, target.loss, loss_args, tangents, steps)
+    return Case(graph, model, args, kwargs, target.loss, loss_args, tangents, steps, optimizer)
 
 
 def _without_model(case: Case) -> Case:

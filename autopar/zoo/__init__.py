@@ -53,7 +53,7 @@ _MODELS: Mapping[str, tuple[str, Keys]] = {
         "moe",
         {
             "batch": 8, "seq": 16, "layers": 2, "width": 64, "heads": 8, "hidden": 64, "experts": 8, "capacity_factor": 2.0,
-            "vocab": 128, "dtype": "float32",
+            "dispatch": "dense", "vocab": 128, "dtype": "float32",
         },
     ),
 }  # fmt: skip

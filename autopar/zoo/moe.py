@@ -2,7 +2,8 @@
 
 Dispatch is dense and statically shaped: each sequence gives each expert ``capacity`` places; a token's place is its rank among
 the sequence's tokens that chose the expert, and tokens beyond the capacity pass by on the residual path. Moving tokens to
-experts and back are contractions with a ``[batch, seq, experts, capacity]`` tensor.
+experts and back are contractions with a ``[batch, seq, experts, capacity]`` tensor. Grouped dispatch has no capacity: all choices are
+sorted by expert, and one grouped product gives each row its expert's matrix.
 """
 
 from __future__ import annotations
@@ -66,13 +67,28 @@ class Experts(nn.Module):
         return torch.einsum("bsec,ebcd->bsd", combine, results)
 
 
+class GroupedExperts(Experts):
+    """The same networks and routing without a capacity: no token passes by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        best, chosen = torch.softmax(self.router(rows), -1).topk(2, -1)
+        best = best / best.sum(-1, keepdim=True)
+        order = chosen.flatten().sort(stable=True).indices
+        taken = chosen.flatten().unsqueeze(-1) == torch.arange(self.up.shape[0], device=x.device)
+        ends = taken.sum(0).cumsum(0).to(torch.int32)
+        hidden = nn.functional.gelu(nn.functional.grouped_mm(rows[order // 2], self.up, offs=ends))
+        results = nn.functional.grouped_mm(hidden, self.down, offs=ends) * best.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(rows).index_add(0, order // 2, results).view_as(x)
+
+
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, hidden: int, experts: int, capacity: int, dtype: torch.dtype) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, experts: int, capacity: int | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, dtype=dtype)
         self.attn = Attention(width, heads, dtype)
         self.norm2 = nn.LayerNorm(width, dtype=dtype)
-        self.experts = Experts(width, hidden, experts, capacity, dtype)
+        self.experts = (Experts if capacity else GroupedExperts)(width, hidden, experts, capacity or 0, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
@@ -83,7 +99,7 @@ class MixtureOfExperts(nn.Module):
     """``tokens [batch, seq]`` to logits ``[batch, seq, vocab]``, or to the mean cross entropy when ``targets`` are given."""
 
     def __init__(
-        self, vocab: int, layers: int, width: int, heads: int, hidden: int, experts: int, capacity: int, dtype: torch.dtype
+        self, vocab: int, layers: int, width: int, heads: int, hidden: int, experts: int, capacity: int | None, dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, width, dtype=dtype)
@@ -111,15 +127,20 @@ def build(
     hidden: int,
     experts: int,
     capacity_factor: float,
+    dispatch: str,
     vocab: int,
     dtype: torch.dtype,
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and its training inputs ``(tokens, targets)``; inference takes the first. An expert has room for
-    ``capacity_factor`` times its even share of a sequence's choices."""
+    ``capacity_factor`` times its even share of a sequence's choices under ``dense`` dispatch, and for all under ``grouped``."""
+    if dispatch not in ("dense", "grouped"):
+        raise ValueError(f"dispatch={dispatch} is not dense or grouped")
+    if dispatch == "grouped" and dtype == torch.float64:
+        raise ValueError("dispatch=grouped has no kernel for float64")
     if width % heads:
         raise ValueError(f"width {width} is not a multiple of heads {heads}")
     if experts < 2:
         raise ValueError(f"experts={experts}: each token goes to two")
     capacity = min(seq, max(1, round(capacity_factor * 2 * seq / experts)))
-    model = MixtureOfExperts(vocab, layers, width, heads, hidden, experts, capacity, dtype)
+    model = MixtureOfExperts(vocab, layers, width, heads, hidden, experts, capacity if dispatch == "dense" else None, dtype)
     return model, (torch.randint(vocab, (batch, seq)), torch.randint(vocab, (batch, seq)))

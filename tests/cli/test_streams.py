@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,25 @@ def test_verbs_near_by_and_short_help(capsys: pytest.CaptureFixture[str]) -> Non
     refused(autopar(capsys, "shwo"), 2, "there is no command 'shwo'")
     assert "did you mean autopar show?" in autopar(capsys, "shwo").err
     assert autopar(capsys, "show", "-h").status == 0
+
+
+def test_the_schema_names_every_key_of_a_plan(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = json.loads(autopar(capsys, "schema", "plan").out)
+    data = json.loads(plan_file.read_text())
+    assert schema["$id"] == data["schema"] and set(data) <= set(schema["properties"]) and set(schema["required"]) <= set(data)
+    refused(autopar(capsys, "schema", "planet"), 2, "no schema of 'planet'")
+
+
+def test_completion_knows_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    from autopar.cli.completion import options_of
+    from autopar.cli.main import VERBS
+
+    for verb in VERBS:
+        text = autopar(capsys, verb, "--help").out
+        assert set(re.findall(r"^ +(?:-\w, )?(--[\w-]+)", text, re.MULTILINE)) == set(options_of(verb)), verb
+    script = autopar(capsys, "completion", "bash").out
+    asked = "COMP_WORDS=(autopar plan --me); COMP_CWORD=2; _autopar; echo ${COMPREPLY[@]}"
+    found = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True).stdout
+    assert found.split() == ["--mesh", "--memory"]
+    assert "complete -c autopar" in autopar(capsys, "completion", "fish").out and "bashcompinit" in autopar(capsys, "completion", "zsh").out
+    refused(autopar(capsys, "completion", "tcsh"), 2, "no completion for the shell 'tcsh'")

@@ -21,6 +21,7 @@ from cost_models import (
     Operator,
     SubAxis,
     UnknownHardwareError,
+    UnknownOptimizerError,
     collectives,
     hardware_names,
     links,
@@ -147,6 +148,14 @@ def test_optimizers() -> None:
     assert [memory.optimizer_bytes(name, 10, "float32") for name in ("adamw", "sgd", "none")] == [80, 0, 0]
     assert machine.optimizer_seconds("adamw", 10**9, "bfloat16") == 7 * 2e9 / (0.7 * 3.35e12)
     assert machine.optimizer_seconds("none", 10**9, "bfloat16") == 0.0
+    names = ("adamw", "adamw-mixed", "sgd-momentum", "lion:6,5")
+    assert [memory.optimizer_bytes(name, 10, "bfloat16") for name in names] == [40, 120, 20, 60]
+    assert [memory.optimizer_bytes(name, 10, "float32") for name in names] == [80, 80, 40, 60], "float32 needs no copy of itself"
+    # reads bf16 gradient, float32 weight and moments; writes these three and the bf16 weight
+    assert machine.optimizer_seconds("adamw-mixed", 10**9, "bfloat16") == (2 * 2 + 6 * 4) * 1e9 / (0.7 * 3.35e12)
+    assert machine.optimizer_seconds("lion:6,5", 10**9, "bfloat16") == 5 * 2e9 / (0.7 * 3.35e12)
+    with pytest.raises(UnknownOptimizerError, match=r"hint: .* NAME:BYTES,ACCESSES"):
+        memory.find_optimizer("lion:6")
 
 
 # --- links ------------------------------------------------------------------------------------------------------

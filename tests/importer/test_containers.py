@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar.errors import CaptureError
 from autopar.importer import capture
 from autopar.importer.containers import closed, opened
 from autopar.verify import verify
@@ -90,3 +91,29 @@ def test_what_the_forward_notes_in_attributes_is_forgotten():
     model = Counting(4, 4)
     capture(model, (torch.randn(2, 4),))
     assert "calls" not in vars(model)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_parameters_that_the_first_call_rescales(noted):
+    class Rescaling(nn.Linear):
+        rescaled = False
+
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.rescaled = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training and not self.rescaled:
+                with torch.no_grad():
+                    self.weight.div_(2)
+                self.rescaled = noted
+            return super().forward(x)
+
+    model, x = Rescaling(), torch.randn(8, 4)
+    if not noted:
+        with pytest.raises(CaptureError, match="changes its parameter weight in place"):
+            capture(model, (x,), mode="inference")
+        return
+    made = autopar.plan(model, (x,), mesh="2x2", mode="inference")
+    assert not model.rescaled
+    assert verify(made, (model, (x,)), backend="simulate").passed

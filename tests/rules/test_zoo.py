@@ -22,6 +22,7 @@ MODELS = (
     "zoo:resnet,batch=4,image=16,width=8,blocks=1-1",
     "zoo:resnet,batch=4,image=16,width=8,blocks=1-1,bottleneck=True",
     "zoo:moe,batch=4,seq=8,layers=1,width=32,heads=4,hidden=32,experts=4,vocab=32",
+    "zoo:moe,batch=4,seq=8,layers=1,width=32,heads=4,hidden=32,experts=4,vocab=32,dispatch=grouped",
 )
 SIZES = (2, 2)
 SAMPLE = 12

@@ -20,6 +20,7 @@ from autopar.plan import Plan
 from autopar.runtime import compile_plan
 from autopar.runtime.agreement import check_agreement
 from autopar.runtime.compiling import example_call
+from autopar.runtime.groups import team_of
 from autopar.schedule import Schedule
 from autopar.target import Target
 from autopar.verify.launch import run_ranks
@@ -94,7 +95,7 @@ def test_ranks_with_different_schedules_are_refused() -> None:
 
     def rank_main(rank: int, others: Schedule) -> str:
         try:
-            check_agreement(others if rank == 2 else first)
+            check_agreement(others if rank == 2 else first, team_of())
         except MismatchError as error:
             return str(error)
         return "no error"

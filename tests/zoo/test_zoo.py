@@ -124,3 +124,9 @@ def test_experts_get_at_most_their_capacity_and_each_token_two():
     assert dispatch.sum(1).max() == 1
     small = zoo.build("moe", capacity_factor=0.5).model.layers[0].experts
     assert small.routes(x)[1].sum(1).max() == 1 and small.capacity == 2
+
+
+def test_grouped_dispatch_is_dense_dispatch_with_room_for_all():
+    dense, grouped = zoo.build("moe", capacity_factor=8.0), zoo.build("moe", dispatch="grouped")
+    grouped.model.load_state_dict(dense.model.state_dict())
+    torch.testing.assert_close(grouped.model(*dense.args), dense.model(*dense.args))

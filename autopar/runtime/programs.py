@@ -1,0 +1,229 @@
+"""The programs of a module: the planned one, and those for calls that it was not made for.
+
+A plan is for one mode and one set of shapes. A call in another (evaluation, where dropout and batch norm do something else; a frozen part;
+a last batch that is shorter) is captured with what it was called with and planned with every parameter and buffer where it lies, by the
+first rank, which sends the plan to the others. Each such program is kept for the calls that follow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import AutoparError, MismatchError, UsageError
+from autopar.graph import Graph, GraphInput, to_json
+from autopar.importer import Capture, capture
+from autopar.importer.containers import changed
+from autopar.plan import Plan
+from autopar.recording import record, replay
+from autopar.runtime.agreement import everyones, together
+from autopar.runtime.steps import Step
+from autopar.schedule import Schedule
+from autopar.search import find_plan
+from autopar.sharding import ShardingSpec
+
+MOST = 16
+"""Programs beside the planned one: a call in ever new shapes would plan for ever."""
+SECONDS = 20.0
+"""Time limit of the search for each."""
+
+Shapes = tuple[tuple[str, tuple[int, ...], bool], ...]
+"""Name, global shape and whether a gradient is wanted of each input."""
+log = logging.getLogger("autopar")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a program is for.
+
+    Args:
+        training: the flag of each part of the model, in the order of ``Module.modules``.
+        trained: which parameters require grad.
+        mode: ``train`` where gradients may be asked for.
+    """
+
+    training: tuple[bool, ...]
+    trained: tuple[bool, ...]
+    mode: Literal["train", "inference"]
+    shapes: Shapes
+
+
+@dataclass
+class Programs:
+    """A module's programs by what they are for.
+
+    Args:
+        main: the planned one.
+        training: the training flags it was captured with.
+        loss: as planned; needed to capture again.
+        optimizer, memory_bytes: what the others are planned for: the optimizer by name, the limit per rank with the optimizer's states.
+        states_bytes: of the optimizer, which lie beside a program without a backward.
+        bind: a capture and its schedule -> what runs them; None without the model, when there is nothing to capture.
+    """
+
+    main: Step
+    training: tuple[bool, ...]
+    loss: Callable[..., Any] | None = None
+    optimizer: str = "none"
+    memory_bytes: int = 0
+    states_bytes: int = 0
+    bind: Callable[[Capture, Schedule], Step] | None = None
+    made: dict[Key, Step] = field(default_factory=dict)
+
+    def find(self, parts: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, torch.Tensor]]:
+        """The program of a call, and the call's tensors by input name. Collective where it is a new one.
+
+        Args:
+            parts: the model's modules, the whole first.
+
+        Raises:
+            UsageError: the call's nesting or dtypes differ from the planned ones, or there are too many programs.
+        """
+        tensors = self.main.call.tensors(args, kwargs)
+        training = tuple([part.training for part in parts])
+        shapes = tuple((item.name, self._shape(item, tensor := input_of(tensors, item)), tensor.requires_grad) for item in self._inputs)
+        planned = (self.main.graph.tensors[item.tensor].shape for item in self._inputs)
+        if training == self.training and all(shape == given for shape, (_, given, _) in zip(planned, shapes, strict=True)):
+            return self.main, tensors
+        if self.bind is None:
+            hint = "call it as it was planned, or compile the model, which can be planned for further calls"
+            raise UsageError(f"an exported program runs the planned call alone: {_planned_words(self.main.graph)}", hint)
+        if any(training) and self.main.graph.mode == "inference":
+            raise UsageError("the plan is for inference, and a part of the model is in training mode", "call eval() on the module")
+        for item in self._inputs:
+            self.main.check_dtype(item, input_of(tensors, item))
+        trained = tuple([parameter.requires_grad for parameter in parts[0].parameters()])
+        differentiate = self.main.graph.mode == "train" and torch.is_grad_enabled()
+        key = Key(training, trained, "train" if differentiate or any(training) else "inference", shapes)
+        if key not in self.made:
+            self.made[key] = self._make(key, parts[0], args, kwargs, tensors)
+        step = self.made[key]
+        return step, step.call.tensors(args, kwargs)
+
+    @cached_property
+    def _inputs(self) -> tuple[GraphInput, ...]:
+        return tuple(self.main.graph.of_kind("input"))
+
+    def _shape(self, item: GraphInput, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The global shape of an input of a call."""
+        if self.main.inputs == "global" or isinstance(tensor, DTensor):
+            return tuple(tensor.shape)
+        spec, sizes = self.main.spec(item.tensor), self.main.place.mesh.sizes
+        return tuple(extent * (spec.parts(dim, sizes) if dim < len(spec.dims) else 1) for dim, extent in enumerate(tensor.shape))
+
+    def _make(
+        self, key: Key, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> Step:  # fmt: skip
+        rank = next((rank for rank, other in enumerate(everyones(key, self.main.place.team)) if other != key), None)
+        if rank is not None:
+            message = f"this rank and rank {rank} call the module in other modes or with other shapes ({_words(key)} here)"
+            raise MismatchError(message, "call it on all ranks alike; a shorter last batch must be so on all of them")
+        if len(self.made) == MOST:
+            raise UsageError(f"the module was called in {MOST + 1} ways beside the planned one", "pad batches to a few shapes")
+        log.info("planning %s beside the plan", _words(key))
+        captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
+        if _same_forward(captured.graph, self.main.graph):
+            return self.main
+        assert self.bind is not None
+        return self.bind(captured, replay(self._plan(captured.graph), captured.graph))
+
+    def _captured(
+        self, key: Key, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> Capture:  # fmt: skip
+        """The model captured with stand-ins of the call's global shapes."""
+        recorded = len(self.main.graph.arguments.get("loss_args", ()))
+        if recorded and self.loss is None:
+            raise UsageError("a program for this call needs the loss, which is not known", "pass loss= to compile")
+        shapes = {name: shape for name, shape, _ in key.shapes}
+        stand_ins = {
+            id(tensor): torch.empty(shapes[item.name], dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
+            for item in self._inputs
+            for tensor in (input_of(tensors, item),)
+        }
+        args, kwargs = changed(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
+        own, loss_args = args[: len(args) - recorded], args[len(args) - recorded :]
+        with torch.enable_grad():
+            return capture(
+                model, own, kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args,
+                compute_dtype=self.main.graph.arguments.get("compute_dtype"),
+            )  # fmt: skip
+
+    def _plan(self, graph: Graph) -> Plan:
+        """The first rank's plan for the graph with all weights where they lie. Collective."""
+        team = self.main.place.team
+        outcome: list[Any] = [None]
+        if team.rank == 0:
+            machine = self.main.executable.schedule.machine
+            limit = self.memory_bytes - (self.states_bytes if graph.mode == "inference" else 0)
+            try:
+                found = find_plan(
+                    graph, machine, memory_bytes=limit, optimizer=self.optimizer, constraints=self._pins(graph), time_limit=SECONDS,
+                    baselines=False,
+                )  # fmt: skip
+                outcome = [record(found, target="a further call", memory_bytes=limit).to_json()]
+            except AutoparError as error:
+                outcome = [(type(error), error.message, error.hint)]
+            except Exception as error:  # the others wait to hear of it
+                outcome = [(RuntimeError, f"{type(error).__name__}: {error}")]
+        if len(team.members) > 1:
+            dist.broadcast_object_list(outcome, team.first, team.group)
+        if isinstance(outcome[0], tuple):
+            kind, *words = outcome[0]
+            raise kind(*words)
+        return Plan.from_json(outcome[0])
+
+    def _pins(self, graph: Graph) -> dict[str, str]:
+        """Weights lie where they lie, inputs where they came before if that divides them."""
+        sizes = self.main.place.mesh.sizes
+        known = {(item.kind, item.name): self.main.spec(item.tensor) for item in self.main.graph.inputs}
+        found = {}
+        for item in graph.inputs:
+            shape, spec = graph.tensors[item.tensor].shape, known.get((item.kind, item.name))
+            if item.kind in ("parameter", "buffer"):
+                found[item.name] = str(spec or ShardingSpec.replicated(len(shape)))
+            elif item.kind == "input" and spec is not None and spec.problem(shape, sizes) is None:
+                found[f"input:{item.name}"] = str(spec)
+        return found
+
+
+def input_of(tensors: Mapping[str, Any], item: GraphInput) -> torch.Tensor:
+    """The tensor of an input among those of a call."""
+    return tensors[item.name] if item.name in tensors else tensors[item.tensor]
+
+
+def _words(key: Key) -> str:
+    shapes = ", ".join(f"{name} {list(shape)}" for name, shape, _ in key.shapes)
+    flags = "training" if all(key.training) else "part training, part evaluation" if any(key.training) else "evaluation"
+    return f"{flags}{' with gradients' if key.mode == 'train' and not any(key.training) else ''}, {shapes}"
+
+
+def _planned_words(graph: Graph) -> str:
+    shapes = ", ".join(f"{item.name} {list(graph.tensors[item.tensor].shape)}" for item in graph.of_kind("input"))
+    return f"{'training' if graph.mode == 'train' else 'evaluation'}, {shapes}"
+
+
+def _same_forward(graph: Graph, main: Graph) -> bool:
+    """Whether the forward of ``main`` does what the whole of ``graph`` does."""
+    if graph.sha256 == main.sha256:
+        return True
+    return graph.mode == "inference" and graph.arguments == main.arguments and _forward(graph) == _forward(main)
+
+
+def _forward(graph: Graph) -> list[Any]:
+    """What is computed before the first backward operator, with values named by who makes them."""
+    number = {item.tensor: f"{item.kind} {item.name}" for item in graph.inputs}
+    rows: list[Any] = []
+    for op in graph.ops:
+        if op.phase == "forward":
+            rows.append([op.target, [number[name] for name in op.inputs], to_json(op.args), to_json(dict(op.kwargs))])
+            rows += [[graph.tensors[name].shape, graph.tensors[name].dtype] for name in op.outputs]
+            number |= {name: f"{len(rows)}:{index}" for index, name in enumerate(op.outputs)}
+    return [rows, [(output.kind, output.name, number.get(output.tensor)) for output in graph.outputs if output.kind != "gradient"]]

@@ -1,0 +1,295 @@
+"""One step as one autograd function.
+
+Its forward runs the forward instructions and keeps what the backward instructions read; its backward runs those and returns each gradient
+in its parameter's spec. Autograd never sees a collective: through collectives injected into a forward graph it gives wrong gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.distributed.tensor import DTensor
+
+from autopar.dialect import random_step
+from autopar.errors import MismatchError, UsageError
+from autopar.graph import Graph, GraphInput
+from autopar.runtime.calls import CallTree
+from autopar.runtime.collectives import Observed, Values
+from autopar.runtime.emission import Graphs
+from autopar.runtime.execution import Executable, loss_gradient
+from autopar.runtime.placement import local_part
+from autopar.runtime.weights import Place
+from autopar.sharding import ShardingSpec
+from autopar.torch_compat import dtensor_like, keeps_autograd_graph
+
+Inputs = Literal["global", "local"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one call needs, the same for every call.
+
+    Args:
+        executable: the schedule on this rank: interpreted, or as graphs.
+        place: mesh, rank and device.
+        inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
+        call: how the tensors of a call and of its result are nested.
+        constants: this rank's parts of the tensors baked into the model, by the graph's names.
+    """
+
+    executable: Executable | Graphs
+    place: Place
+    inputs: Inputs
+    call: CallTree
+    constants: Mapping[str, torch.Tensor]
+
+    @property
+    def graph(self) -> Graph:
+        return self.executable.schedule.graph
+
+    @cached_property
+    def gradients(self) -> Mapping[str, str]:
+        """The value of the gradient of each graph input that has one."""
+        found = {output.name: value for output, value in self.executable.schedule.outputs if output.kind == "gradient"}
+        return {item.tensor: found[item.name] for item in self.graph.inputs if item.kind != "tangent" and item.name in found}
+
+    @cached_property
+    def apart(self) -> Set[str]:
+        """The values that lie side by side in the buffer of a bucket."""
+        buckets = [call for call in self.executable.schedule.calls if len(call.parts) > 1 and not call.unpacks]
+        return {part.target for call in buckets for part in call.parts}
+
+    @cached_property
+    def parameters(self) -> Set[str]:
+        """Graph inputs whose gradients lie as they do (``check_gradient_specs``)."""
+        return {item.tensor for item in self.graph.of_kind("parameter")}
+
+    def spec(self, value: str) -> ShardingSpec:
+        """The spec of a value of the schedule."""
+        return self.executable.schedule.specs[value]
+
+    def check_dtype(self, item: GraphInput, tensor: torch.Tensor) -> None:
+        """Raises UsageError: another dtype than planned."""
+        planned, dtype = self.graph.tensors[item.tensor], str(tensor.dtype).removeprefix("torch.")
+        if dtype != planned.dtype:
+            message = f"{item.kind} {item.name} is {dtype} {list(tensor.shape)}, planned was {planned.dtype} {list(planned.shape)}"
+            raise UsageError(message, "give it the planned dtype, or plan the model again for this one")
+
+    def enter(self, item: GraphInput, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of an input (or of an output's gradient), on the device.
+
+        Raises:
+            UsageError: another shape or dtype than planned.
+        """
+        planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
+        local = self.inputs == "local" and not isinstance(tensor, DTensor)
+        shape = spec.local_shape(planned.shape, mesh.sizes) if local else planned.shape
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tuple(tensor.shape) != tuple(shape) or dtype != planned.dtype:
+            whose = "each rank's part of " if local else ""
+            message = f"{whose}{item.kind} {item.name} is {dtype} {list(tensor.shape)}, the plan was made for {planned.dtype} {list(shape)}"
+            raise UsageError(message, "plan the model again for these shapes")
+        if local:
+            return tensor.detach().to(self.place.device)
+        if isinstance(tensor, DTensor):
+            return self.place.own_part(tensor, spec)
+        part = local_part(tensor.detach(), spec, mesh, self.place.rank)
+        return part.to(self.place.device) if spec.is_replicated else part.to(self.place.device, copy=True).contiguous()
+
+    def leave(self, value: str, tensor: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
+        """A value for the user: a DTensor when it is split, else plain."""
+        spec = self.spec(value)
+        if plain or spec.is_replicated:
+            return tensor.detach()
+        shape = self.graph.tensors[self.executable.schedule.values[value].tensor].shape
+        return self.place.dtensor(tensor, spec, shape)
+
+
+class Saved:
+    """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
+
+    def __init__(self, values: Values, owners: Mapping[str, torch.Tensor]) -> None:
+        self._values: Values | None = values
+        self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items() if name in values}
+
+    @property
+    def kept(self) -> bool:
+        """Whether the values are still held, for another backward pass."""
+        return self._values is not None
+
+    def take(self, *, keep: bool) -> Values:
+        """The values by name.
+
+        Raises:
+            RuntimeError: already taken, or a parameter or input was changed in place since the forward pass.
+        """
+        if self._values is None:
+            raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
+        for name, (owner, version) in self._owners.items():
+            if owner._version != version:
+                raise RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
+        found = self._values
+        self._values = dict(found) if keep else None
+        return found
+
+
+class TrainingStep(torch.autograd.Function):
+    """Forward and backward instructions as one differentiable function of the trained parameters and inputs."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, call: Call, *trained: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        outputs = call.forward(keep=True)
+        ctx.mark_non_differentiable(*(tensor for tensor, name in zip(outputs, call.names, strict=True) if not call.differentiable(name)))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return (None, *ctx.call.backward(gradients, keep=keeps_autograd_graph()))
+
+
+class Call:
+    """One forward pass, and its backward pass if there is one.
+
+    Args:
+        locals_: this rank's part of every graph input but tangents, by tensor name.
+        owners: the user's tensors that some of these are memory of (a DTensor's version counts changes that its local tensor's does not).
+        trained: tensor names of the graph inputs whose gradients autograd wants, in the order they are given to ``TrainingStep``.
+        global_inputs, local_inputs: of those, inputs that came as plain tensors, whole or this rank's part: their gradient leaves likewise.
+    """
+
+    def __init__(
+        self, step: Step, locals_: Mapping[str, torch.Tensor], owners: Mapping[str, torch.Tensor], trained: Sequence[str],
+        global_inputs: Set[str], local_inputs: Set[str], number: int, observed: list[Observed] | None,
+    ) -> None:  # fmt: skip
+        self.step, self.locals, self.owners, self.trained = step, locals_, owners, trained
+        self.global_inputs, self.local_inputs = global_inputs, local_inputs
+        self.number, self.observed = number, observed
+        graph, schedule = step.graph, step.executable.schedule
+        self.leaving = [(output, value) for output, value in schedule.outputs if output.kind == "output"]
+        self.names = [output.name for output, _ in self.leaving]
+        self.tangents = {item.name: item for item in graph.of_kind("tangent")}
+        self.updates = [(output, value) for output, value in schedule.outputs if output.kind == "buffer"]
+        self.saved: Saved | None = None
+
+    def differentiable(self, name: str) -> bool:
+        """Whether gradients of this output are used: it has a tangent, or it is the loss."""
+        return name in self.tangents if self.tangents else name == self.loss
+
+    @property
+    def loss(self) -> str | None:
+        """The output whose gradient the graph takes as 1, when there are no tangents."""
+        return "loss" if "loss" in self.names and not self.tangents else None
+
+    def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
+        """The outputs in order; what the backward pass needs is kept when asked."""
+        executable = self.step.executable
+        values: Values = dict(self.locals)
+        with random_step(self.number):
+            executable.forward([values], self.observed)
+        outputs = tuple(self.step.leave(value, values[value]) for _, value in self.leaving)
+        kept = {name: values[name] for name in executable.kept if name in values} if keep else {}
+        with torch.no_grad():
+            self._update_buffers(values, kept)
+        if keep:
+            self.saved = Saved(kept, self.owners)
+        return outputs
+
+    def _update_buffers(self, values: Mapping[str, torch.Tensor], kept: Values) -> None:
+        storage = self.step.executable.schedule.storage
+        buffers = {item.name: item.tensor for item in self.step.graph.of_kind("buffer")}
+        changed = {storage[buffers[output.name]] for output, _ in self.updates}
+        for name in kept:
+            if storage[name] in changed:
+                kept[name] = kept[name].clone()
+        for output, value in self.updates:
+            self.locals[buffers[output.name]].copy_(values[value])
+
+    @torch.no_grad()
+    def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
+        """The gradient of each entry of ``trained``."""
+        assert self.saved is not None
+        executable = self.step.executable
+        values, scale = self.saved.take(keep=keep), None
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if name in self.tangents:
+                values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
+            elif name == self.loss:
+                scale = gradient
+        early = scale is not None and isinstance(executable, Executable) and self.step.graph.loss_gradient is not None
+        with loss_gradient(scale if early else None):
+            executable.backward([values], self.observed)
+        wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
+        found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
+        if scale is not None and not early and (scale.device.type != "cpu" or scale.item() != 1.0):
+            for local in found:
+                if local is not None:
+                    local.mul_(scale)
+        return [
+            None if local is None or value is None else self._leave(tensor, value, local)
+            for tensor, value, local in zip(self.trained, wanted, found, strict=True)
+        ]
+
+    def _tangent(self, item: GraphInput, gradient: torch.Tensor | None) -> torch.Tensor:
+        if gradient is None:
+            planned = self.step.graph.tensors[item.tensor]
+            shape = self.step.spec(item.tensor).local_shape(planned.shape, self.step.place.mesh.sizes)
+            return torch.zeros(shape, dtype=getattr(torch, planned.dtype), device=self.step.place.device)
+        spec = self.step.spec(item.tensor)
+        if isinstance(gradient, DTensor):
+            return self.step.place.own_part(gradient, spec)
+        return local_part(gradient, spec, self.step.place.mesh, self.step.place.rank)
+
+    def _own(self, made: Values, wanted: Sequence[str | None]) -> list[torch.Tensor | None]:
+        """The gradients, each dense in memory that nobody else has: optimizers and clipping write into them in place.
+
+        What a bucket brought may stay where it lies in it: the parts of a bucket do not overlap.
+        """
+        assert self.saved is not None
+        taken = {tensor.untyped_storage().data_ptr() for tensor in self.locals.values()}
+        found: list[torch.Tensor | None] = []
+        for value in wanted:
+            if value is None:
+                found.append(None)
+                continue
+            tensor = made[value]
+            whole = tensor.is_contiguous() and (tensor.nbytes == tensor.untyped_storage().nbytes() or value in self.step.apart)
+            place = tensor.data_ptr() if value in self.step.apart else tensor.untyped_storage().data_ptr()
+            if not whole or self.saved.kept or place in taken:
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+                place = tensor.data_ptr()
+            taken.add(place)
+            found.append(tensor)
+        return found
+
+    def _leave(self, tensor: str, value: str, local: torch.Tensor) -> torch.Tensor:
+        """A gradient as its parameter or input is: a DTensor, a whole tensor, or a rank's part."""
+        if tensor in self.local_inputs:
+            return local
+        if tensor in self.step.parameters:
+            return dtensor_like(local, self.owners[tensor])
+        schedule = self.step.executable.schedule
+        made = self.step.place.dtensor(local, schedule.specs[value], self.step.graph.tensors[schedule.values[value].tensor].shape)
+        return made.full_tensor() if tensor in self.global_inputs else made
+
+
+def check_gradient_specs(step: Step) -> None:
+    """Every gradient must come out in its parameter's spec, so that optimizers work on local parts.
+
+    Raises:
+        MismatchError: naming the first parameter whose gradient does not.
+    """
+    by_name = {item.name: item for item in step.graph.inputs}
+    for output, value in step.executable.schedule.outputs:
+        if output.kind in ("gradient", "buffer"):
+            wanted, found = step.spec(by_name[output.name].tensor), step.spec(value)
+            if wanted != found:
+                message = f"the plan's {output.kind} of {output.name} has the spec {found}, {output.name} itself {wanted}"
+                raise MismatchError(message, "write the plan again with autopar plan")
