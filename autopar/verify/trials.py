@@ -120,7 +120,8 @@ class Case:
     def backward(self, outputs: Mapping[str, torch.Tensor], place: Place | None = None) -> None:
         """Backward from the loss, or from the outputs with the tangents placed as the outputs are."""
         if not self.tangents:
-            outputs["loss"].backward()
+            if outputs["loss"].requires_grad:
+                outputs["loss"].backward()
             return
         roots, gradients = [], []
         for name, tangent in self.tangents.items():
@@ -233,8 +234,8 @@ TRAINERS: Mapping[str, Callable[..., Any]] = {
 
 
 def trainer(name: str, parameters: Any) -> Any:
-    """The optimizer of a trial."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    """The optimizer of a trial. A model without parameters gets one with nothing to do, since torch refuses an empty list."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad] or [nn.Parameter(torch.empty(0))]
     if name in TRAINERS:
         return TRAINERS[name](trained, lr=LEARNING_RATE)
     return Own(trained, find_optimizer(name).state_bytes, lr=LEARNING_RATE)

@@ -273,3 +273,42 @@ def test_errors_are_relative_and_never_silent() -> None:
     assert error(torch.zeros(2), torch.zeros(3), 1.0) == sys.float_info.max
     assert error(torch.zeros(0), torch.zeros(0), 1.0) == 0
     assert relative(1.1, 1.0) == pytest.approx(0.1) and relative(0.0, 0.0) == 0
+
+
+class Unlearned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2).square().mean()
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_a_model_without_parameters_is_trained(differentiated: bool) -> None:
+    x = torch.randn(4, 6, requires_grad=differentiated)
+    found = verify(autopar.plan(Unlearned(), (x,), mesh="dp=2"), (Unlearned(), (x,)), backend="simulate", steps=2)
+    assert found.passed and len(found.gradient_errors) == differentiated
+
+
+class Watched(nn.Module):
+    """Hooks on a module, a parameter and a tensor, and draws of every kind that has no operator in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cell = nn.Linear(6, 6), nn.GRU(6, 6, 2, dropout=0.5)
+        self.layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+        self.layer.register_full_backward_pre_hook(lambda module, outputs: tuple(gradient * 3 for gradient in outputs))
+        self.layer.weight.register_hook(lambda gradient: gradient.sign())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.nn.functional.rrelu(self.layer(x * torch.randint_like(x, 5)), training=True)
+        h.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
+        first = torch.multinomial(h.detach().softmax(-1), 2)
+        return (self.cell(h)[0] * first.sum(-1, keepdim=True)).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_the_single_model_runs_with_its_hooks_and_without_chance() -> None:
+    torch.manual_seed(0)
+    model, x = Watched(), torch.randn(4, 6)
+    plan = autopar.plan(model, (x,), mesh="dp=2", constraints={"input:x": "S0 R"})
+    found = verify(plan, (model, (x,)), backend="simulate", steps=2)
+    assert found.passed, found.problems
+    assert found.gradient_errors["layer.weight"] < 1e-5
