@@ -52,7 +52,7 @@ def net(seed: int = 0, dropout: float = 0.5) -> Net:
 def plan_of(mesh: str, dropout: float = 0.5, mode: Any = "train") -> Plan:
     pins = {"input:x": "S0 R", "up.weight": "S1 R", "up.bias": "S1"} if mesh == "2x2" else {}
     return autopar.plan(
-        net(dropout=dropout), (X,), loss=mse, loss_args=(Y,), mesh=mesh, mode=mode, hardware="cpu-cluster", constraints=pins, time_limit=5
+        net(dropout=dropout), (X,), loss=mse, loss_args=(Y,), mesh=mesh, mode=mode, hardware="cpu-cluster", constraints=pins
     )
 
 
