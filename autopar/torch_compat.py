@@ -104,6 +104,11 @@ def schema_of(target: Any) -> Any:
     return target._schema
 
 
+def draws(target: Any) -> bool:
+    """Whether an operator takes numbers from torch's own random generators."""
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
 # --- tracing ----------------------------------------------------------------------------------------------------------
 
 ORIGIN = "autopar_origin"

@@ -3,7 +3,7 @@
 One child process a case, so that peak memory is the case's own (``-P``, since this folder holds files named as packages).
 Times are CPU seconds of all threads and children.
 
-    python benchmarks/planning.py [--json FILE] [--cases small|depth|width|mesh|large|all]
+    python benchmarks/planning.py [--json FILE] [--cases small|depth|width|mesh|devices|large|all]
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+MESHES = ("x=2", "x=2,y=2", "x=2,y=4", "x=8,y=8", "x=2,y=2,z=2", "x=2,y=2,z=2,w=2")
+GROWING = ("dp=8", "dp=64", "dp=64,tp=8", "dp=512,tp=8")
 CASES: dict[str, list[tuple[str, str, str, str]]] = {  # (target, mesh, memory, mode)
     "small": [(f"zoo:{name}", "dp=2,tp=2", "70GiB", "train") for name in ("mlp", "gpt2", "llama3", "resnet", "moe")],
-    "depth": [(f"zoo:llama3-8b,layers={n},batch=16,seq=8192", "dp=8,tp=8", "70GiB", "train") for n in (1, 2, 4, 8)],
+    "depth": [(f"zoo:llama3-8b,layers={n},batch=16,seq=8192", "dp=8,tp=8", "70GiB", "train") for n in (1, 2, 4, 8, 32, 128)],
     "width": [(f"zoo:gpt2,layers=2,width={n},heads=8,batch=8,seq=128", "dp=2,tp=2", "70GiB", "train") for n in (64, 256, 1024)],
-    "mesh": [("zoo:gpt2,layers=2", mesh, "70GiB", "train") for mesh in ("x=2", "x=2,y=2", "x=2,y=4", "x=8,y=8", "x=2,y=2,z=2")],
+    "mesh": [("zoo:gpt2,layers=2", mesh, "70GiB", "train") for mesh in MESHES],
+    "devices": [("zoo:llama3-8b,layers=8,batch=4096,seq=8192", mesh, "70GiB", "train") for mesh in GROWING],
     "large": [("zoo:llama3-8b,batch=16,seq=8192", "dp=8,tp=8", "70GiB", "train")],
 }
 STAGES = ("import", "capture", "enumerate", "price", "model", "baselines", "solve", "write")

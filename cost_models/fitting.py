@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 
 ROUNDS = 20
 """Of reweighting."""
+WHOLE = 0.9
+"""A call's latency is at most this share of those of two calls that do the same: the ranks meet once, not twice."""
 CLEARLY = 0.9
 """A growth with more steps is taken when its error is less than this share of the simpler one's."""
 BETTER = 0.98
@@ -102,9 +104,9 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime], *, whole: bool =
 
     Args:
         kind: of all ``points``; several sizes of tensors, and of groups where the growth is to be told.
-        whole: no latency may be larger than those of two calls, over a and over b ranks, that do the same as one over a b ranks: what a
-            first call of few saves in waiting for the others, the second one waits. Where the times say otherwise, the latency of the
-            largest group holds and those of smaller ones are raised. Without it a planner takes every call in two.
+        whole: no latency may be larger than ``WHOLE`` times those of two calls, over a and over b ranks, that do the same as one over a b
+            ranks: what a first call of few saves in waiting for the others, the second one waits. Where the times say otherwise, the
+            latency of the largest group holds and those of smaller ones are raised. Without it a planner takes every call in two.
     """
     seconds = np.array([point.seconds for point in points])
     received = np.array([received_bytes(kind, point.full_bytes, point.size) for point in points])
@@ -128,14 +130,14 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime], *, whole: bool =
 
 
 def _least_ratio(sizes: set[int], growth: Growth, passes: int) -> float:
-    """By how much the first step's time must exceed a further one's, so that no group's latency is larger than those of two that make
-    it up: L(n) = first + further(n) step, and L(a b) <= L(a) + L(b)."""
+    """By how much the first step's time must exceed a further one's, so that no group's latency is larger than ``WHOLE`` times those of
+    two that make it up: L(n) = first + further(n) step, and L(a b) <= WHOLE (L(a) + L(b))."""
 
     def further(size: int) -> float:
         return STEPS[growth](size, passes) - 1.0
 
     pairs = [(a, b) for a in sizes for b in sizes if a * b in sizes]
-    return max([further(a * b) - further(a) - further(b) for a, b in pairs], default=0.0)
+    return max([(further(a * b) - WHOLE * (further(a) + further(b))) / (2 * WHOLE - 1) for a, b in pairs], default=0.0)
 
 
 def fit_efficiency(

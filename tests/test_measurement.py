@@ -21,7 +21,7 @@ from tests.cli.running import autopar
 
 TRUTH = Hardware(
     "truth", 16e9, 1e10, 1e-5, (("float32", 5e10),), 4,
-    Link(1e-4, 1e9, "tree", 1e-4, tuple((kind, Figures(1e-4 * rank, 1e9 / rank, "tree", 1e-4)) for rank, kind in enumerate(KINDS, 1))),
+    Link(1e-4, 1e9, "tree", 1e-4, tuple((kind, Figures(1e-4 * rank, 1e9 / rank, "tree", 5e-5)) for rank, kind in enumerate(KINDS, 1))),
     Link(1e-3, 1e8),
     efficiencies=(
         ("contraction", Efficiency(0.8, 0.5, 5e-5)), ("pointwise", Efficiency(NOTHING, 0.9, 1e-5)),

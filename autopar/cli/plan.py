@@ -25,7 +25,7 @@ def plan(
     compute_dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")] = None,
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
-    time_limit: Annotated[float, typer.Option(help="seconds for the solver, for each mesh tried")] = 60.0,
+    time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the plan file to write; - for the standard output")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,

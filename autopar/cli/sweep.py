@@ -28,7 +28,7 @@ def sweep(
     optimizer: Annotated[str, typer.Option(help=OPTIMIZER_HELP)] = "adamw",
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC; may be repeated")] = None,
-    time_limit: Annotated[float, typer.Option(help="seconds for the solver, for each mesh tried")] = 60.0,
+    time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the table as JSON")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,

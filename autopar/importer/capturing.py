@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, trace
 from autopar.importer.lowering import Lowering
 from autopar.importer.precision import check_compute_dtype
-from autopar.importer.weights import fake_weights
+from autopar.importer.repeats import Chain, find_chain, unrolled
+from autopar.importer.weights import FakeWeights, fake_weights
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,52 @@ def capture(
     check_hooks(model)
     train = mode == "train"
     with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, _plain_operators():
-        with diagnosed("running the model"):
-            exported = export(model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype)
-        if train and loss is not None and exported.loss is None:
-            raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
-        program = DialectProgram(exported)
-        with diagnosed("tracing the model", program.place):
-            traced = trace(program, train=train)
-        graph = Lowering(exported, traced.graph, program.origins, train=train).run()
+        passed: list[Chain] = []
+        call = args, kwargs, loss, loss_args, compute_dtype
+
+        @contextmanager
+        def passed_over(run: Callable[[], object]) -> Iterator[None]:
+            chain = _chain(model, weights, run)
+            if chain is None:
+                yield
+                return
+            passed.append(chain)
+            with chain.passed_over():
+                yield
+
+        exported, graph = _traced(model, call, weights, passed_over, train=train)
+        whole = unrolled(graph, passed[0]) if passed else graph
+        if whole is None:
+            exported, graph = _traced(model, call, weights, lambda run: nullcontext(), train=train)
+            whole = graph
+        graph = whole
         _check_dtypes(graph)
         if train:
             _check_gradients(exported, graph)
         values = {value.name: value.value for value in exported.values if value.kind == "constant"} | weights.constants
         constants = {item.name: values[item.name] for item in graph.of_kind("constant")}
     return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants)
+
+
+def _traced(
+    model: nn.Module, call: tuple[Any, ...], weights: FakeWeights, within: Callable[[Callable[[], object]], Any], *, train: bool
+) -> tuple[Exported, Graph]:
+    args, kwargs, loss, loss_args, compute_dtype = call
+    with diagnosed("running the model"):
+        exported = export(model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
+    if train and loss is not None and exported.loss is None:
+        raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
+    program = DialectProgram(exported)
+    with diagnosed("tracing the model", program.place):
+        traced = trace(program, train=train)
+    return exported, Lowering(exported, traced.graph, program.origins, train=train).run()
+
+
+def _chain(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) -> Chain | None:
+    try:
+        return find_chain(model, weights.paths, run)
+    except Exception:  # the export fails in the same way, and says why
+        return None
 
 
 @contextmanager

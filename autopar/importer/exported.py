@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -153,8 +154,13 @@ def export(
     *,
     train: bool,
     compute_dtype: str | None = None,
+    within: Callable[[Callable[[], object]], AbstractContextManager[object]] = lambda run: nullcontext(),
 ) -> Exported:
-    """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them."""
+    """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them.
+
+    Args:
+        within: given a call that runs the model once, what the export is done within.
+    """
     held = loss.named_parameters() if isinstance(loss, nn.Module) else ()
     if own := [name for name, parameter in held if parameter.requires_grad and id(parameter) not in weights.paths]:
         raise UsageError(
@@ -174,7 +180,8 @@ def export(
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
     flagged: list[bool] = []
     module = Program(model, loss, given, calls, compute_dtype, lambda: flagged.append(weights.flagged()))
-    with torch.set_grad_enabled(train):
+    once_through = Program(model, None, given, [], compute_dtype, lambda: None)
+    with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(train):
         program = torch.export.export(module, call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
@@ -190,6 +197,11 @@ def export(
         arguments["compute_dtype"] = compute_dtype
     loss_at, once = (position, False) if train else (None, flagged[-1])
     return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls))
+
+
+def _run_once(program: Program, call: tuple[Any, ...], weights: FakeWeights) -> None:
+    with weights.mode, torch.no_grad():
+        program(*call)
 
 
 def _input_name(path: tuple[str, ...], tops: Mapping[tuple[str, ...], str]) -> str:

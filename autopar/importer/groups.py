@@ -15,7 +15,7 @@ from typing import Any
 from autopar.graph import Graph, Op, to_json
 
 Groups = tuple[tuple[tuple[str, ...], ...], ...]
-_SEED_AT = {"autopar.dropout.default": 2, "autopar.uniform.default": 1, "autopar.normal.default": 1}
+SEED_AT = {"autopar.dropout.default": 2, "autopar.uniform.default": 1, "autopar.normal.default": 1}
 
 
 def find_groups(graph: Graph) -> Groups:
@@ -61,7 +61,7 @@ def _signature(graph: Graph, path: str, ops: list[Op], inputs: Mapping[str, str]
 
     rows = []
     for op in ops:
-        args = op.args[: _SEED_AT.get(op.target)]
+        args = op.args[: SEED_AT.get(op.target)]
         outputs = tuple(_shape(graph, tensor) for tensor in op.outputs)
         rows.append((
             op.target, str(to_json(args)), str(to_json(dict(op.kwargs))), op.phase, op.module.removeprefix(path),

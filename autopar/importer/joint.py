@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import torch
@@ -19,9 +20,8 @@ from autopar.importer.deferred import OPERATOR, Users, with_hooks
 from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
-from autopar.importer.rewrite import Replacement, replacements
+from autopar.importer.rewrite import Replacement, replacements, seeded
 from autopar.importer.rewrite.patterns import recognised
-from autopar.importer.rewrite.reductions import DECOMPOSITIONS
 
 
 class DialectProgram(nn.Module):
@@ -33,11 +33,13 @@ class DialectProgram(nn.Module):
         self.exported = exported
         self.running: torch.fx.Node | None = None
         self.origins: dict[str, torch.fx.Node] = {}
+        self.seeds = count(1)
         self.leaves: dict[torch.fx.Node, Tensor] = {}
         """What tensors were before the model changed whether they require grad."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        table = replacements()
+        self.seeds = count(1)  # a program is run more than once in a trace
+        table = replacements(self.next_seed)
         self.leaves.clear()
         with torch_compat.recorded_origins() as origin:
             given = {
@@ -51,6 +53,10 @@ class DialectProgram(nn.Module):
         if loss is not None:
             outputs = [result if index == loss else result.detach() for index, result in enumerate(outputs)]
         return tuple(torch.ops.aten.clone.default(result) for result in outputs)
+
+    def next_seed(self) -> int:
+        """Numbers the random draws of the graph."""
+        return next(self.seeds)
 
     def place(self) -> tuple[str, int] | None:
         """The user's line that was being traced."""
@@ -159,4 +165,4 @@ def trace(program: DialectProgram, *, train: bool) -> torch.fx.GraphModule:
     """The functional graph; nodes carry ``meta["val"]``, descriptors and origins (see ``torch_compat``)."""
     tensors = tuple(value.value for value in program.exported.tensors)
     with torch.set_grad_enabled(train):
-        return torch_compat.trace_joint(program, tensors, DECOMPOSITIONS)
+        return torch_compat.trace_joint(program, tensors, seeded(program.next_seed))

@@ -21,6 +21,7 @@ from autopar.graph import Argument, Dtype, Graph, GraphInput, GraphOutput, Op, P
 from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported, Value
 from autopar.importer.provenance import module_path, source_line, user_frame
+from autopar.importer.repeats import fresh
 
 aten = torch.ops.aten
 FORMAT_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy"})
@@ -257,13 +258,7 @@ class Lowering:
     # - names -
 
     def _fresh(self, base: str) -> str:
-        while True:
-            number = self.counters.get(base, 0)
-            self.counters[base] = number + 1
-            name = f"{base}_{number}" if number else base
-            if name not in self.taken:
-                self.taken.add(name)
-                return name
+        return fresh(base, self.counters, self.taken)
 
     def _declare(self, name: str, value: TorchTensor) -> Tensor:
         tensor = Tensor(name, tuple(int(size) for size in value.shape), dtype_name(value.dtype))
@@ -310,6 +305,11 @@ class Lowering:
         target = node.target
         if not torch_compat.is_operator(target):
             raise CaptureError(f"the traced graph calls {target}, which is not a torch operator", "use plain tensor operators")
+        if torch_compat.draws(target) and not _still(node):
+            raise CaptureError(
+                at_line(f"{target} draws random numbers from no seed of the graph: ranks would draw different ones", self._place(node)),
+                "draw with torch.rand, randn, randint, bernoulli, multinomial or dropout, and compute the rest from that",
+            )
         target = _RENAMED.get(target, target)
         name = self._fresh(torch_compat.schema_of(target).name.split("::")[1].lstrip("_"))
         outputs = self._results(node, name)
@@ -318,6 +318,11 @@ class Lowering:
         module, location = self._provenance(node)
         return Op(name, f"{target.namespace}.{target}".replace(f"{target.namespace}.{target.namespace}.", f"{target.namespace}."),
                   tuple(inputs), outputs, args, kwargs, module, phase, location)  # fmt: skip
+
+    def _place(self, node: Node) -> tuple[str, int] | None:
+        """The user's line."""
+        origin = self.origins.get(torch_compat.origin_of(node))
+        return None if origin is None else user_frame(origin)
 
     def _results(self, node: Node, name: str) -> tuple[str, ...]:
         """Names of the results; those that the operator was told not to compute (``output_mask``) have none."""
@@ -399,6 +404,13 @@ class Lowering:
         found += [GraphOutput(self._tensor(node), "buffer", value.name) for value, node in self.roles.buffers]
         found += [GraphOutput(self._tensor(node), "gradient", value.name) for value, node in self.roles.gradients]
         return tuple(found)
+
+
+def _still(node: Node) -> bool:
+    """Whether an operator that may drop elements is told to drop none."""
+    names = [argument.name for argument in torch_compat.schema_of(node.target).arguments]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0.0
 
 
 def _spelled_out(node: Node) -> list[Any]:

@@ -26,7 +26,6 @@ _NONLINEAR = """
     reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
     special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt
     square polar tan tanh threshold trunc xlogy full_like ones_like fill"""
-_RANDOM = "bernoulli empty_like exponential rand_like randn_like randint_like normal_functional"
 _LINEAR = """
     neg deg2rad rad2deg div threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
@@ -61,11 +60,9 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "_conj", "... -> ... | linear {0}"),
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
-    *_rows("pointwise", "native_dropout log_sigmoid_forward frexp", "... * -> ..., ..."),
+    *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),
     *_rows("pointwise", "bucketize.Tensor", "..., _ -> ..."),
-    *_rows("random", _RANDOM, "... -> ..."),
-    *_rows("random", "rrelu_with_noise_functional", "..., ... -> ..., ..."),
-    *_rows("random", "multinomial", "_... -> _..."),
+    *_rows("factory", "empty_like", "... -> ..."),
     Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.uniform(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.normal(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
@@ -272,13 +269,11 @@ GATHER: tuple[Row, ...] = (
 FACTORY: tuple[Row, ...] = (
     *_rows("factory", "zeros", "-> ... | linear {}", "size=", **_SIZE),
     *_rows("factory", "full", computed.full, "size=, fill_value=", **_SIZE),
-    *_rows("factory", "empty ones rand randn", "-> ...", "size=", **_SIZE),
-    *_rows("factory", "randint.default", "-> ...", "high=, size=", **_SIZE),
-    *_rows("factory", "randint.low", "-> ...", "low=, high=, size=", **_SIZE),
+    *_rows("factory", "empty ones", "-> ...", "size=", **_SIZE),
     *_rows("factory", "new_zeros", computed.new_zeros, "x, size=", **_SIZE),
     *_rows("factory", "new_empty new_ones", computed.new, "x, size=", **_SIZE),
     *_rows("factory", "new_full", computed.new_full, "x, size=, fill_value=", **_SIZE),
-    *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor randperm", "-> _..."),
+    *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor", "-> _..."),
 )
 
 SCAN: tuple[Row, ...] = (

@@ -417,7 +417,7 @@ class _Search:
 
         def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
             if self.progress is not None:
-                known = max(self.bound, bound * unit) if proves else self.bound
+                known = max(self.bound, bound * unit) if proves and not self.folded else self.bound
                 best = self.best.seconds if self.best is not None else math.inf
                 self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
 

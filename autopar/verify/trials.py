@@ -21,6 +21,7 @@ from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
 from autopar.importer.containers import renewed
 from autopar.importer.precision import call_in
+from autopar.importer.rewrite.draws import chosen, chosen_again
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed, Values
@@ -163,6 +164,19 @@ def _whole(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None) 
     return torch.full(size, low + math.floor(STILL_UNIFORM * (high - low)), dtype=dtype or torch.int64)
 
 
+def _drawn(p: torch.Tensor, count: int, replacement: bool) -> torch.Tensor:
+    if not replacement:
+        return chosen(p, count, torch.full_like(p, STILL_UNIFORM))
+    return chosen_again(p, torch.full([*p.shape[:-1], count], STILL_UNIFORM, dtype=p.dtype))
+
+
+def _leaky(x: torch.Tensor, noise: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, train: bool = False) -> torch.Tensor:
+    """RReLU with one slope for all; ``noise`` keeps the slopes for its backward."""
+    slope = STILL_UNIFORM * (upper - lower) + lower if train else (lower + upper) / 2
+    noise.copy_(torch.where(x > 0, 1.0, slope))
+    return x * noise
+
+
 aten = torch.ops.aten
 STILL_DRAWS: Mapping[Any, Callable[..., Any]] = {
     aten.randn_like.default: lambda x, dtype=None, **_: torch.full_like(x, STILL_NORMAL, dtype=dtype),
@@ -182,6 +196,16 @@ STILL_DRAWS: Mapping[Any, Callable[..., Any]] = {
     aten.normal.Tensor_Tensor: lambda mean, std, **_: mean + STILL_NORMAL * std,
     aten.randint.default: lambda high, size, dtype=None, **_: _whole(0, high, size, dtype),
     aten.randint.low: lambda low, high, size, dtype=None, **_: _whole(low, high, size, dtype),
+    aten.randint_like.default: lambda x, high, dtype=None, **_: _whole(0, high, x.shape, dtype or x.dtype),
+    aten.randint_like.low_dtype: lambda x, low, high, dtype=None, **_: _whole(low, high, x.shape, dtype or x.dtype),
+    aten.random_.to: lambda x, high, **_: x.copy_(_whole(0, high, x.shape, x.dtype)),
+    aten.log_normal_.default: lambda x, mean=1.0, std=2.0, **_: x.fill_(math.exp(STILL_NORMAL * std + mean)),
+    aten.geometric_.default: lambda x, p, **_: x.fill_(max(1, math.ceil(math.log1p(-STILL_UNIFORM) / math.log1p(-p)))),
+    aten.cauchy_.default: lambda x, median=0.0, sigma=1.0, **_: x.fill_(median + sigma * math.tan(math.pi * (STILL_UNIFORM - 0.5))),
+    aten.native_dropout.default: lambda x, p, train: (_keep_all(x, p, train is not False), torch.ones_like(x, dtype=torch.bool)),
+    aten.multinomial.default: lambda p, count, replacement=False, **_: _drawn(p, count, replacement),
+    aten.rrelu_with_noise.default: lambda x, noise, *settings, **_: _leaky(x, noise, *settings),
+    aten.rrelu_with_noise_.default: lambda x, noise, *settings, **_: x.copy_(_leaky(x, noise, *settings)),
     aten.randperm.default: lambda n, dtype=None, **_: torch.arange(n, dtype=dtype or torch.int64),
 }
 """torch's own operators that draw, with the constants in place of the draws."""
@@ -232,7 +256,8 @@ def run_single(case: Case) -> Trial:
         if optimizer is None:
             break
         trial.losses.append(case.loss_of(outputs))
-        case.backward(outputs)
+        with without_chance():
+            case.backward(outputs)
         if turn == 0:
             trial.gradients = {name: tensor.grad.clone() for name, tensor in _with_gradient(model, inputs)}
             buffers = dict(model.named_buffers(remove_duplicate=False))

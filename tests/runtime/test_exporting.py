@@ -15,7 +15,7 @@ import autopar
 from autopar.errors import AutoparError, UsageError
 from autopar.plan import Plan
 from autopar.runtime import export_program, load_safetensors
-from tests.runtime.test_training import Net, X, Y, gradients, mse, net, on_ranks, plan_of, refused, same, whole
+from tests.runtime.test_training import X, Y, gradients, mse, net, on_ranks, plan_of, refused, same, whole
 
 
 class Tied(nn.Module):
@@ -91,7 +91,7 @@ def test_a_stale_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="program exists"):
         export_program(plan, model, tmp_path / "program")
     with pytest.raises(AutoparError, match="made for another model"):
-        export_program(plan_of("2x2", 0.0), Net(0.0).float(), tmp_path / "other", loss=mse)
+        export_program(plan_of("2x2", 0.0), net(dropout=0.5), tmp_path / "other", loss=mse)
     assert not (tmp_path / "other").exists()
     newer = plan.model_copy(update={"created_by": plan.created_by.model_copy(update={"solver": "another"})})
     for name in ("edited", "torn", "swapped"):

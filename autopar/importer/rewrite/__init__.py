@@ -11,7 +11,6 @@ patterns: dialect operators that a model writes out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from autopar.importer.rewrite.losses import (
     soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
+from autopar.importer.rewrite.reductions import DECOMPOSITIONS
 from autopar.importer.rewrite.selection import masked_scatter
 from autopar.importer.rewrite.strides import adaptive_average, as_strided, as_strided_scatter
 
@@ -45,14 +45,14 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Export's own checks of what it recorded, which hold no longer where a replacement computes in another dtype."""
 
 
-def replacements() -> dict[Any, Replacement]:
-    """The table for one walk over one exported graph; seeds of random numbers count from 1 in it."""
-    seeds = count(1)
+def seeded(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
+    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, and means."""
+    return {**DECOMPOSITIONS, **draws(next_seed)}
+
+
+def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
+    """The table for one walk over one exported graph; ``next_seed`` numbers its draws."""
     flattened = Flattened()
-
-    def next_seed() -> int:
-        return next(seeds)
-
     return {
         aten.linear.default: linear,
         aten.matmul.default: matmul,

@@ -1,4 +1,7 @@
-"""Operators that draw random numbers, as arithmetic on the dialect's ``uniform``, ``normal`` and ``dropout``."""
+"""Operators that draw random numbers, as arithmetic on the dialect's ``uniform``, ``normal`` and ``dropout``.
+
+Every draw of a graph has a seed in the graph; what draws and is not in this table is refused when the graph is made.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,40 @@ def draws(next_seed: Callable[[], int]) -> dict[Any, Callable[..., Any]]:
     def whole_numbers(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
         return (uniform(empty(size, torch.float64)) * (high - low)).floor().to(dtype or torch.int64) + low
 
+    def dropped(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+        if train is False or p == 0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        return torch.ops.autopar.dropout.default(x, p, next_seed())  # type: ignore[no-any-return]
+
+    def multinomial(p: Tensor, count: int, replacement: bool = False, **_: Any) -> Tensor:
+        if not replacement:
+            return chosen(p, count, uniform(p))
+        return chosen_again(p, uniform(empty([*p.shape[:-1], count], p.dtype)))
+
+    def slopes(x: Tensor, lower: float, upper: float, train: bool) -> Tensor | float:
+        return uniform(x) * (upper - lower) + lower if train else (lower + upper) / 2
+
+    def rrelu(x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, train: bool = False, **_: Any) -> Tensor:
+        return torch.where(x > 0, x, x * slopes(x, lower, upper, train))
+
+    def recurrent(operator: Callable[..., Any], lstm: bool) -> Callable[..., Any]:
+        """Layer by layer where there is dropout between layers: torch's own decomposition leaves it out."""
+
+        def layers(
+            x: Tensor, hx: Any, weights: Sequence[Tensor], biases: bool, count: int, p: float, train: bool, both: bool, batch_first: bool
+        ) -> tuple[Tensor, ...]:
+            if not train or p == 0 or count == 1:
+                return operator(x, hx, weights, biases, count, p, train, both, batch_first)  # type: ignore[no-any-return]
+            each, ways, states = len(weights) // count, 2 if both else 1, []
+            for layer in range(count):
+                own = [state.narrow(0, layer * ways, ways) for state in (hx if lstm else [hx])]
+                mine = weights[layer * each : (layer + 1) * each]
+                x, *new = operator(dropout(x, p, layer > 0), own if lstm else own[0], mine, biases, 1, 0.0, train, both, batch_first)
+                states.append(new)
+            return x, *(torch.cat(parts) for parts in zip(*states, strict=True))
+
+        return layers
+
     functional: dict[Any, Callable[..., Any]] = {
         aten.dropout.default: dropout,
         aten.feature_dropout.default: feature_dropout,
@@ -71,20 +108,52 @@ def draws(next_seed: Callable[[], int]) -> dict[Any, Callable[..., Any]]:
         aten.normal.Tensor_Tensor: lambda mean, std, **_: normal(mean + std) * std.detach() + mean.detach(),
         aten.randint.default: lambda high, size, dtype=None, **_: whole_numbers(0, high, size, dtype),
         aten.randint.low: lambda low, high, size, dtype=None, **_: whole_numbers(low, high, size, dtype),
+        aten.randint_like.default: lambda x, high, dtype=None, **_: whole_numbers(0, high, x.shape, dtype or x.dtype),
+        aten.randint_like.low_dtype: lambda x, low, high, dtype=None, **_: whole_numbers(low, high, x.shape, dtype or x.dtype),
+        aten.multinomial.default: multinomial,
+        aten.rrelu.default: rrelu,
+        aten.native_dropout.default: dropped,
+        aten.lstm.input: recurrent(aten.lstm.input, True),
+        **{operator: recurrent(operator, False) for operator in (aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
         aten.randperm.default: lambda n, **_: torch.sort(uniform(empty([n])), stable=True)[1],
     }
-    written = {
-        aten.dropout_.default: dropout,
-        aten.feature_dropout_.default: functional[aten.feature_dropout.default],
-        aten.alpha_dropout_.default: functional[aten.alpha_dropout.default],
-        aten.feature_alpha_dropout_.default: functional[aten.feature_alpha_dropout.default],
-        aten.normal_.default: lambda x, mean=0.0, std=1.0, **_: normal(x) * std + mean,
-        aten.uniform_.default: lambda x, low=0.0, high=1.0, **_: uniform(x) * (high - low) + low,
-        aten.bernoulli_.float: lambda x, p=0.5, **_: (uniform(_floating(x)) < p).to(x.dtype),
-        aten.bernoulli_.Tensor: lambda x, p, **_: (uniform(p.expand(x.shape)) < p).to(x.dtype),
-        aten.exponential_.default: lambda x, rate=1.0, **_: -torch.log1p(-uniform(x)) / rate,
+    fills: dict[Any, Callable[..., Any]] = {
+        (aten.normal_.default, aten.normal_functional.default): lambda x, mean=0.0, std=1.0, **_: normal(x) * std + mean,
+        (aten.log_normal_.default, aten.log_normal.default): lambda x, mean=1.0, std=2.0, **_: (normal(x) * std + mean).exp(),
+        (aten.uniform_.default, aten.uniform.default): lambda x, low=0.0, high=1.0, **_: uniform(x) * (high - low) + low,
+        (aten.bernoulli_.float, None): lambda x, p=0.5, **_: (uniform(_floating(x)) < p).to(x.dtype),
+        (aten.bernoulli_.Tensor, aten.bernoulli.Tensor): lambda x, p, **_: (uniform(p.expand(x.shape)) < p).to(x.dtype),
+        (aten.exponential_.default, aten.exponential.default): lambda x, rate=1.0, **_: -torch.log1p(-uniform(x)) / rate,
+        (aten.geometric_.default, aten.geometric.default): lambda x, p, **_: _tries(uniform(_floating(x)), p).to(x.dtype),
+        (aten.cauchy_.default, aten.cauchy.default): lambda x, median=0.0, sigma=1.0, **_: _cauchy(uniform(x), median, sigma),
+        (aten.random_.to, aten.random.to): lambda x, high, **_: whole_numbers(0, high, x.shape, x.dtype),
     }
+    twins = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu")
+    written = {getattr(aten, f"{name}_").default: functional[getattr(aten, name).default] for name in twins}
+    written |= {target: function for (target, _), function in fills.items()}
+    functional |= {target: function for (_, target), function in fills.items() if target is not None}
     return functional | {target: _in_place(function) for target, function in written.items()}
+
+
+def chosen(p: Tensor, count: int, uniform: Tensor) -> Tensor:
+    """``count`` indices into the last dim, none twice: the largest of the weights over exponential draws."""
+    return (p / -torch.log1p(-uniform)).topk(count, -1)[1]
+
+
+def chosen_again(p: Tensor, uniform: Tensor) -> Tensor:
+    """An index into the last dim of ``p`` for each draw, by where it falls among the summed weights."""
+    sums = p.cumsum(-1)
+    below = sums.unsqueeze(-2) <= (uniform * sums[..., -1:]).unsqueeze(-1)
+    return below.sum(-1).clamp(max=p.shape[-1] - 1)
+
+
+def _tries(uniform: Tensor, p: float) -> Tensor:
+    """Tosses until the first success."""
+    return (torch.log1p(-uniform) / math.log1p(-p)).ceil().clamp(min=1)
+
+
+def _cauchy(uniform: Tensor, median: float, sigma: float) -> Tensor:
+    return (math.pi * (uniform - 0.5)).tan() * sigma + median
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
