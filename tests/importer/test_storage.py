@@ -50,6 +50,7 @@ INDICES, OFFSETS = torch.randint(6, (12,)), torch.tensor([0, 3, 3, 9])
     lambda x: (x * 2).t().as_strided((5, 3), (8, 2)),
     lambda x: F.adaptive_avg_pool2d(x[None, None].contiguous(memory_format=torch.channels_last), 1),
     lambda x: F.adaptive_avg_pool2d(x[None, None], (2, 4)),
+    lambda x: F.adaptive_avg_pool1d(x[None].transpose(1, 2), 1),
 ])  # fmt: skip
 def test_strides(function):
     check(function, X)

@@ -3,7 +3,8 @@
 One table at the end: torch operator to a function of the same arguments. The functions run under the joint tracing, so
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
 
-contractions, convolutions, attentions, normalisation, losses, reductions, draws: the functions, by kind.
+contractions, convolutions, attentions, normalisation, losses, reductions, draws, strides, selection, bags, experts,
+concatenation: the functions, by kind.
 patterns: dialect operators that a model writes out.
 """
 
@@ -92,6 +93,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.masked_scatter.default: masked_scatter,
         aten.as_strided.default: as_strided,
         aten.as_strided_scatter.default: as_strided_scatter,
+        aten.adaptive_avg_pool1d.default: adaptive_average(aten.adaptive_avg_pool1d.default, aten.mean.dim, 1),
         aten.adaptive_avg_pool2d.default: adaptive_average(aten.adaptive_avg_pool2d.default, aten.mean.dim, 2),
         aten.adaptive_avg_pool3d.default: adaptive_average(aten.adaptive_avg_pool3d.default, aten.mean.dim, 3),
         aten._assert_tensor_metadata.default: _nothing,
