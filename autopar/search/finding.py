@@ -437,7 +437,8 @@ class _Search:
             return None
         self.start = self.model.expand(solution.choices)
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
-        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, self.tries)
+        tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
+        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, tries)
         if found.memory.peak > self.limit:
             assert problem.limit is not None
             self.lowered = max(int(problem.limit - (found.memory.peak - self.limit) - self.limit // 2000), 0)
