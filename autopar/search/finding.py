@@ -600,7 +600,8 @@ class _Search:
         self.start = self.model.expand(solution.choices) if self.folded else solution.choices[: len(self.model.nodes)]
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
         beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
-        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, self.tries, beside)
+        tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
+        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, tries, beside)
         self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
