@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autopar.graph import Graph
     from autopar.plan import Plan
     from autopar.reshard import reshard
+    from autopar.runtime import load_program
     from autopar.sharding import ShardingSpec
     from autopar.verify import verify
     from cost_models import Hardware, Mesh
@@ -25,7 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
-    "capture", "check", "compile", "load", "plan", "reshard", "verify",
+    "capture", "check", "compile", "load", "load_program", "plan", "reshard", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -39,6 +40,7 @@ _HOME = {
     "check": "autopar.check",
     "compile": "autopar.api",
     "load": "autopar.api",
+    "load_program": "autopar.runtime",
     "plan": "autopar.api",
     "reshard": "autopar.reshard",
     "verify": "autopar.verify",

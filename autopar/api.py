@@ -7,9 +7,11 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from autopar.errors import AutoparError, FileError, InfeasibleError, UsageError
+from autopar.errors import AutoparError, FileError, InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from cost_models import COST_MODELS, CostModelError, Hardware, Machine, Mesh, find_optimizer, load_hardware
@@ -24,6 +26,9 @@ DEFAULT_HARDWARE = "h100-sxm"
 """What is planned for when no hardware is named; the plan and the command line say so."""
 
 MESH_NAMES = ("x", "y", "z", "w")
+
+_capturing = Lock()
+"""Torch traces one model at a time: what it patches meanwhile, all threads see."""
 
 MeshLike = str | Mapping[str, int] | Mesh | Any
 """``"dp=2,tp=4"``, ``"2x4"``, ``{"dp": 2, "tp": 4}``, a Mesh, or torch's DeviceMesh."""
@@ -41,6 +46,7 @@ def capture(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
 ) -> Graph:
     """The model's graph for example inputs of global shapes; ``plan`` takes it in place of the model, many times.
 
@@ -49,6 +55,7 @@ def capture(
         args, kwargs: example inputs; values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward in evaluation mode.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or there is none.
+        compute_dtype: ``bfloat16`` or ``float16``: mixed precision; parameters, gradients and optimizer states keep their dtype.
 
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
@@ -57,7 +64,8 @@ def capture(
     from autopar.placements import without_placement
 
     args, kwargs, loss_args = without_placement((args, dict(kwargs or {}), loss_args))
-    graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    with _capturing:
+        graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
     return graph
 
 
@@ -72,6 +80,7 @@ def plan(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
     optimizer: str = "adamw",
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
@@ -84,8 +93,8 @@ def plan(
     """The cheapest way found to split ``model`` over a mesh within a memory limit, with a proved bound.
 
     Args:
-        model: a module, or a Graph from ``capture`` (then ``args`` to ``loss_args`` and ``mode`` are not used).
-        args, kwargs, mode, loss, loss_args: as for ``capture``. DTensors among arguments and parameters are pins.
+        model: a module, or a Graph from ``capture`` (then ``args`` to ``compute_dtype`` are not used).
+        args, kwargs, mode, loss, loss_args, compute_dtype: as for ``capture``. DTensors among arguments and parameters are pins.
         mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes and keep the best plan.
         hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
         optimizer: ``adamw``, ``adamw-mixed`` (float32 weights and moments beside half-precision parameters), ``sgd``, ``sgd-momentum``,
@@ -93,15 +102,17 @@ def plan(
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
-        time_limit: seconds for the solver, for each mesh tried; the answer then has a true bound and gap.
+        time_limit: seconds for the whole call, shared among the meshes tried; the answer then has a true bound and gap.
         seed: the same seed gives the same plan where the time limit does not bind.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
         target: what the plan calls the model.
 
     Raises:
         UsageError: a wrong mesh, pin, hardware name or option. CaptureError: a model that cannot be captured.
-        InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time.
+        InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time; names the stage.
+        KeyboardInterrupt: Ctrl-C before there was a plan; later it ends all searches with the best plan so far.
     """
+    began = perf_counter()
     meshes = list(_meshes(mesh, devices))
     machine_hardware = resolve_hardware(hardware)
     limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
@@ -113,14 +124,22 @@ def plan(
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"the seed is {seed!r}", "give a whole number from 0 on")
-    graph = model if isinstance(model, Graph) else capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args)
+    if isinstance(model, Graph):
+        graph = model
+    else:
+        graph = capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
+    spent = perf_counter() - began
+    if not isinstance(model, Graph) and spent >= time_limit:
+        hint = "allow more time (--time-limit), or capture once and plan the graph"
+        raise TimeLimitError(f"the time limit of {time_limit:g} s passed while the model was captured, which took {spent:.1f} s", hint)
     if not isinstance(model, Graph):
         from autopar.placements import placed_pins
 
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     found = _best_of(
         [Machine(candidate, machine_hardware, cost_model) for candidate in meshes],
-        lambda machine: _find(graph, machine, limit, optimizer, pins, time_limit, seed, progress),
+        lambda machine, seconds: _find(graph, machine, limit, optimizer, pins, seconds, seed, progress),
+        began + time_limit,
     )
     _warn_unknown(found)
     from autopar.recording import record
@@ -254,17 +273,27 @@ def _find(
         )
 
 
-def _best_of(machines: list[Machine], find: Callable[[Machine], Found]) -> Found:
-    """The cheapest of the plans of several meshes; the first error when none has a plan."""
+def _best_of(machines: list[Machine], find: Callable[[Machine, float], Found], ends: float) -> Found:
+    """The cheapest of the plans of several meshes, which share the time left; an error when none has a plan. A mesh that fails or runs
+    out of time leaves the plans of others; Ctrl-C ends all with what is there."""
     found: list[Found] = []
     failed: list[AutoparError] = []
-    for machine in machines:
+    for number, machine in enumerate(machines):
+        left = ends - perf_counter()
+        if left <= 0 and found:
+            break
         try:
-            found.append(find(machine))
-        except InfeasibleError as error:
+            found.append(find(machine, max(left / (len(machines) - number), 0.0)))
+        except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            break
+        if found and found[-1].interrupted:
+            break
     if not found:
-        raise failed[0]
+        raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
     return min(found, key=lambda item: item.seconds)
 
 

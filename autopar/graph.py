@@ -161,6 +161,13 @@ class Graph:
         return (item for item in self.inputs if item.kind == kind)
 
     @cached_property
+    def loss_gradient(self) -> str | None:
+        """The operator that begins the backward of a scalar loss: it makes the one that is the loss's gradient."""
+        first = next((op for op in self.ops if op.phase == "backward"), None)
+        made = first is not None and first.target == "aten.full.default" and first.args == ((), 1.0)
+        return first.name if first is not None and made and not any(self.of_kind("tangent")) else None
+
+    @cached_property
     def sha256(self) -> str:
         """Hash of what is computed: operators, arguments, shapes, dtypes, wiring; not locations, devices or kernels."""
         number = {item.tensor: index for index, item in enumerate(self.inputs)}

@@ -174,6 +174,57 @@ def role(descriptor: Any) -> tuple[str, int]:
             return "other", -1
 
 
+# --- calls to autograd from Python ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replaced_function_apply(function: Callable[..., Any]) -> Iterator[None]:
+    """Within it, ``SomeFunction.apply(*args)`` is ``function(SomeFunction, apply, args)``, however the method was come by.
+
+    ``torch.autograd.Function.apply`` ends in ``super().apply`` of ``_SingleLevelFunction``, which has none of its own.
+    """
+    from torch.autograd.function import _SingleLevelFunction
+
+    def apply(cls: Any, *args: Any) -> Any:
+        return function(cls, super(_SingleLevelFunction, cls).apply, args)
+
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply
+
+
+def with_backward(function: Any, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """The ``torch.autograd.Function`` with its backward wrapped, whichever of its two names it has."""
+    names = [name for name in ("backward", "vjp") if getattr(function, name) is not getattr(torch.autograd.Function, name)]
+    return type(function.__name__, (function,), {name: staticmethod(wrapped(getattr(function, name))) for name in names})
+
+
+@contextmanager
+def replaced_module_hooks(entered: Callable[..., Any], left: Callable[..., Any]) -> Iterator[None]:
+    """Within it, the inputs and outputs of a module with backward hooks pass through ``entered`` and ``left``.
+
+    They are called as ``(hook, method, values)``; ``torch.utils.hooks.BackwardHook`` is made for each call of such a module.
+    """
+    from torch.utils.hooks import BackwardHook
+
+    enter, leave = BackwardHook.setup_input_hook, BackwardHook.setup_output_hook
+    BackwardHook.setup_input_hook = lambda self, args: entered(self, lambda values: enter(self, values), args)  # type: ignore[method-assign]
+    BackwardHook.setup_output_hook = lambda self, args: left(self, lambda values: leave(self, values), args)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        BackwardHook.setup_input_hook, BackwardHook.setup_output_hook = enter, leave  # type: ignore[method-assign]
+
+
+def is_reentrant_checkpoint(function: Any) -> bool:
+    """Whether a ``torch.autograd.Function`` is ``torch.utils.checkpoint``'s; it is applied to (function, flag, *arguments)."""
+    from torch.utils.checkpoint import CheckpointFunction
+
+    return function is CheckpointFunction
+
+
 # --- runtime: DTensor placements, collectives on process groups, the running backward ----------------------------------
 
 
@@ -196,11 +247,17 @@ def split_factor_of(placement: Any) -> int | None:
 def dtensor_like(local: torch.Tensor, like: Any) -> Any:
     """The DTensor of which this rank holds ``local``, placed as ``like`` is, of its shape and dtype.
 
-    The public way derives placements and strides anew each time, which for a model's gradients takes milliseconds a step.
+    The public way derives placements and strides anew each time, which for a model's gradients takes milliseconds a step; ``__init__`` does
+    nothing, behind a wrapper that takes as long as all the rest.
     """
     from torch.distributed.tensor import DTensor
 
-    return DTensor(local, like._spec, requires_grad=False)
+    return DTensor.__new__(DTensor, local, like._spec, requires_grad=False)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The part of a DTensor that this rank holds, as it is kept: outside autograd, and without the view that ``to_local`` makes."""
+    return tensor._local_tensor
 
 
 def leave_to_module(module: nn.Module, names: Iterable[str]) -> None:
@@ -260,6 +317,15 @@ def replaced_on_cpu(operator: str, function: Callable[..., Any]) -> Iterator[Non
         yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Within it, operators compute although an export or a fake mode is running."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def replaced_operators(functions: Mapping[Any, Callable[..., Any]]) -> Any:

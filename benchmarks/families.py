@@ -1,4 +1,4 @@
-"""The models of ``benchmarks/models.py``: families of four libraries and of plain torch, built from configurations, small, with random weights.
+"""The models of ``benchmarks/models.py``: families of four libraries and of plain torch, small, from configurations.
 
 A row names a family, its library, and a function of the mode that gives a ``Target``. In training a model returns its own loss where it
 has one (``labels``), is given a usual one where that is how it is trained, and else its outputs' gradients are inputs of the plan.
@@ -7,7 +7,7 @@ Sizes are the least that keep a family's own structure: two layers, dims that fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,7 +84,10 @@ def _seen(mode: Mode) -> dict[str, Any]:
     return {"pixel_values": _image()} | ({"labels": torch.randint(2, (BATCH,))} if mode == "train" else {})
 
 
-_UNLIMITED = {("max_position_embeddings", "xlnet")}
+_OWN: Mapping[str, Sequence[str]] = {
+    "xlnet": ("max_position_embeddings",), "swin": ("num_attention_heads", "num_hidden_layers"),
+}  # fmt: skip
+"""Settings that a family has not, or by another name."""
 
 
 def _causal(kind: str, name: str = "", **config: Any) -> Family:
@@ -92,12 +95,13 @@ def _causal(kind: str, name: str = "", **config: Any) -> Family:
 
 
 def _encoder(kind: str, inputs: Callable[[Mode], dict[str, Any]] = _masked, head: str = "ForMaskedLM", **config: Any) -> Family:
-    settings = {key: value for key, value in _DECODER.items() if key != "num_key_value_heads" and (key, kind) not in _UNLIMITED}
+    settings = {key: value for key, value in _DECODER.items() if key not in ("num_key_value_heads", *_OWN.get(kind, ()))}
     return Family(kind, "transformers", _transformer(kind, head, {**settings, **config}, inputs))
 
 
 def _seeing(kind: str, **config: Any) -> Family:
-    return Family(kind, "transformers", _transformer(kind, "ForImageClassification", {**_VISION, **config}, _seen))
+    settings = {key: value for key, value in _VISION.items() if key not in _OWN.get(kind, ())}
+    return Family(kind, "transformers", _transformer(kind, "ForImageClassification", {**settings, **config}, _seen))
 
 
 _LLAVA_VISION = {**_VISION, "model_type": "clip_vision_model", "projection_dim": 32}
@@ -127,13 +131,15 @@ _LATENT: Mapping[str, Any] = {
     "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 _SEQ2SEQ: Mapping[str, Any] = {
-    "vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }  # fmt: skip
 _GPT: Mapping[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8}
 _BACKBONE: Mapping[str, Any] = {
-    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic", "out_features": ["stage2"],
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic",
+    "out_features": ["stage2"],
 }  # fmt: skip
 
 TRANSFORMERS: tuple[Family, ...] = (
@@ -175,7 +181,8 @@ TRANSFORMERS: tuple[Family, ...] = (
     _encoder("fnet", _text),
     _encoder("xlnet", _text, "ForCausalLM", d_model=32, n_layer=2, n_head=4, d_inner=64),
     Family("t5", "transformers", _transformer("t5", "ForSeq2SeqLM", {
-        "vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}, _translated)),
+        "vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+        "decoder_start_token_id": 0}, _translated)),
     Family("bart", "transformers", _transformer("bart", "ForSeq2SeqLM", _SEQ2SEQ, _translated)),
     Family("whisper", "transformers", _transformer("whisper", "ForSpeechSeq2Seq", {
         **_SEQ2SEQ, "num_mel_bins": 16, "max_source_positions": 16, "max_target_positions": 64}, _whisper)),
@@ -279,7 +286,8 @@ def _steps() -> Tensor:
 
 DIFFUSERS: tuple[Family, ...] = (
     _diffusing("UNet2DModel", {
-        "sample_size": 16, "down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D"), **_BLOCKS,
+        "sample_size": 16, "down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+        **_BLOCKS,
     }, lambda: {"sample": _latent(16, 3), "timestep": _steps()}),
     _diffusing("UNet2DConditionModel", {
         "sample_size": 16, "cross_attention_dim": 32, "attention_head_dim": 8, **_BLOCKS,
@@ -293,10 +301,11 @@ DIFFUSERS: tuple[Family, ...] = (
         "num_embeds_ada_norm": 10,
     }, lambda: {"hidden_states": _latent(), "timestep": _steps(), "class_labels": torch.randint(10, (BATCH,))}),
     _diffusing("SD3Transformer2DModel", {
-        "sample_size": 8, "num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4, "in_channels": 4, "caption_projection_dim": 32,
+        "sample_size": 8, "num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4, "in_channels": 4,
+        "caption_projection_dim": 32,
         "joint_attention_dim": 32, "pooled_projection_dim": 16, "pos_embed_max_size": 16,
-    }, lambda: {"hidden_states": _latent(), "encoder_hidden_states": torch.randn(BATCH, 8, 32), "pooled_projections": torch.randn(BATCH, 16),
-                "timestep": _steps()}),
+    }, lambda: {"hidden_states": _latent(), "encoder_hidden_states": torch.randn(BATCH, 8, 32),
+                "pooled_projections": torch.randn(BATCH, 16), "timestep": _steps()}),
     _diffusing("FluxTransformer2DModel", {
         "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
         "joint_attention_dim": 32, "pooled_projection_dim": 16, "axes_dims_rope": (4, 4, 8),

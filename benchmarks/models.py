@@ -1,14 +1,16 @@
 """Which models go through, from capture to a verified plan?
 
     pip install '.[models]'
-    python benchmarks/models.py [--only 'llama,qwen*'] [--library timm] [--mode train] [--price stress] [--limit 600] [--json FILE] [--from FILE]
+    python benchmarks/models.py [--only 'llama,qwen*'] [--library timm] [--mode train] [--price stress]
+                                [--rules] [--limit 600] [--json FILE]
 
-Every family of ``benchmarks/families.py``, in training and inference, is captured, planned on a mesh of 2 x 2 and verified: forward, gradients
-and losses of two steps on simulated ranks against one device. Each is planned at two prices: ``default``, where models this small are best left
-almost whole, and ``stress``: links that cost next to nothing and slow arithmetic, so that whatever can be split is.
+Every family of ``benchmarks/families.py``, in training and inference, is captured, planned on a mesh of 2 x 2 and verified: forward,
+gradients and losses of two steps on simulated ranks against one device. Each is planned at two prices: ``default``, where models this
+small are best left almost whole, and ``stress``: links that cost next to nothing and slow arithmetic, so that whatever can be split is.
 
-A family runs in a process of its own under a limit of seconds, so that one that dies or hangs is a row of the table like any other. ``whole``
-counts operators without a rule, ``split`` the share of operators that the plan splits; a family that fails has its reason in one line.
+A family runs in a process of its own under a limit of seconds, so that one that dies or hangs is a row of the table like any other.
+``whole`` counts operators without a rule, ``split`` the share of operators that the plan splits; a family that fails has its reason in
+one line. ``--rules`` stops after the capture: no prices, operators without a rule alone.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ def child(name: str, modes: Sequence[str], prices: Sequence[str]) -> None:
 
 
 def without_vision_operators() -> None:
-    """torchvision's wheels hold operators for CUDA alone where torch is the CPU's; its models do without, its import only wants the names."""
+    """Where torch is the CPU's and torchvision is not, its operators cannot be loaded: models do without, the import wants names."""
     import torch
 
     try:
@@ -170,7 +172,9 @@ def run(family: Any, modes: Sequence[str], prices: Sequence[str], limit: float) 
 
 def table(rows: Sequence[Row]) -> str:
     """One line a row, and the count of families."""
-    lines = [f"{'family':26}{'library':13}{'mode':10}{'price':8}{'ops':>6}{'whole':>6}{'split':>6}{'gap':>7}{'capture':>8}{'plan':>7}{'verify':>7}"]
+    lines = [
+        f"{'family':26}{'library':13}{'mode':10}{'price':8}{'ops':>6}{'whole':>6}{'split':>6}{'gap':>7}{'capture':>8}{'plan':>7}{'verify':>7}"
+    ]
     for row in rows:
         times = "".join(f"{row.seconds.get(stage, 0):{width}.1f}" for stage, width in (("capture", 8), ("plan", 7), ("verify", 7)))
         lines.append(

@@ -7,8 +7,9 @@ their own, equal at the start, and step in turn: a round is one step of each, in
 A step's time runs from the first rank's start to the last rank's end, so a rank that waits for another is counted once.
 Plans are made for this machine as ``autopar profile`` measures it: with ranks that share cores, a collective's latency is milliseconds,
 and what is put in buckets follows from that.
-Medians and minima over rounds; ratios are medians over rounds of the ratio within a round, so that a slow moment of the machine hits
-both sides. Losses, averaged over ranks where each has its own batch, must be equal step by step.
+Medians and minima over rounds; processor time is all ranks', threads of the backend included; ratios are medians over rounds of the
+ratio within a round, so that a slow moment of the machine hits both sides. Losses, averaged over ranks where each has its own batch,
+must be equal step by step.
 
 Single-rank contestants (plain eager, and a mesh of one) are a run of their own, on one rank.
 """
@@ -234,7 +235,7 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def race(names: Sequence[str], plans: Mapping[str, autopar.Plan], sizes: Sizes, rounds: int, warmup: int, fused: bool) -> dict[str, Any]:
-    """What one rank sees: for each contestant the start and end of every step and its losses."""
+    """What one rank sees: for each contestant the losses, and of every step its start, the ends of its parts, and its processor time."""
     made = {name: ours(sizes.build(), plans[name]) if name in plans else PLAIN[name](sizes.build()) for name in names}
     optimizers = {name: torch.optim.AdamW(_groups(item.model), lr=1e-4, fused=fused) for name, item in made.items()}
     times: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
@@ -246,21 +247,21 @@ def race(names: Sequence[str], plans: Mapping[str, autopar.Plan], sizes: Sizes, 
             name = names[(place + turn) % len(names)]
             item, optimizer = made[name], optimizers[name]
             dist.barrier()
-            begin = time.perf_counter()
+            begin, worked = time.perf_counter(), time.process_time()
             loss = item.model(*item.inputs)
             forward = time.perf_counter()
             loss.backward()
             backward = time.perf_counter()
             optimizer.step()
             optimizer.zero_grad()
-            end = time.perf_counter()
+            end, worked = time.perf_counter(), time.process_time() - worked
             value = loss.detach().clone()
             if item.averaged:
                 dist.all_reduce(value, op=dist.ReduceOp.SUM)
                 value /= dist.get_world_size()
             losses[name].append(value.item())
             if turn >= warmup:
-                times[name].append((begin, forward, backward, end))
+                times[name].append((begin, forward, backward, end, worked))
     return {"times": times, "losses": losses}
 
 
@@ -269,10 +270,11 @@ def summarise(seen: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict
     rows = []
     for name in names:
         steps = list(zip(*(rank["times"][name] for rank in seen), strict=True))
-        seconds = [max(times[-1] for times in step) - min(times[0] for times in step) for step in steps]
+        seconds = [max(times[3] for times in step) - min(times[0] for times in step) for step in steps]
         parts = [[max(times[n + 1] - times[n] for times in step) for step in steps] for n in range(3)]
         row = {"name": name, "median_seconds": statistics.median(seconds), "minimum_seconds": min(seconds), "seconds": seconds}
         row |= {f"{part}_seconds": statistics.median(found) for part, found in zip(PARTS, parts, strict=True)}
+        row["processor_seconds"] = statistics.median(sum(times[4] for times in step) for step in steps)
         rows.append(row | {"losses": seen[0]["losses"][name]})
     return rows
 
@@ -323,11 +325,12 @@ def main() -> int:
             seen = run_ranks(lambda _, own=own, group=group: race(group, own, sizes, given.rounds, given.warmup, not given.for_loop), ranks)
             rows += summarise(seen, group)
     hold_against(rows)
-    print(f"{'':20} {'median':>8} {'minimum':>8} {'forward':>8} {'backward':>8} {'optimizer':>9}  {'ratio':>6} {'of minima':>9}  against")
+    head = ("median", "minimum", "forward", "backward", "optimizer", "processor")
+    print(f"{'':20} {'{:>8} {:>8} {:>8} {:>8} {:>9} {:>9}'.format(*head)}  {'ratio':>6} {'of minima':>9}  against")
     for row in rows:
         figures = " ".join(f"{1e3 * row[f'{part}_seconds']:8.1f}" for part in ("median", "minimum", "forward", "backward"))
         ratio = f"{row['ratio']:6.3f} {row['ratio_of_minima']:9.3f}  {row['against']}" if "ratio" in row else ""
-        print(f"{row['name']:20} {figures} {1e3 * row['optimizer_seconds']:9.1f}  {ratio}")
+        print(f"{row['name']:20} {figures} {1e3 * row['optimizer_seconds']:9.1f} {1e3 * row['processor_seconds']:9.1f}  {ratio}")
     difference = loss_difference(rows)
     print(f"milliseconds, {given.rounds} rounds, {given.ranks} ranks; losses differ by at most {difference:.1e}, relatively")
     if given.json:

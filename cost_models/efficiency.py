@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NOTHING = 1e6
+"""The share of work that costs nothing where costs add up: nothing was seen of it."""
+
 
 @dataclass(frozen=True)
 class Efficiency:
@@ -18,6 +21,19 @@ class Efficiency:
     arithmetic: float = 0.7
     memory: float = 0.7
     launch_seconds: float = 0.0
+
+    def seconds(self, flops: float, bytes_moved: float, peak: float, bandwidth: float, *, overlaps: bool) -> float:
+        """Of an operator on a device with these peaks, operations and bytes a second.
+
+        Args:
+            overlaps: a device that does all at once (a GPU): the longest of the two and the launch counts, and no work takes no time.
+                Else a core does one after the other, packs a product's operands before it multiplies them, and the three add up.
+        """
+        arithmetic, memory = flops / (self.arithmetic * peak), bytes_moved / (self.memory * bandwidth)
+        if not overlaps:
+            return self.launch_seconds + arithmetic + memory
+        work = max(arithmetic, memory)
+        return max(work, self.launch_seconds) if work else 0.0
 
 
 @dataclass(frozen=True)

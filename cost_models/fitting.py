@@ -1,7 +1,7 @@
 """From measured times to the figures of a hardware file: latency and bandwidth of collectives, efficiency of operators.
 
 Every model here is a sum, or a maximum, of terms with coefficients that are not negative; errors are relative, so that a microsecond
-counts in a small tensor as a millisecond does in a large one, and outliers count less (Huber's weights). Exact data give exact figures.
+counts in a small call as a millisecond does in a large one, and outliers count less (Huber's weights). Exact data give exact figures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.collectives import received_bytes
-from cost_models.efficiency import Efficiency, Residual
+from cost_models.efficiency import NOTHING, Efficiency, Residual
 from cost_models.links import PASSES, STEPS, Figures, Growth
 
 Array = NDArray[np.float64]
@@ -53,15 +53,17 @@ class OperatorTime:
     seconds: float
 
 
-def relative_least_squares(terms: Array, seconds: Array) -> Array:
+def relative_least_squares(terms: Array, seconds: Array, counts: Array | None = None) -> Array:
     """Coefficients x >= 0 that make ``terms @ x`` close to ``seconds`` in relative error.
 
     Args:
         terms: [points, coefficients], not negative.
         seconds: [points], positive.
+        counts: [points], how much a point's relative error counts; all the same if not given.
     """
     rows = terms / seconds[:, None]
-    weights = np.ones(len(seconds))
+    given = np.ones(len(seconds)) if counts is None else counts
+    weights = given
     found = np.zeros(terms.shape[1])
     for _ in range(ROUNDS):
         found, last = _not_negative(rows * weights[:, None], weights), found
@@ -69,7 +71,7 @@ def relative_least_squares(terms: Array, seconds: Array) -> Array:
         scale = 1.5 * float(np.median(errors))
         if scale < 1e-12 or np.allclose(found, last, rtol=1e-9, atol=0):
             break
-        weights = np.sqrt(np.minimum(1.0, scale / np.maximum(errors, scale)))
+        weights = given * np.sqrt(np.minimum(1.0, scale / np.maximum(errors, scale)))
     return found
 
 
@@ -83,7 +85,7 @@ def _not_negative(rows: Array, target: Array) -> Array:
             chosen = list(some)
             free = np.linalg.lstsq(rows[:, chosen] / scale[chosen], target, rcond=None)[0]
             error = float(np.sum((rows[:, chosen] @ (free / scale[chosen]) - target) ** 2))
-            if (free >= 0).all() and error < least * (1 - 1e-12):
+            if (free >= 0).all() and least - error > 1e-20 * float(target @ target):  # by more than rounding
                 best, least = np.zeros(count), error
                 best[chosen] = free / scale[chosen]
     return best
@@ -100,28 +102,29 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime], *, whole: bool =
 
     Args:
         kind: of all ``points``; several sizes of tensors, and of groups where the growth is to be told.
-        whole: no latency may be larger than those of two calls, over a and over b ranks, that do the same as one over a b ranks. Without
-            it noise in a fit makes a planner take every call in two.
+        whole: no latency may be larger than those of two calls, over a and over b ranks, that do the same as one over a b ranks: what a
+            first call of few saves in waiting for the others, the second one waits. Where the times say otherwise, the latency of the
+            largest group holds and those of smaller ones are raised. Without it a planner takes every call in two.
     """
     seconds = np.array([point.seconds for point in points])
     received = np.array([received_bytes(kind, point.full_bytes, point.size) for point in points])
-    passes = PASSES.get(kind, 1)
-    best: tuple[float, Figures, Residual] | None = None
-    growths: tuple[Growth, ...] = ("constant",) if kind == "permute" else ("constant", "tree", "ring")
+    passes, sizes = PASSES.get(kind, 1), {point.size for point in points}
+    growths: tuple[Growth, ...] = ("constant",) if kind == "permute" or len(sizes) == 1 else ("constant", "tree", "ring")
+    best: tuple[float, Growth, Array, Array] | None = None
     for growth in growths:
         further = np.array([STEPS[growth](point.size, passes) - 1.0 for point in points])
-        if growth != "constant" and len({point.size for point in points}) == 1:
-            continue  # one size of group tells nothing of growth
-        ratio = _least_ratio({point.size for point in points}, growth, passes) if whole else 0.0
-        rest, step, inverse = relative_least_squares(np.stack([np.ones(len(points)), further + ratio, received], axis=1), seconds)
-        latency = rest + ratio * step
-        predicted = latency + step * further + inverse * received
-        error = float(np.mean(np.abs(predicted / seconds - 1)))
+        found = relative_least_squares(np.stack([np.ones(len(points)), further, received], axis=1), seconds)
+        error = float(np.mean(np.abs((found[0] + found[1] * further + found[2] * received) / seconds - 1)))
         if best is None or error < best[0] * CLEARLY - EXACT:
-            figures = Figures(float(latency), 1 / max(float(inverse), LEAST), growth, None if growth == "constant" else float(step))
-            best = (error, figures, residual(predicted, seconds))
+            best = (error, growth, further, found)
     assert best is not None
-    return best[1:]
+    _, growth, further, (latency, step, inverse) = best
+    ratio = _least_ratio(sizes, growth, passes) if whole else 0.0
+    if latency < ratio * step:
+        step = (latency + further.max() * step) / (ratio + further.max())
+        latency = ratio * step
+    figures = Figures(float(latency), 1 / max(float(inverse), LEAST), growth, None if growth == "constant" else float(step))
+    return figures, residual(latency + step * further + inverse * received, seconds)
 
 
 def _least_ratio(sizes: set[int], growth: Growth, passes: int) -> float:
@@ -138,40 +141,42 @@ def _least_ratio(sizes: set[int], growth: Growth, passes: int) -> float:
 def fit_efficiency(
     points: Sequence[OperatorTime], peaks: Sequence[float], bandwidth: float, *, overlaps: bool
 ) -> tuple[Efficiency, Residual]:  # fmt: skip
-    """Launch time and shares of the peaks that explain some operators' times.
+    """Launch time and shares of the peaks that explain some operators' times (``Efficiency.seconds``).
 
-    Where the operators' work never is bound by one of the two, its share is 1: nothing was seen of it.
+    A point counts as its seconds do, since a step is a sum of operators. Where nothing was seen of arithmetic or of memory traffic, its
+    share is 1 if the two overlap, and ``NOTHING`` if they add up.
 
     Args:
         points: of one class, or of one operator.
         peaks: operations a second that each point's dtype could reach.
         bandwidth: bytes a second that the memory could reach.
-        overlaps: launches hide behind work: seconds = max(launch, arithmetic, memory); else seconds = launch + max(arithmetic, memory).
+        overlaps: whether launch, arithmetic and memory traffic overlap.
     """
     seconds = np.array([point.seconds for point in points])
     arithmetic = np.array([point.flops / peak for point, peak in zip(points, peaks, strict=True)])
     memory = np.array([point.bytes_moved / bandwidth for point in points])
+    counts = np.sqrt(seconds / np.median(seconds))
     best: tuple[float, Array, Array] | None = None
-    for bound in _regimes(arithmetic, memory):
-        for launched in _launched(seconds) if overlaps else [np.zeros(len(points), dtype=bool)]:
-            terms = np.stack(
-                [
-                    np.where(launched, 1.0, 0.0) if overlaps else np.ones(len(points)),
-                    np.where(launched | ~bound, 0.0, arithmetic),
-                    np.where(launched | bound, 0.0, memory),
-                ],
-                axis=1,
-            )
-            found = relative_least_squares(terms, seconds)
-            work = np.maximum(found[1] * arithmetic, found[2] * memory)
-            predicted = np.maximum(found[0], work) if overlaps else found[0] + work
-            error = float(np.mean(np.minimum(np.abs(predicted / seconds - 1), 1.0)))
-            if best is None or error < best[0] * BETTER - EXACT:
-                best = (error, found, predicted)
+    for terms in _explanations(arithmetic, memory, seconds) if overlaps else [np.stack([np.ones(len(points)), arithmetic, memory], axis=1)]:
+        found = relative_least_squares(terms, seconds, counts)
+        longest = np.maximum(found[0], np.maximum(found[1] * arithmetic, found[2] * memory))
+        predicted = longest if overlaps else terms @ found
+        error = float(np.mean(np.minimum(np.abs(predicted / seconds - 1), 1.0)))
+        if best is None or error < best[0] * BETTER - EXACT:
+            best = (error, found, predicted)
     assert best is not None
-    launch, inverse_arithmetic, inverse_memory = (float(item) for item in best[1])
-    shares = [1 / item if item > 1e-9 else 1.0 for item in (inverse_arithmetic, inverse_memory)]
+    launch, *inverses = (float(item) for item in best[1])
+    unseen = 1.0 if overlaps else NOTHING
+    shares = [1 / item if item > 1 / NOTHING else unseen for item in inverses]
     return Efficiency(shares[0], shares[1], launch), residual(best[2], seconds)
+
+
+def _explanations(arithmetic: Array, memory: Array, seconds: Array) -> Iterator[Array]:
+    """Where the longest of three counts: the terms [points, (launch, arithmetic, memory)], every way to say by which a point is bound."""
+    for bound in _regimes(arithmetic, memory):
+        for launched in _launched(seconds):
+            work = [np.where(launched | ~bound, 0.0, arithmetic), np.where(launched | bound, 0.0, memory)]
+            yield np.stack([np.where(launched, 1.0, 0.0), *work], axis=1)
 
 
 def _regimes(arithmetic: Array, memory: Array) -> Iterator[NDArray[np.bool_]]:

@@ -42,7 +42,8 @@ class Hardware:
         overlap_slowdown: share of the compute speed that is lost while any collective is in flight: 0 loses nothing, at 1 nothing is
             hidden (gloo where ranks outnumber cores).
         efficiencies: ``(class of operators or operator, efficiency)`` pairs; ``default`` holds for the others.
-        launch_overlaps: the next operator is launched while this one runs, as on a GPU's stream; else its launch is time of its own.
+        launch_overlaps: the next operator is launched while this one runs, as on a GPU's stream; else launch, arithmetic and memory
+            traffic are each time of their own.
         residuals: ``(fit, residual)`` pairs of what ``profile`` measured; no price depends on them.
     """
 

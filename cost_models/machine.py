@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 from cost_models import collectives
 from cost_models.collectives import Group
@@ -120,9 +120,13 @@ class Machine:
 
     def _inside_node(self, part: SubAxis) -> bool:
         """Whether every group along ``part`` lies on one node."""
-        per_node = self.hardware.devices_per_node
-        sizes = self.mesh.sizes
-        stride = math.prod(sizes[part.axis + 1 :]) * (sizes[part.axis] // (part.outer * part.size))
-        span = stride * part.size
-        firsts = (start + offset for start in range(0, self.mesh.ranks, span) for offset in range(stride))
-        return all(first // per_node == (first + span - stride) // per_node for first in firsts)
+        return _groups_inside(self.mesh.sizes, part, self.hardware.devices_per_node)
+
+
+@cache
+def _groups_inside(sizes: tuple[int, ...], part: SubAxis, per_node: int) -> bool:
+    """See ``Machine._inside_node``; kept, since it looks at every group of what may be thousands of ranks."""
+    stride = math.prod(sizes[part.axis + 1 :]) * (sizes[part.axis] // (part.outer * part.size))
+    span = stride * part.size
+    firsts = (start + offset for start in range(0, math.prod(sizes), span) for offset in range(stride))
+    return all(first // per_node == (first + span - stride) // per_node for first in firsts)

@@ -12,17 +12,14 @@ from cost_models.operator import Operator
 
 
 class Roofline:
-    """max(flops / (efficiency * peak), bytes / (efficiency * bandwidth)) and the launch: their maximum where the next launch overlaps
-    with the work (a GPU's stream), else their sum (a CPU). What does no work, a view, takes a launch only where launches add up."""
+    """flops / (efficiency * peak), bytes / (efficiency * bandwidth) and the launch: their maximum where the next launch overlaps with the
+    work (a GPU's stream), else their sum (a CPU). What does no work, a view, takes a launch only where launches add up."""
 
     def operator_seconds(self, operator: Operator, hardware: Hardware) -> float:
         """``float32`` runs at the float32 peak; ``tf32`` must be asked for by name."""
         efficiency = hardware.efficiency(operator.family, operator.name)
-        arithmetic = operator.flops / (efficiency.arithmetic * hardware.peak(operator.dtype))
-        work = max(arithmetic, operator.bytes_moved / (efficiency.memory * hardware.memory_bandwidth))
-        if not hardware.launch_overlaps:
-            return work + efficiency.launch_seconds
-        return max(work, efficiency.launch_seconds) if work else 0.0
+        peaks = hardware.peak(operator.dtype), hardware.memory_bandwidth
+        return efficiency.seconds(operator.flops, operator.bytes_moved, *peaks, overlaps=hardware.launch_overlaps)
 
     def optimizer_seconds(self, optimizer: str, elements: int, dtype: str, hardware: Hardware) -> float:
         """The bytes that the step moves, at the memory's bandwidth; a launch for each parameter where launches add up."""

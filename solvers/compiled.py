@@ -1,9 +1,9 @@
 """``kernel``: a loop over arrays that numba compiles when it is first called for a large problem, and keeps on disk.
 
-Compiling all kernels takes some 40 s, once an installation. Small problems do not need it: for them, and where numba is missing or
-switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain Python, or in a second form written with NumPy where a loop is run
-millions of times. Tests hold the two forms against each other. Compiled kernels hold no interpreter lock, so that two threads use two
-cores on the same arrays.
+Compiling all kernels takes some 40 s, once an installation. Only very large problems wait for that (``solving.PATIENT``), and small ones
+never need it: for them, and where numba is missing or switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain Python, or in a
+second form written with NumPy where a loop is run millions of times. Tests hold the two forms against each other. Compiled kernels hold
+no interpreter lock, so that two threads use two cores on the same arrays.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import update_wrapper
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,9 @@ announce: Callable[[], None] | None = None
 """Called before the kernels are compiled for the first time on a machine, for a program that can say so."""
 
 _lock = Lock()
-_state = {"wanted": AVAILABLE, "known": False}
+_state = {"known": False}
+_wanted: ContextVar[bool] = ContextVar("wanted", default=AVAILABLE)
+"""A choice of each solve: threads of their own solve beside each other, and a solve's own threads copy its context."""
 
 
 class Kernel:
@@ -37,7 +40,7 @@ class Kernel:
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> Any:
-        return (self.machine if _state["wanted"] else self.plain)(*arguments)
+        return (self.machine if _wanted.get() else self.plain)(*arguments)
 
     @property
     def machine(self) -> Any:
@@ -63,18 +66,17 @@ def kernel_or(plain: Function) -> Callable[[Function], Function]:
 
 @contextmanager
 def machine_code(wanted: bool) -> Iterator[None]:
-    """Within, kernels run as machine code if that is wanted and there can be any. One choice at a time for the process."""
-    before = _state["wanted"]
-    _state["wanted"] = wanted and AVAILABLE
+    """Within, kernels that this thread calls run as machine code if that is wanted and there can be any."""
+    before = _wanted.set(wanted and AVAILABLE)
     try:
         yield
     finally:
-        _state["wanted"] = before
+        _wanted.reset(before)
 
 
 def runs_compiled() -> bool:
     """Whether kernels run as machine code at present."""
-    return _state["wanted"]
+    return _wanted.get()
 
 
 def is_first_use() -> bool:

@@ -7,6 +7,7 @@ both workers search.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,11 +113,11 @@ class MessageSearch:
 
         dual, sweeps = self.dual, SWEEPS if runs_compiled() else PLAIN_SWEEPS
         hints = Hints(dual.best_prices.copy(), dual.best_messages.copy(), dual.decoded.copy(), dual.bound)
-        work: list[Future[None]] = [pool.submit(self.searches[0].search, sweeps, hints, stop)]
+        work: list[Future[None]] = [pool.submit(copy_context().run, self.searches[0].search, sweeps, hints, stop)]
         if self.stalled():
-            work.append(pool.submit(self.searches[1].search, sweeps, hints, stop))
+            work.append(pool.submit(copy_context().run, self.searches[1].search, sweeps, hints, stop))
         else:
-            work.append(pool.submit(dual.ascend, UPDATES, stop))
+            work.append(pool.submit(copy_context().run, dual.ascend, UPDATES, stop))
         for job in work:
             job.result()
         self.rounds += 1

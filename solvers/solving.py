@@ -30,7 +30,9 @@ METHODS: Final[dict[str, Callable[[Record], None]]] = {
 
 
 SMALL = 30_000
-"""Entries of edge tables up to which a problem is solved without compiled code, so that the first one need not wait for it."""
+"""Entries of edge tables up to which a problem is solved without compiled code, which would hardly gain."""
+PATIENT = 1_000_000
+"""Entries up to which it is where that code is still to be compiled on this machine: that takes longer than the plain form loses."""
 LEAN_SECONDS = 2.0
 """Time to look for a feasible limit where the given one was not met, at least."""
 INTERRUPTED = "interrupted; this is the best so far"
@@ -61,7 +63,7 @@ def solve(
     if start is not None:
         record.offer(np.asarray(start))
     try:
-        with compiled.machine_code(len(problem.edge_costs) > SMALL):
+        with compiled.machine_code(len(problem.edge_costs) > (PATIENT if compiled.is_first_use() else SMALL)):
             METHODS[method](record)
             find_smallest_limit(record)
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from torch import nn
 import autopar
 from autopar import zoo
 from autopar.api import UnknownOperatorWarning, factorizations, parse_memory, parse_mesh
-from autopar.errors import FileError, InfeasibleError, MismatchError, UsageError
+from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
 from cost_models import Hardware, load_hardware
 
 
@@ -125,10 +125,49 @@ def test_an_interrupted_solve_keeps_the_best_so_far() -> None:
             raise KeyboardInterrupt
 
     target = zoo.build("gpt2", device="meta")
-    plan = autopar.plan(target.model, target.args, mesh="dp=2,tp=4", cost_model="communication", progress=interrupt)
+    plan = autopar.plan(target.model, target.args, mesh="dp=2,tp=4", cost_model="communication", progress=interrupt, time_limit=600.0)
     assert len(seen) >= 1 and plan.objective.seconds <= seen[-1][0] * (1 + 1e-9)
     assert plan.objective.bound_seconds <= plan.objective.seconds
     assert autopar.check(plan) == ()
+
+
+def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outcomes: list[object]) -> list[float]:
+    """Seconds given to each mesh that is tried, where each ends with its outcome: an error that is raised, or a step."""
+    given: list[float] = []
+
+    def find(graph: object, machine: object, *, time_limit: float, **options: object) -> object:
+        outcome = outcomes[len(given)]
+        given.append(time_limit)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return SimpleNamespace(seconds=outcome, interrupted=outcome == 3.0)
+
+    monkeypatch.setattr("autopar.search.find_plan", find)
+    monkeypatch.setattr("autopar.api._warn_unknown", lambda found: None)
+    kept = SimpleNamespace(remember_loss=lambda loss: None)
+    monkeypatch.setattr("autopar.recording.record", lambda found, **options: setattr(kept, "seconds", found.seconds) or kept)
+    plan = autopar.plan(graph, devices=8, time_limit=900.0)
+    assert plan.seconds == min(outcome for outcome in outcomes[: len(given)] if isinstance(outcome, float))
+    return given
+
+
+@pytest.mark.parametrize("error", [TimeLimitError("late", "wait"), InfeasibleError("large", "allow more"), KeyboardInterrupt()])
+def test_a_mesh_that_ends_badly_leaves_the_plans_of_others(monkeypatch, graph: autopar.Graph, error: BaseException) -> None:
+    given = _meshes_in_turn(monkeypatch, graph, [2.0, error, 1.0])
+    assert len(given) == (2 if isinstance(error, KeyboardInterrupt) else 3), "Ctrl-C ends them all"
+    assert 200 < given[0] <= 900 / len(list(factorizations(8))) + 1, "the meshes share the time"
+
+
+def test_a_search_ended_by_ctrl_c_is_the_last(monkeypatch, graph: autopar.Graph) -> None:
+    assert len(_meshes_in_turn(monkeypatch, graph, [3.0, 1.0])) == 1
+
+
+def test_a_time_limit_that_passes_before_the_search_names_the_stage(graph: autopar.Graph) -> None:
+    with pytest.raises(TimeLimitError, match="captured"):
+        autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2", time_limit=1e-6)
+    with pytest.raises(TimeLimitError, match="pricing"):
+        autopar.plan(graph, mesh="dp=2", time_limit=1e-6, memory=100)
+    assert autopar.plan(graph, mesh="dp=2", time_limit=1e-6).baselines, "a plan written by hand is an answer"
 
 
 def test_pins(graph: autopar.Graph) -> None:

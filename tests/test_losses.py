@@ -68,8 +68,8 @@ def test_a_mean_loss_receives_no_more_than_the_sum_over_the_count(name: str) -> 
 
 REDUCTIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "mean": (lambda x: x.mean(0), 1), "mean of all": (lambda x: x.mean(), 1), "var": (lambda x: x.var(0), 3),
-    "std": (lambda x: x.std(0), 3), "var of all": (lambda x: x.var(), 3), "norm": (lambda x: torch.linalg.vector_norm(x, dim=0), 1),
-    "norm of all": (lambda x: x.norm(), 1),
+    "std": (lambda x: x.std(0), 3),
+    "var of all": (lambda x: x.var(), 3), "norm": (lambda x: torch.linalg.vector_norm(x, dim=0), 1), "norm of all": (lambda x: x.norm(), 1),
     "norm of order 3": (lambda x: x.norm(p=3, dim=0), 1), "largest": (lambda x: x.norm(p=float("inf"), dim=0), 3),
     "logsumexp": (lambda x: x.logsumexp(0), 2), "normalize": (lambda x: F.normalize(x, dim=0), 2), "amax": (lambda x: x.amax(0), 3),
 }  # fmt: skip

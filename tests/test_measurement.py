@@ -14,6 +14,7 @@ from autopar.measurement.device import Peaks
 from autopar.measurement.hardware import Times, fit
 from autopar.plan import Plan
 from cost_models import Efficiency, Hardware, Link, Machine, Mesh, Operator, load_hardware
+from cost_models.efficiency import NOTHING
 from cost_models.fitting import CollectiveTime, OperatorTime
 from cost_models.links import KINDS, Figures
 from tests.cli.running import autopar
@@ -23,7 +24,8 @@ TRUTH = Hardware(
     Link(1e-4, 1e9, "tree", 1e-4, tuple((kind, Figures(1e-4 * rank, 1e9 / rank, "tree", 1e-4)) for rank, kind in enumerate(KINDS, 1))),
     Link(1e-3, 1e8),
     efficiencies=(
-        ("contraction", Efficiency(0.8, 0.5, 5e-5)), ("pointwise", Efficiency(1.0, 0.9, 1e-5)), ("aten.gelu", Efficiency(1.0, 0.2, 3e-5)),
+        ("contraction", Efficiency(0.8, 0.5, 5e-5)), ("pointwise", Efficiency(NOTHING, 0.9, 1e-5)),
+        ("aten.gelu", Efficiency(NOTHING, 0.2, 3e-5)),
     ),
     launch_overlaps=False,
 )  # fmt: skip

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import autopar
 from autopar.cli.main import VERBS
+from autopar.verify.launch import run_ranks
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-BLOCK = re.compile(r"^```(\w+)( notest)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)( notest| train)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_example_prints_what_it_says(
@@ -29,6 +36,47 @@ def test_the_example_prints_what_it_says(
     else:
         assert steady(printed) == steady(expected)
     assert (tmp_path / "plan.json").exists()
+
+
+def test_the_training_script_trains_as_one_device_does(tmp_path: Path) -> None:
+    """On four ranks: two epochs, saved, and two more on another mesh."""
+    (script,) = [text for _, kind, text in BLOCK.findall(README.read_text()) if kind == " train"]
+    assert len(script.splitlines()) <= 40
+
+    def run(mesh: str, first: int, last: int) -> list[str]:
+        def rank_main(rank: int) -> str:
+            sys.argv = ["train.py", mesh, str(tmp_path / "checkpoint"), str(first), str(last)]
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's own words about checkpoints
+                exec(compile(script, "train.py", "exec"), {})
+            return printed.getvalue()
+
+        return run_ranks(rank_main, 4)[0].splitlines()
+
+    printed = [*run("dp=2,tp=2", 0, 2), *run("dp=4", 2, 4)]
+    found = [float(number) for line in printed for number in re.findall(r"\d+\.\d+", line)]
+    assert len(printed) == 4 and found == pytest.approx(run_ranks(lambda _: one_device(4), 1, alone=True)[0], rel=1e-4)
+
+
+def one_device(epochs: int) -> list[float]:
+    """What the script does, without autopar: the loss of each epoch's last batch, then that of the evaluation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512, bias=False), nn.BatchNorm1d(512), nn.GELU(), nn.Linear(512, 8))
+    x, found = torch.randn(576, 64), []
+    y = x[:, :8].argmax(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(epochs):
+        model.train()
+        for inputs, targets in zip(x.split(128), y.split(128), strict=True):
+            value = nn.functional.cross_entropy(model(inputs), targets)
+            value.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        found += [value.item(), nn.functional.cross_entropy(model(x[:100]), y[:100]).item()]
+    return found
 
 
 def steady(text: str) -> str:

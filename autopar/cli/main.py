@@ -21,6 +21,7 @@ VERBS = {
     "diff": "what changed between two plans",
     "check": "recompute a plan's legality, cost and memory from the plan alone",
     "verify": "run the sharded program on local ranks against the single-device model",
+    "export": "write each rank's program and weights, to be run without the model's code",
     "sweep": "plan for several numbers of devices and compare",
     "rules": "the table of sharding rules; --missing lists a model's operators without one",
     "profile": "measure this machine and write a hardware file",

@@ -22,6 +22,7 @@ def plan(
     mode: Annotated[str, typer.Option(help="train or inference")] = "train",
     memory: Annotated[str | None, typer.Option(help="limit per rank, e.g. 70GiB [default: the hardware's]")] = None,
     optimizer: Annotated[str, typer.Option(help=OPTIMIZER_HELP)] = "adamw",
+    compute_dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")] = None,
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the solver, for each mesh tried")] = 60.0,
@@ -38,7 +39,7 @@ def plan(
         check_writable(output)
     found = plan_target(
         target, mesh=mesh, devices=devices, hardware=hardware, mode=read_mode(mode), memory=memory, optimizer=optimizer,
-        cost_model=cost_model, constraints=open_pins(pin or []), time_limit=time_limit, seed=seed,
+        compute_dtype=compute_dtype, cost_model=cost_model, constraints=open_pins(pin or []), time_limit=time_limit, seed=seed,
     )  # fmt: skip
     if output is not None:
         write_text(output, found.to_json())

@@ -1,5 +1,7 @@
 """``autopar.convolution`` and its two gradients, each an operator of its own, since each splits differently.
 
+The three are linear in each of their two tensors and give each other's gradients, so that any of them can be differentiated again.
+
 Bias is a separate addition. Channels first, any number of spatial dims; ``x [n, c, ...]``, ``w [o, c / groups, ...]``.
 """
 
@@ -77,14 +79,48 @@ def _gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return to_x, to_w, None, None, None, None
 
 
+def _save_input(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    grad, w, _, *context.settings = inputs
+    context.weight_size = tuple(w.shape)
+    context.save_for_backward(grad, w)
+
+
+def _input_gradient_gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    grad, w = context.saved_tensors
+    needs_grad, needs_w = context.needs_input_grad[:2]
+    ops = torch.ops.autopar
+    to_grad = ops.convolution.default(gradient, w, *context.settings) if needs_grad else None
+    to_w = ops.convolution_weight_gradient.default(grad, gradient, context.weight_size, *context.settings) if needs_w else None
+    return to_grad, to_w, None, None, None, None, None
+
+
+def _save_weight(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    grad, x, _, *context.settings = inputs
+    context.input_size = tuple(x.shape)
+    context.save_for_backward(grad, x)
+
+
+def _weight_gradient_gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    grad, x = context.saved_tensors
+    needs_grad, needs_x = context.needs_input_grad[:2]
+    ops = torch.ops.autopar
+    to_grad = ops.convolution.default(x, gradient, *context.settings) if needs_grad else None
+    to_x = ops.convolution_input_gradient.default(grad, gradient, context.input_size, *context.settings) if needs_x else None
+    return to_grad, to_x, None, None, None, None, None
+
+
 define(f"convolution(Tensor x, Tensor w, {_SETTINGS}) -> Tensor", _convolution, _convolution_shapes, _gradient, _save)
 define(
     f"convolution_input_gradient(Tensor grad, Tensor w, int[] input_size, {_SETTINGS}) -> Tensor",
     _input_gradient,
     _input_gradient_shapes,
+    _input_gradient_gradient,
+    _save_input,
 )
 define(
     f"convolution_weight_gradient(Tensor grad, Tensor x, int[] weight_size, {_SETTINGS}) -> Tensor",
     _weight_gradient,
     _weight_gradient_shapes,
+    _weight_gradient_gradient,
+    _save_weight,
 )

@@ -39,9 +39,12 @@ def define(
     BODIES[schema.partition("(")[0]] = body
     NAMESPACE.impl(name, body, "CompositeExplicitAutograd")
     torch.library.register_fake(name, shapes, lib=NAMESPACE)
-    if gradient is not None and save is not None:
 
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # torch passes these by name
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # torch passes these by name
+        if save is not None:
             save(ctx, inputs, output)
 
-        torch.library.register_autograd(name, gradient, setup_context=setup_context, lib=NAMESPACE)
+    def none(context: Any, *_: Any) -> Any:
+        raise NotImplementedError(f"{name} has no gradient: what it computes is not differentiated again")
+
+    torch.library.register_autograd(name, gradient or none, setup_context=setup_context, lib=NAMESPACE)

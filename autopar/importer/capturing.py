@@ -15,11 +15,13 @@ import autopar.dialect  # noqa: F401  registers the operators that the trace cal
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
+from autopar.importer.deferred import check_hooks
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, trace
 from autopar.importer.lowering import Lowering
+from autopar.importer.precision import check_compute_dtype
 from autopar.importer.weights import fake_weights
 
 
@@ -39,9 +41,10 @@ def capture_graph(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
 ) -> Graph:
     """The model's graph without torch types; see ``capture``."""
-    return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args).graph
+    return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype).graph
 
 
 def capture(
@@ -52,6 +55,7 @@ def capture(
     mode: Literal["train", "inference"] = "train",
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
 ) -> Capture:
     """Capture a model on example inputs.
 
@@ -61,15 +65,18 @@ def capture(
         args, kwargs: example inputs with global shapes, real, fake or meta; values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or when there is none.
+        compute_dtype: what the model is computed in, beside parameters of their own dtype (see ``importer.precision``).
 
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
     """
+    check_compute_dtype(compute_dtype)
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
+    check_hooks(model)
     train = mode == "train"
     with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, _plain_operators():
         with diagnosed("running the model"):
-            exported = export(model, args, kwargs, loss, loss_args, weights, train=train)
+            exported = export(model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype)
         if train and loss is not None and exported.loss is None:
             raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
         program = DialectProgram(exported)
@@ -144,7 +151,8 @@ def _check_gradients(exported: Exported, graph: Graph) -> None:
     """Every parameter that requires grad and that the outputs depend on must have a gradient."""
     have = {output.name for output in graph.outputs if output.kind == "gradient"}
     used = {tensor for op in graph.ops if op.phase == "forward" for tensor in op.inputs}
-    lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.name not in have]
+    toggled = any(call.requires_grad is False for call in exported.calls)
+    lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.name not in have and not toggled]
     if lost:
         raise CaptureError(
             f"no gradient reaches {len(lost)} parameters that the forward uses: {', '.join(lost[:5])}",

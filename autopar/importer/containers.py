@@ -1,15 +1,15 @@
 """Arguments and results as nested dictionaries, lists and tuples, whatever classes hold the tensors, and the way back.
 
-torch.export knows the containers registered with ``torch.utils._pytree``. Models also pass dataclasses, dictionaries of classes of their own
-and objects that keep tensors in attributes (the caches of transformers): those are opened into dictionaries by attribute, so that export
-sees tensors alone, and closed again into objects of the same class before the model runs.
+torch.export knows the containers registered with ``torch.utils._pytree``. Models also pass dataclasses, dictionaries of classes of their
+own and objects that keep tensors in attributes (the caches of transformers): those are opened into dictionaries by attribute, so that
+export sees tensors alone, and closed again into objects of the same class before the model runs.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,6 +52,11 @@ def closed(tree: Any, like: Any) -> Any:
 def renewed(value: Any) -> Any:
     """The same tensors in containers of their own, for a call that may put others in their place (a cache that grows)."""
     return closed(opened(value), value)
+
+
+def changed(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """The value with ``function`` of every tensor in its place."""
+    return closed(torch_compat.map_tensors(function, opened(value)), value)
 
 
 def _put(made: Any, name: Any, value: Any) -> None:

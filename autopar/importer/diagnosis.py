@@ -54,6 +54,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "write this part with plain tensor operators",
     ),
     (
+        "is not differentiated again",
+        "a gradient is differentiated again through an operator that has no second derivative here",
+        "take that gradient of a part that is made of other operators (attention: write it out)",
+    ),
+    (
         "which is not a known type",
         "forward takes or returns an object that is not a tensor, a plain value, or a container of these",
         "return tensors in tuples, lists or dictionaries, or register the class with torch.utils._pytree",

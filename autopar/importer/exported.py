@@ -18,19 +18,26 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.importer.containers import closed, opened
+from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried
+from autopar.importer.known_values import KnownValues
+from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.weights import FakeWeights
 
 
 @dataclass(frozen=True)
 class Value:
-    """One flat input of the exported graph: a fake tensor, or a plain value that was baked in (``kind`` is ``plain``)."""
+    """One flat input of the exported graph: a fake tensor, or a plain value that was baked in (``kind`` is ``plain``).
+
+    ``hooks``: what the user registered on a parameter's gradient.
+    """
 
     kind: Literal["input", "parameter", "buffer", "constant", "plain"]
     name: str
     value: Any
     aliases: tuple[str, ...] = ()
+    hooks: tuple[Callable[..., Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Exported:
         outputs: names of the tensors among the graph's flat results, in order.
         arguments: JSON trees of call and result, as in ``Graph.arguments``.
         loss: position of the scalar loss in ``outputs``, None when there is none.
+        calls: what the graph's deferred operators stand for.
     """
 
     graph_module: torch.fx.GraphModule
@@ -49,6 +57,7 @@ class Exported:
     outputs: tuple[str, ...]
     arguments: Mapping[str, Any]
     loss: int | None
+    calls: tuple[Deferred, ...] = ()
 
     @cached_property
     def tensors(self) -> tuple[Value, ...]:
@@ -60,22 +69,26 @@ class Exported:
 class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any]) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred], compute_dtype: str | None
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
         self.call = call
+        self.deferred = (deferred,)  # export puts back every other attribute that changes while it traces
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
-            with torch_compat.recorded_origins() as origin, MarkedLines(origin):
+            with torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues():
                 return opened(self._run(*closed((args, kwargs, loss_args), self.call)))
         except Exception as error:
             raise Carried(error) from None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         before = [(part, name, value) for part in self.modules() for name, value in part._buffers.items()]
-        outputs = self.model(*args, **kwargs)
+        outputs = call_in(self.model, self.compute_dtype, args, kwargs)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
         for part, name, value in before:
             new = part._buffers.get(name)
@@ -129,9 +142,17 @@ def export(
     weights: FakeWeights,
     *,
     train: bool,
+    compute_dtype: str | None = None,
 ) -> Exported:
     """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them."""
+    held = loss.named_parameters() if isinstance(loss, nn.Module) else ()
+    if own := [name for name, parameter in held if parameter.requires_grad and id(parameter) not in weights.paths]:
+        raise UsageError(
+            f"the loss is a module with parameters of its own: {', '.join(own[:5])}",
+            "make it part of the model: a module whose forward returns the loss trains them like any other",
+        )
     tops = argument_names(model, args, kwargs, loss, loss_args)
+    calls: list[Deferred] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
         with weights.mode:
@@ -142,7 +163,7 @@ def export(
     args, kwargs, loss_args = opened(given)
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
     with torch.set_grad_enabled(train):
-        program = torch.export.export(Program(model, loss, given), call, strict=False)
+        program = torch.export.export(Program(model, loss, given, calls, compute_dtype), call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
@@ -153,7 +174,9 @@ def export(
         "loss_args": [_tree(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
         "outputs": tree,
     }
-    return Exported(program.graph_module, values, outputs, arguments, position if train else None)
+    if compute_dtype is not None:
+        arguments["compute_dtype"] = compute_dtype
+    return Exported(program.graph_module, values, outputs, arguments, position if train else None, tuple(calls))
 
 
 def _input_name(path: tuple[str, ...], tops: Mapping[tuple[str, ...], str]) -> str:
@@ -205,8 +228,9 @@ def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names
             assert value is not None, f"export names {spec.target} but does not hold it"
             name, *aliases = weights.paths.get(id(value), [target])
             kind: Any = "parameter" if spec.kind is InputKind.PARAMETER else "buffer"
-            kind = "constant" if target in weights.constants else kind
-            found.append(Value(kind, target if kind == "constant" else name, value, tuple(aliases)))
+            kind = "constant" if target in weights.constants or id(value) not in weights.paths else kind  # a buffer of the loss
+            hooks = weights.hooks.get(id(value), ())
+            found.append(Value(kind, target if kind == "constant" else name, value, tuple(aliases), hooks))
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             found.append(Value("constant", target, program.constants[spec.target or ""]))
         else:

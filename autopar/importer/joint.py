@@ -7,6 +7,7 @@ instead. Each walked node's name marks what is traced from it, so that backward 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError
+from autopar.importer.deferred import OPERATOR, Users, with_hooks
 from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
@@ -31,12 +33,18 @@ class DialectProgram(nn.Module):
         self.exported = exported
         self.running: torch.fx.Node | None = None
         self.origins: dict[str, torch.fx.Node] = {}
+        self.leaves: dict[torch.fx.Node, Tensor] = {}
+        """What tensors were before the model changed whether they require grad."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         table = replacements()
-        given = {(value.kind, value.name): tensor for value, tensor in zip(self.exported.tensors, tensors, strict=True)}
-        values = [value.value if value.kind == "plain" else given[value.kind, value.name] for value in self.exported.values]
+        self.leaves.clear()
         with torch_compat.recorded_origins() as origin:
+            given = {
+                (value.kind, value.name): with_hooks(tensor, value.hooks, _users(table, lambda: nullcontext()))
+                for value, tensor in zip(self.exported.tensors, tensors, strict=True)
+            }
+            values = [value.value if value.kind == "plain" else given[value.kind, value.name] for value in self.exported.values]
             results = self._walk(self.exported.graph_module, values, table, origin)
         loss = self.exported.loss
         outputs = [result for result in results if isinstance(result, Tensor)]
@@ -71,6 +79,9 @@ class DialectProgram(nn.Module):
                 target, args, kwargs = recognised(node)
                 args = torch.fx.node.map_arg(args, values.__getitem__)
                 kwargs = torch.fx.node.map_arg(kwargs, values.__getitem__)
+                if node.target is OPERATOR:
+                    values[node] = self._deferred(node, args, values, table, origin)
+                    continue
                 if torch_compat.runs_a_graph(node.target):
                     values[node] = self._region(node, args, table, origin)
                     continue
@@ -79,6 +90,27 @@ class DialectProgram(nn.Module):
                 with origin(mark):
                     values[node] = table.get(target, target)(*args, **kwargs)
         raise AssertionError("an exported graph ends in an output node")
+
+    def _deferred(
+        self,
+        node: torch.fx.Node,
+        args: Any,
+        values: dict[torch.fx.Node, Any],
+        table: Mapping[Any, Replacement],
+        origin: Callable[[str], Any],
+    ) -> list[Tensor]:
+        """A call to autograd, made on the tensors of this trace."""
+        tensors, number = args
+        call = self.exported.calls[number]
+        self.origins[node.name] = node
+        with origin(node.name):
+            results = call.run(list(tensors), _users(table, lambda: origin(node.name)))
+        if call.requires_grad is not None:
+            (source,) = node.args[0]  # type: ignore[misc]
+            first = self.leaves.setdefault(source, values[source])  # type: ignore[arg-type, index]
+            kept = call.requires_grad and first.requires_grad
+            values[source] = first if kept else first.detach().requires_grad_(call.requires_grad)  # type: ignore[index]
+        return results
 
     def _check_sizes(self, node: torch.fx.Node) -> None:
         for value in torch_compat.leaves_of(node.meta.get("val")):
@@ -102,6 +134,19 @@ class DialectProgram(nn.Module):
                 return self._walk(body, inputs, table, origin, f"{node.name}.")
         message = f"the operator {name} runs a graph of its own, which is not supported"
         raise CaptureError(at_line(message, self.place()), "write this part with plain tensor operators")
+
+
+def _users(table: Mapping[Any, Replacement], marked: Callable[[], Any]) -> Users:
+    """Runs functions of the user's under a mark, with the dialect's operators in place of torch's."""
+
+    def users(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with marked(), torch_compat.replaced_operators(table):
+                return function(*args, **kwargs)
+
+        return called
+
+    return users
 
 
 def _attribute(module: Any, path: str) -> Any:

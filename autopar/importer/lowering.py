@@ -70,7 +70,10 @@ _SOMETIMES_SAME: Mapping[Any, Callable[[Node, TorchTensor, TorchTensor], bool]] 
     aten.permute.default: _same_order,
 }
 
-_RENAMED = {aten._unsafe_view.default: aten.view.default, aten.reshape.default: aten.view.default}
+_RENAMED = {
+    aten._unsafe_view.default: aten.view.default, aten.reshape.default: aten.view.default,
+    aten.empty_strided.default: aten.empty.memory_format, aten.new_empty_strided.default: aten.new_empty.default,
+}  # fmt: skip
 _SIZED = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default})
 """Operators whose second argument is the result's shape, where -1 may stand for a size; graphs name every size."""
 
@@ -340,6 +343,8 @@ class Lowering:
             args = _spelled_out(node)
         if node in self.squeezed:
             args[2] = False
+        if node.target in (aten.empty_strided.default, aten.new_empty_strided.default):
+            args.pop()
         if node.target in _SIZED:
             args[1] = tuple(result.shape)
         if isinstance(result, TorchTensor) and not node.all_input_nodes and any(a.name == "dtype" for a in schema.arguments):

@@ -18,11 +18,14 @@ _is_users = lru_cache(maxsize=4096)(is_user_file)
 
 
 class MarkedLines(TorchFunctionMode):
-    """Within it, every call of a torch function is traced under a mark: the innermost line outside torch that made it."""
+    """Within it, every call of a torch function is traced under a mark: the innermost line outside torch that made it.
 
-    def __init__(self, origin: Callable[[str], Any]) -> None:
+    ``replaced`` gives what is called in place of a function.
+    """
+
+    def __init__(self, origin: Callable[[str], Any], replaced: Callable[[Any], Callable[..., Any]]) -> None:
         super().__init__()
-        self.origin = origin
+        self.origin, self.replaced = origin, replaced
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
@@ -31,7 +34,7 @@ class MarkedLines(TorchFunctionMode):
         if frame is None:
             return function(*args, **(kwargs or {}))
         with self.origin(f"{frame.f_code.co_filename}:{frame.f_lineno}"):
-            return function(*args, **(kwargs or {}))
+            return self.replaced(function)(*args, **(kwargs or {}))
 
 
 def module_path(node: Node) -> str:

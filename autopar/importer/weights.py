@@ -6,7 +6,7 @@ is the one device where the joint capture keeps every gradient. Ties are kept by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ class FakeWeights:
     Args:
         mode: the fake mode that all stand-ins belong to.
         paths: for each stand-in, by identity, every path at which the module holds its original.
+        hooks: for each stand-in, by identity, the hooks on its original's gradient.
         constants: plain tensor attributes of modules, by path: neither parameters nor buffers, yet part of the model.
     """
 
@@ -30,6 +31,7 @@ class FakeWeights:
     originals: list[Tensor] = field(default_factory=list)
     paths: dict[int, list[str]] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
+    hooks: dict[int, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
 
     def fake(self, tensor: Tensor, *, train: bool) -> Tensor:
         """The stand-in of a tensor, the same for the same tensor."""
@@ -40,6 +42,8 @@ class FakeWeights:
             trained = train and tensor.requires_grad
             known = nn.Parameter(known, requires_grad=trained) if isinstance(tensor, nn.Parameter) else known.requires_grad_(trained)
             self.stand_ins[id(tensor)] = known
+            if trained and tensor._backward_hooks:
+                self.hooks[id(known)] = tuple(tensor._backward_hooks.values())
             self.originals.append(tensor)
         return known
 

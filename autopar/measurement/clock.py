@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 WINDOWS = 3
 """How often a figure is measured; the median counts."""
-SPIN_SECONDS = 0.06
+SPIN_SECONDS = 0.1
 """How long all ranks compute at once for their stretch to be seen: many times a scheduler's slice."""
 SPIN = 256
 """Rows and columns of the product that they compute meanwhile."""

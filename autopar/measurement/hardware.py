@@ -13,8 +13,8 @@ from cost_models import Efficiency, Hardware, Link, Residual
 from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency
 from cost_models.links import KINDS
 
-APART = 0.15
-"""Median relative error of a class on one of its operators, from which on the operator has figures of its own if they halve it."""
+CLOSER = 0.75
+"""An operator has figures of its own if they miss it by less than this share of what its class' figures miss."""
 ENOUGH = 3
 """Points that an operator's own figures need."""
 
@@ -82,21 +82,20 @@ def _link(name: str, times: Sequence[CollectiveTime], residuals: dict[str, Resid
 
 
 def _efficiencies(times: Times, residuals: dict[str, Residual]) -> dict[str, Efficiency]:
-    """By class, by operator where one stands apart from its class, and ``default``: launch and memory of the pointwise ones, arithmetic
-    of the products."""
+    """By class, by operator where one stands apart from its class, and ``default``: launch and memory of the pointwise ones, explained by
+    their memory traffic alone, and arithmetic of the products."""
     found: dict[str, Efficiency] = {}
     by_family: dict[str, list[OperatorTime]] = {}
     for time in times.operators:
         by_family.setdefault(time.family, []).append(time)
     for family, points in sorted(by_family.items()):
-        whole, _ = _fit(points, times)
-        apart = {name: own for name, own in _by_name(points).items() if _stands_apart(own, len(points), whole, times)}
-        rest = [point for point in points if _short(point.name) not in apart] or points
+        apart, rest = _parted(points, times)
         found[family], residuals[f"efficiency.{family}"] = _fit(rest, times)
         for name, own in sorted(apart.items()):
             found[name], residuals[f"efficiency.{name}"] = _fit(own, times)
     arithmetic = found["contraction"].arithmetic if "contraction" in found else 1.0
-    default = replace(found["pointwise"], arithmetic=arithmetic) if "pointwise" in found else Efficiency(arithmetic=arithmetic)
+    moving = [replace(time, flops=0.0) for time in by_family.get("pointwise", ())]
+    default = replace(_fit(moving, times)[0], arithmetic=arithmetic) if moving else Efficiency(arithmetic=arithmetic)
     return {"default": default, **found}
 
 
@@ -120,19 +119,24 @@ def _by_name(points: Sequence[OperatorTime]) -> dict[str, list[OperatorTime]]:
     return found
 
 
-def _stands_apart(own: Sequence[OperatorTime], others: int, whole: Efficiency, times: Times) -> bool:
-    """Whether the figures of its class, fitted to ``others`` points, do not describe an operator and its own would."""
-    if not ENOUGH <= len(own) < others:
-        return False
-    error = _median_error(own, whole, times)
-    return error > APART and _fit(own, times)[1].median < error / 2
+def _parted(points: Sequence[OperatorTime], times: Times) -> tuple[dict[str, list[OperatorTime]], list[OperatorTime]]:
+    """The operators of a class that get figures of their own, one after another, the worst described first; and the others' points."""
+    names, apart = _by_name(points), dict[str, list[OperatorTime]]()
+    able = {name: _error(own, _fit(own, times)[0], times) for name, own in names.items() if len(own) >= ENOUGH}
+    while True:
+        rest = [point for name, own in names.items() if name not in apart for point in own]
+        whole = _fit(rest, times)[0]
+        errors = {name: _error(names[name], whole, times) for name in able if name not in apart}
+        worst = max((name for name in errors if able[name] < errors[name] * CLOSER), key=lambda name: errors[name], default=None)
+        if worst is None or len(names[worst]) == len(rest):
+            return apart, rest
+        apart[worst] = names[worst]
 
 
-def _median_error(points: Sequence[OperatorTime], efficiency: Efficiency, times: Times) -> float:
-    """Of a class' figures on some of its points."""
-    errors = []
+def _error(points: Sequence[OperatorTime], efficiency: Efficiency, times: Times) -> float:
+    """The share of some points' seconds by which the figures miss them."""
+    missed = 0.0
     for point, peak in zip(points, _peaks_of(points, times), strict=True):
-        work = max(point.flops / (efficiency.arithmetic * peak), point.bytes_moved / (efficiency.memory * times.peaks.bandwidth))
-        predicted = max(work, efficiency.launch_seconds) if times.overlaps else work + efficiency.launch_seconds
-        errors.append(abs(predicted / point.seconds - 1))
-    return sorted(errors)[len(errors) // 2]
+        predicted = efficiency.seconds(point.flops, point.bytes_moved, peak, times.peaks.bandwidth, overlaps=times.overlaps)
+        missed += abs(predicted - point.seconds)
+    return missed / sum(point.seconds for point in points)

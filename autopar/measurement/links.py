@@ -1,5 +1,5 @@
-"""Times of collectives, over sizes of tensors and of groups, all groups of a size at the same time as on a mesh; and what they cost the
-computation beside them."""
+"""Times of collectives, over sizes of tensors and of groups, all groups of a size at the same time as on a mesh and with work in between as
+in a step; and what they cost the computation beside them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ BYTES = tuple(4096 * 8**power for power in range(5)) + (2**26,)
 """Of the gathered, reduced or exchanged tensor: 4 KiB to 64 MiB."""
 Call = Callable[..., Any]
 MOST_CALLS = 40
+CALLS = (4, 12)
+"""Of a window, at least and at most, where work lies between them."""
+WORK_SECONDS = 0.004
+"""Of the processor, between two calls. Ranks that share cores take turns of milliseconds, so that they meet apart: a call that follows
+another at once shows nothing of it, and in a step there is work between calls."""
 OVERLAP_BYTES = 2**24
 """Of the all-reduce beside which the computation is timed."""
 
@@ -59,9 +64,16 @@ def _sizes(count: int) -> list[int]:
     return sorted({2**power for power in range(1, count.bit_length()) if count % 2**power == 0} | {count} - {1})
 
 
-def time_links(ranks: Ranks, clock: Clock, most_bytes: float, say: Callable[[str], None]) -> list[tuple[str, CollectiveTime]]:
-    """``(link, time)`` of every kind of collective on tensors of up to ``most_bytes``, as this rank saw it. Collective."""
+def time_links(
+    ranks: Ranks, clock: Clock, stretch: float, most_bytes: float, say: Callable[[str], None]
+) -> list[tuple[str, CollectiveTime]]:  # fmt: skip
+    """``(link, time)`` of every kind of collective on tensors of up to ``most_bytes``, as this rank saw it. Collective.
+
+    Args:
+        stretch: of the ranks (``Clock.stretch``).
+    """
     found = []
+    between = _work(clock) if clock.by_processor_time else None
     for link, mesh, axis in meshes(ranks):
         size = mesh.sizes[axis]
         say(f"collectives among {size} of {ranks.count} ranks over {ranks.backend}, {link}")
@@ -69,7 +81,8 @@ def time_links(ranks: Ranks, clock: Clock, most_bytes: float, say: Callable[[str
         for kind in KINDS:
             for full in (full for full in BYTES if full <= most_bytes):
                 call = _call(kind, full, mesh, axis, ranks, backend)
-                found.append((link, CollectiveTime(kind, size, float(full), _seconds(call, clock))))
+                seconds = _seconds(call, clock) if between is None else _seconds_between(call, between, stretch, clock)
+                found.append((link, CollectiveTime(kind, size, float(full), seconds)))
     return found
 
 
@@ -103,6 +116,38 @@ def _seconds(call: Callable[[], Any], clock: Clock) -> float:
     once = _window(call, 2, clock)
     calls = max(2, min(MOST_CALLS, math.ceil(WINDOWS * clock.window / max(most_over_ranks(once), 1e-9))))
     return min(_window(call, calls, clock) for _ in range(WINDOWS))
+
+
+def _work(clock: Clock) -> Callable[[], None]:
+    """Products that take ``WORK_SECONDS`` of the processor."""
+    a = torch.ones(256, 256)
+    times = max(1, round(WORK_SECONDS / clock.seconds(lambda: a @ a)))
+
+    def work() -> None:
+        for _ in range(times):
+            a @ a
+
+    return work
+
+
+def _seconds_between(call: Callable[[], Any], work: Callable[[], None], stretch: float, clock: Clock) -> float:
+    """Seconds that one call adds to the work before it: the least of some windows, since other programs only ever add.
+
+    The work's own share is its processor time, stretched.
+    """
+    once = most_over_ranks(_window(call, 2, clock))
+    calls = max(CALLS[0], min(CALLS[1], math.ceil(8 * clock.window / (once + stretch * WORK_SECONDS))))
+    seen = []
+    for _ in range(WINDOWS):
+        meet()
+        worked, begin = 0.0, time.perf_counter()
+        for _ in range(calls):
+            before = clock.now()
+            work()
+            worked += clock.now() - before
+            call()
+        seen.append((time.perf_counter() - begin - stretch * worked) / calls)
+    return max(min(seen), once / 2)
 
 
 def _window(call: Callable[[], Any], calls: int, clock: Clock) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -18,7 +19,8 @@ from autopar import pricing, zoo
 from autopar.graph import Graph, GraphInput, Op
 from autopar.importer import capture
 from autopar.measurement.clock import Clock, mean_over_ranks
-from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.kernels import Kernel, bind_kernel
+from autopar.runtime.operators import find_operator, takes_device, with_torch_values
 from autopar.sharding import ShardingSpec, Strategy
 from autopar.verify.examples import index_bound
 from cost_models import Hardware, Link, Machine, Mesh
@@ -68,6 +70,8 @@ LARGE: tuple[tuple[str, Keys], ...] = tuple(
 
 LEAST_PASSES, MOST_PASSES = 5, 40
 """How often a model is run on a CPU."""
+FILLING = 2**25
+"""Bytes that push out of a CPU's caches what the last pass left there."""
 MODEL_WINDOWS = 100
 """Windows that one model may take on a CPU before it has been run ``MOST_PASSES`` times."""
 
@@ -100,21 +104,25 @@ def time_operators(given: Sequence[Sample], clock: Clock, say: Callable[[str], N
         stretches.append(clock.stretch())
         for key, timed in _times(sample.graph, clock):
             found.setdefault(key, timed)
-    return list(found.values()), min(mean_over_ranks(stretches))
+    return list(found.values()), median(mean_over_ranks(stretches))
 
 
 def _times(graph: Graph, clock: Clock) -> Iterator[tuple[object, OperatorTime]]:
     """Each operator's time under a key that equal ones share.
 
     On a CPU the graph is run again and again and the median time of each operator counts: in a row of equal calls, caches would hold
-    what they do not hold in a step. A GPU runs behind its launches, so there each operator is called many times in a row.
+    what they do not hold in a step. Between passes they are filled with something else, as an optimizer fills them. A GPU runs behind
+    its launches, so there each operator is called many times in a row.
     """
     runs: dict[object, list[float]] = {}
     named: dict[object, Op] = {}
     in_a_row = clock.device.type == "cuda"
+    kernels = {op.name: _bound(op, graph, clock.device) for op in graph.ops}
+    other = torch.zeros(0 if in_a_row else FILLING // 4)
     end, passes = time.perf_counter() + MODEL_WINDOWS * clock.window, 0
     while passes < 1 or (not in_a_row and (passes < LEAST_PASSES or (passes < MOST_PASSES and time.perf_counter() < end))):
-        for op, call, seconds in _run(graph, clock.device, clock.now):
+        other.add_(1.0)
+        for op, call, seconds in _run(graph, kernels, clock.device, clock.now):
             key = (op.target, op.args, op.kwargs, tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in op.inputs))
             if in_a_row and key not in runs:
                 seconds = clock.seconds(call)
@@ -127,16 +135,18 @@ def _times(graph: Graph, clock: Clock) -> Iterator[tuple[object, OperatorTime]]:
 
 
 @torch.no_grad()
-def _run(graph: Graph, device: torch.device, now: Callable[[], float]) -> Iterator[tuple[Op, Callable[[], Any], float]]:
+def _run(
+    graph: Graph, kernels: Mapping[str, Kernel], device: torch.device, now: Callable[[], float]
+) -> Iterator[tuple[Op, Callable[[], Any], float]]:  # fmt: skip
     """Each operator in order, with a call of it and how long that took; values are dropped after their last use."""
     values = {item.tensor: _value(graph, item, device) for item in graph.inputs}
     last = {name: index for index, op in enumerate(graph.ops) for name in (*op.inputs, *op.outputs)}
     for index, op in enumerate(graph.ops):
-        call = _bound(op, [values[name] for name in op.inputs], device)
+        call = partial(kernels[op.name], [values[name] for name in op.inputs])
         begin = now()
         made = call()
         seconds = now() - begin
-        values.update(zip(op.outputs, named_results(op, made), strict=True))
+        values.update(zip(op.outputs, made, strict=True))
         yield op, call, seconds
         for name in {*op.inputs, *op.outputs}:
             if last[name] == index:
@@ -149,13 +159,13 @@ def _timed(graph: Graph, op: Op, seconds: float) -> OperatorTime:
     return OperatorTime(local.family, local.name, local.dtype, local.flops, float(local.bytes_moved), seconds)
 
 
-def _bound(op: Op, tensors: list[torch.Tensor], device: torch.device) -> Callable[[], Any]:
-    """A call of the operator; arguments are put together each time, as the runtime does."""
+def _bound(op: Op, graph: Graph, device: torch.device) -> Kernel:
+    """The operator as the runtime binds it: a contraction is a product of matrices where it can be."""
     function = find_operator(op.target)
     args, kwargs = with_torch_values(op.args), {name: with_torch_values(value) for name, value in op.kwargs}
     if takes_device(op):
         kwargs["device"] = device
-    return lambda: function(*with_tensors(args, tensors), **with_tensors(kwargs, tensors))
+    return bind_kernel(op, function, args, kwargs, [graph.tensors[name].shape for name in op.inputs])
 
 
 def _value(graph: Graph, item: GraphInput, device: torch.device) -> torch.Tensor:

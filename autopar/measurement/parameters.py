@@ -46,7 +46,7 @@ def _beside_instructions(layers: int, clock: Clock) -> tuple[int, float]:
     module = _replicated(target, graph, clock.device)
     inputs = [tensor.to(clock.device) for tensor in target.args]
     inside = 0.0
-    executable = module._step.executable
+    executable = module.step.executable
 
     def timed(ranks: Sequence[dict[str, torch.Tensor]], observed: object, *, name: str) -> None:
         nonlocal inside

@@ -28,7 +28,7 @@ class Effort:
     Args:
         window: seconds of one figure, measured three times.
         models: how many of the built-in models' operators are timed; None for all.
-        most_bytes: of the tensors that collectives are timed on.
+        most_bytes: of the tensors that collectives are timed on; on CPUs never more than ``MOST_BYTES_ON_CPU``.
     """
 
     window: float = 0.008
@@ -36,6 +36,8 @@ class Effort:
     most_bytes: float = math.inf
 
 
+MOST_BYTES_ON_CPU = 2**24
+"""Buffers of more than 32 MiB cost what they do because the C library asks the system for each anew, which no smaller one shows."""
 QUICK = Effort(0.002, 2, 2**21)
 """A rough file in seconds."""
 
@@ -116,7 +118,8 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
     seen += [*time_copies(clock), *(replace(time, seconds=time.seconds + once) for time in time_optimizer(clock))]
     seconds = mean_over_ranks([time.seconds for time in seen])
     operators = [replace(time, seconds=mean * stretch) for time, mean in zip(seen, seconds, strict=True)]
-    links = time_links(ranks, clock, effort.most_bytes, say) if ranks.count > 1 else []
+    most_bytes = effort.most_bytes if ranks.device.type == "cuda" else min(effort.most_bytes, MOST_BYTES_ON_CPU)
+    links = time_links(ranks, clock, stretch, most_bytes, say) if ranks.count > 1 else []
     means = mean_over_ranks([time.seconds for _, time in links])
     collectives = [(link, replace(time, seconds=mean)) for (link, time), mean in zip(links, means, strict=True)]
     slowdown = mean_over_ranks([time_overlap(ranks, clock, stretch)])[0] if ranks.count > 1 else 0.0

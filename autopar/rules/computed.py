@@ -58,6 +58,11 @@ def full(call: OperatorCall) -> str:
     return "-> ..." + ("" if call.arguments["fill_value"] else " | linear {}")
 
 
+def histogram(call: OperatorCall) -> str:
+    """Counts of parts add up, where the bins do not depend on the values."""
+    return "... -> _" if call.arguments["min"] != call.arguments["max"] else "...! -> _"
+
+
 def new(call: OperatorCall) -> str:
     """Made on each rank whatever the first tensor's layout."""
     names = letters(len(call.result()) + len(call.shape(0)))

@@ -73,13 +73,20 @@ POINTWISE: tuple[Row, ...] = (
 
 CONTRACTION: tuple[Row, ...] = (
     Row("contraction", "autopar.contract(a, b, equation=)", computed.contract, work="contraction"),
+    Row("contraction", "autopar.grouped_mm(x, w, ends, first_row=, first_expert=)", "s k, e k n, _ -> s n | linear {0} {1}",
+        local=(("first_row", "start s"), ("first_expert", "start e")), work="grouped"),
+    Row("contraction", "autopar.grouped_outer(x, grad, ends, experts=, first_row=, first_expert=)", "s k, s n, _ -> e k n | linear {0} {1}",
+        local=(("experts", "extent e"), ("first_row", "start s"), ("first_expert", "start e")), work="grouped"),
     *_rows("contraction", "mm", "m k, k n -> m n | linear {0} {1}", work="contraction"),
     *_rows("contraction", "bmm", "b m k, b k n -> b m n | linear {0} {1}", work="contraction"),
+    *_rows("contraction", "linalg_matrix_exp", "... _ _ -> ... _ _"),
+    *_rows("contraction", "_cdist_forward", "... m _, ... n _ -> ... m n"),
+    *_rows("contraction", "_cdist_backward", "... m n, ... m _, ... n _, ... m n -> ... m _ | linear {0}"),
     *_rows("contraction", "mv", "m k, k -> m | linear {0} {1}", work="contraction"),
     *_rows("contraction", "dot", "k, k -> () | linear {0} {1}", work="contraction"),
     *_rows("contraction", "addmm", computed.add_product, "bias, a, b", work="contraction"),
     *_rows("contraction", "baddbmm", "b? m? n? +k, b m k, b k n -> b m n | linear {0 1} {0 2}", work="contraction"),
-)
+)  # fmt: skip
 
 # n batch, g groups, i and o channels of a group
 CONVOLUTION: tuple[Row, ...] = (
@@ -166,6 +173,7 @@ SLICE: tuple[Row, ...] = (
     *_rows("slice", "flip", "... d! -> ... d! | linear {0}", "x, dims=", at="dims", work="none"),
     *_rows("slice", "roll", computed_layout.roll, "x, shifts=, dims=()", work="none"),
     *_rows("slice", "rot90", "... _ -> ... _ | linear {0}", "x, k=1, dims=(0, 1)", at="dims", work="none"),
+    *_rows("fft", "_fft_c2c _fft_r2c _fft_c2r", "... _ -> ... _ | linear {0}", "x, dim=", **_AT_DIM),
     *_rows("slice", "glu", "... _ -> ... _", "x, dim=-1", **_AT_DIM),
     *_rows("slice", "glu_backward", "... _, ... _ -> ... _ | linear {0}", "grad, x, dim=", **_AT_DIM),
     *_rows("slice", "tril triu", "... _ _ -> ... _ _ | linear {0}"),
@@ -276,6 +284,7 @@ FACTORY: tuple[Row, ...] = (
 SCAN: tuple[Row, ...] = (
     *_rows("scan", "cumsum", "... d! -> ... d! | linear {0}", "x, dim=", **_AT_DIM),
     *_rows("scan", "cumprod logcumsumexp", "... d! -> ... d!", "x, dim=", **_AT_DIM),
+    *_rows("reduction", "histc", computed.histogram, "x, bins=100, min=0, max=0"),
     *_rows("scan", "cummax cummin", "... d! -> ... d!, ... d!", "x, dim=", **_AT_DIM),
     *_rows("sort", "sort.default", "... d! -> ... d!, ... d!", "x, dim=-1", **_AT_DIM),
     *_rows("sort", "sort.stable", "... d! -> ... d!, ... d!", "x, stable=None, dim=-1", **_AT_DIM),

@@ -47,6 +47,12 @@ def _contraction(op: Op, tensors: Mapping[str, Tensor]) -> float:
     return 2.0 * math.prod(find_rule(op, tensors).extent.values())
 
 
+def _grouped(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """Each row by one expert's matrix, however many experts there are; the same for the gradient of the matrices."""
+    (rows, inner), second = tensors[op.inputs[0]].shape, tensors[op.inputs[1]].shape
+    return 2.0 * rows * inner * second[-1]
+
+
 def _convolution(op: Op, tensors: Mapping[str, Tensor]) -> float:
     """2 x output elements x input channels of a group x kernel elements: the same for each gradient."""
     if op.target.startswith("aten.convolution_backward"):
@@ -82,6 +88,7 @@ _WORK: Mapping[str, Callable[[Op, Mapping[str, Tensor]], float]] = {
     "none": _none,
     "elements": _elements,
     "contraction": _contraction,
+    "grouped": _grouped,
     "convolution": _convolution,
     "attention": _attention,
     "attention_backward": _attention_backward,

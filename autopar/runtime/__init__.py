@@ -15,15 +15,29 @@ calls          a call's arguments and results
 weights        parameters and buffers as DTensors
 steps          one step as one autograd function
 programs       a program for each mode and shapes that a module is called with
+data           what each rank loads
 module         the nn.Module
 optimizers     float32 master weights beside half-precision parameters
 compiling      plan -> module
+exporting      programs in a folder: the plan and each rank's shards
 """
 
 from autopar.runtime.compiling import compile_plan, compile_schedule
 from autopar.runtime.execution import simulate
+from autopar.runtime.exporting import export_program, load_program, load_safetensors
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import from_placements, to_placements
 
-__all__ = ["MasterWeights", "ShardedModule", "compile_plan", "compile_schedule", "from_placements", "simulate", "to_placements"]
+__all__ = [
+    "MasterWeights",
+    "ShardedModule",
+    "compile_plan",
+    "compile_schedule",
+    "export_program",
+    "from_placements",
+    "load_program",
+    "load_safetensors",
+    "simulate",
+    "to_placements",
+]

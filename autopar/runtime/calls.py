@@ -88,7 +88,7 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
     elif isinstance(tree, Mapping):
         for key, child in tree.items():
             try:
-                below = value[key] if isinstance(value, Mapping) else getattr(value, key)
+                below = _named(value)[key] if isinstance(value, Mapping) else getattr(value, key)
             except (KeyError, AttributeError):
                 raise UsageError(f"{place} has no {key}, the captured call had one", _HINT) from None
             yield from leaves(child, below, f"{place}.{key}")
@@ -99,6 +99,11 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
             yield from leaves(child, below, f"{place}[{index}]")
     elif isinstance(value, torch.Tensor) or value != tree:
         raise UsageError(f"{place} is {value!r:.80}, the plan was made for {tree!r:.80}", _HINT)
+
+
+def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
+    """The items by their keys as text, as trees name them."""
+    return {str(key): item for key, item in value.items()}
 
 
 class Record(dict[str, Any]):

@@ -68,7 +68,7 @@ def compile_plan(
     """
     if inputs not in get_args(Inputs):
         raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
-    plan = shared_plan(plan, mesh)
+    plan = shared_plan(plan, mesh, device)
     check_torch(plan)
     loss = loss or plan.loss
     if mesh is None:
@@ -82,8 +82,11 @@ def compile_plan(
     )  # fmt: skip
 
 
-def shared_plan(plan: Plan | None, mesh: DeviceMesh | None = None) -> Plan:
+def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Plan:
     """The plan, or that of the first rank that has one. Collective.
+
+    Args:
+        device: of this rank, which NCCL must know before the first exchange.
 
     Raises:
         UsageError: no rank has one.
@@ -91,6 +94,7 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None = None) -> Plan:
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if dist.is_initialized() and dist.get_world_size() > 1:
+        find_device(device)
         team = team_of(mesh)
         holding = everyones(plan is not None, team)
         if any(holding) and not all(holding):
@@ -124,7 +128,8 @@ def rebuild(
     if loss is None and loss_args:
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
-    captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args)
+    compute_dtype = plan.model.arguments.get("compute_dtype")
+    captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
     return captured, replay(plan, captured.graph)
 
 
@@ -154,7 +159,9 @@ def compile_schedule(
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
 
     def bound(captured: Capture, schedule: Schedule) -> Step:
-        return bind_step(schedule, captured.constants, CallTree(captured.graph.arguments, model.forward), place, inputs, dropout, execute)
+        check_agreement(schedule, team)
+        mine = own_constants(schedule, captured.constants, place)
+        return bind_step(schedule, mine, CallTree(captured.graph.arguments, model.forward), place, inputs, dropout, execute)
 
     step = bound(Capture(graph, constants), schedule)
     specs = {item.name: schedule.specs[item.tensor] for item in graph.inputs if item.kind in ("parameter", "buffer")}
@@ -179,22 +186,28 @@ def bind_step(
 ) -> Step:  # fmt: skip
     """A schedule bound to this rank. Collective.
 
+    Args:
+        constants: this rank's parts, by the graph's names.
+
     Raises:
-        MismatchError: ranks hold different schedules. UsageError: a constant without values.
+        MismatchError: a gradient that does not lie as its parameter.
     """
-    check_agreement(schedule, place.team)
     backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
     if execute != "eager":
         graphs = emit(executable, place.device)
         executable = graphs.compiled() if execute == "compiled" else graphs
-    step = Step(executable, place, inputs, call, own_constants(schedule, constants, place))
+    step = Step(executable, place, inputs, call, constants)
     check_gradient_specs(step)
     return step
 
 
 def own_constants(schedule: Schedule, constants: Mapping[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
-    """This rank's parts of the tensors baked into the model, by the graph's names; where ranks differ, of the first rank's. Collective."""
+    """This rank's parts of the tensors baked into the model, by the graph's names; where ranks differ, of the first rank's. Collective.
+
+    Raises:
+        UsageError: a constant without values.
+    """
     for name, tensor in constants.items():
         if has_no_values(tensor):
             hint = "register it as a buffer and pass init=, or build the model with real values for it"

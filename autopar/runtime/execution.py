@@ -7,7 +7,9 @@ one process and the real ranks, so what is tested in lockstep is what runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -80,6 +82,30 @@ def _run(actions: Sequence[Action], ranks: Sequence[Values], observed: list[Obse
         action(ranks, flights, observed)
 
 
+_LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
+
+
+@contextmanager
+def loss_gradient(gradient: Tensor | None) -> Iterator[None]:
+    """Within it, the backward begins with this gradient of the loss instead of one: scaled losses keep half-precision gradients from
+    vanishing."""
+    token = _LOSS_GRADIENT.set(gradient)
+    try:
+        yield
+    finally:
+        _LOSS_GRADIENT.reset(token)
+
+
+def _scaled(kernel: Kernel) -> Kernel:
+    """The kernel that makes the loss's gradient, times the one that was given."""
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        scale, (one,) = _LOSS_GRADIENT.get(), kernel(tensors)
+        return (one if scale is None else one * scale.to(one.device, one.dtype),)
+
+    return run
+
+
 # --- binding -----------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +148,8 @@ class _Binding:
             kernels, reads, writes = [kernel] * len(self.backend.ranks), (*reads, addend), other.writes
         else:
             kernels = [self.kernel(index, operation, reads, args, kwargs) for args, kwargs in self.arguments(operation)]
+            if item.of == self.schedule.graph.loss_gradient:
+                kernels = list(map(_scaled, kernels))
         return _on_each(kernels, reads, writes)
 
     def kernel(self, index: int, operation: Operation, reads: Sequence[str], args: list[Any], kwargs: dict[str, Any]) -> Kernel:

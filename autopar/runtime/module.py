@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -17,11 +17,12 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.runtime.collectives import Observed
+from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.programs import Programs, input_of
-from autopar.runtime.steps import Call, TrainingStep
-from autopar.runtime.weights import Place, as_placed, copy_tree, own_tensors
+from autopar.runtime.steps import Call, Step, TrainingStep
+from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
-from autopar.torch_compat import leave_to_module
+from autopar.torch_compat import leave_to_module, local_of
 
 
 class NoHooks(OrderedDict[int, Any]):
@@ -52,23 +53,28 @@ class ShardedModule(nn.Module):
         dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
     """
 
-    def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: set[str]) -> None:
+    _children: list[tuple[nn.Module, str, nn.Module]] | None
+    _owners: dict[str, tuple[nn.Module, str]]
+
+    def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
         super().__init__()
         for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
             self.__dict__[kind] = tree.__dict__[kind]
         self.__dict__.update(plan=plan, dropout_step=0, tree=tree, parts=tuple(tree.modules()))
-        self._programs, self._empty = programs, empty
+        held = dict(own_names(tree))
+        self._programs, self._empty = programs, {name: _made(held[name]) for name in empty}
         for path, part in self.named_modules():
             if path:
                 part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
         self._observed: list[Observed] | None = None
+        self.__dict__.update(_children=None, _owners={})
         leave_to_module(self, (name for name, _ in self.named_buffers(remove_duplicate=False)))
         self.training = tree.training
         self._register_load_hooks()
 
     def train(self, mode: bool = True) -> Self:
         """Raises UsageError: the plan is for inference alone."""
-        if mode and self._programs.main.graph.mode == "inference":
+        if mode and self.step.graph.mode == "inference":
             raise UsageError("the plan is for inference: it has no backward and no training mode", "plan the model with mode='train'")
         return super().train(mode)
 
@@ -78,32 +84,26 @@ class ShardedModule(nn.Module):
         Raises:
             UsageError: arguments that differ from the planned ones; weights that have no values yet.
         """
-        if self._empty:
-            some = ", ".join(sorted(self._empty)[:3])
-            hint = "pass init= to compile, or load a state dict"
-            raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
-        if torch.is_autocast_enabled(self.place.device.type):
-            hint = "plan the model with its parameters in the dtype to compute in, and call it outside autocast"
-            raise UsageError("the module is called under autocast, which the plan knows nothing of", hint)
+        self._check_values()
+        self._check_autocast()
         self.tree.training = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
         graph = step.graph
-        held = self._held(graph)
+        held, differentiates = self._held(graph), graph.mode == "train" and torch.is_grad_enabled()
         locals_: dict[str, torch.Tensor] = {}
         owners: dict[str, torch.Tensor] = {}
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
-        with torch.no_grad():
-            locals_.update((item.tensor, held[item.name].to_local()) for item in graph.inputs if item.kind in ("parameter", "buffer"))
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
+                locals_[item.tensor] = local_of(tensor)
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:
                     trained.append((item.tensor, tensor))
-                elif tensor.requires_grad and item.kind == "parameter" and not item.trained and graph.mode == "train":
+                elif tensor.requires_grad and item.kind == "parameter" and not item.trained and differentiates:
                     hint = "let it require grad when the model is planned; requires_grad_(False) afterwards freezes it"
                     raise UsageError(f"parameter {item.name} requires grad, the plan was made with it frozen", hint)
             elif item.kind == "input":
@@ -120,7 +120,7 @@ class ShardedModule(nn.Module):
             elif item.kind == "constant":
                 locals_[item.tensor] = step.constants[item.tensor]
         call = Call(step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(), self._observed)
-        if graph.mode == "train" and torch.is_grad_enabled() and trained:
+        if differentiates and trained:
             outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
             self.__dict__["dropout_step"] += 1
         else:
@@ -132,13 +132,52 @@ class ShardedModule(nn.Module):
     def _held(self, graph: Graph) -> dict[str, torch.Tensor]:
         """The parameters and buffers that the graph takes, by name.
 
-        DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own tensor.
+        Which submodule has them is looked up once, and again when one was replaced: walking them all takes a good part of a millisecond
+        a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
         """
-        found = {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers(remove_duplicate=False))}
-        for item in graph.inputs:
-            if item.kind in ("parameter", "buffer") and item.name not in found:
-                found[item.name] = attrgetter(item.name)(self)
-        return found
+        if self._children is None or any(getattr(parent, name, None) is not child for parent, name, child in self._children):
+            children = [(parent, name, child) for parent in self.modules() for name, child in parent.named_children()]
+            self.__dict__.update(_children=children, _owners={})
+        names, owners = [item.name for item in graph.inputs if item.kind in ("parameter", "buffer")], self._owners
+        for name in names:
+            if name not in owners:
+                path, _, last = name.rpartition(".")
+                owners[name] = self.get_submodule(path), last
+        return {name: getattr(*owners[name]) for name in names}
+
+    def _check_values(self) -> None:
+        """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
+        if self._empty:
+            held = self._held(self.step.graph)
+            self._empty = {name: made for name, made in self._empty.items() if made == _made(held[name]) or _no_number(held[name])}
+        if self._empty:
+            some = ", ".join(sorted(self._empty)[:3])
+            hint = "pass init= to compile, or load a state dict"
+            raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
+
+    def _check_autocast(self) -> None:
+        """Raises UsageError: autocast around the call asks for another dtype than the plan computes in."""
+        device, graph = self.place.device.type, self.step.graph
+        if torch.is_autocast_enabled(device):
+            asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), graph.arguments.get("compute_dtype")
+            if asked != planned:
+                message = f"the module is called under autocast to {asked}, the plan computes in {planned or 'its own dtypes'}"
+                raise UsageError(message, f"plan it with compute_dtype={asked!r}, or call it outside autocast")
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes and methods of the model's own class, where this one has none: ``config``, ``init_weights``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            tree = self.__dict__.get("tree")
+            if tree is None or name.startswith("__"):
+                raise
+        if name in tree.__dict__:
+            return tree.__dict__[name]
+        own = inspect.getattr_static(type(tree), name, None)
+        if own is None:
+            raise AttributeError(f"{type(tree).__name__!r} compiled by autopar has no attribute {name!r}")
+        return own.__get__(self, type(tree)) if hasattr(own, "__get__") else own
 
     def _draw(self) -> int:
         """What chooses the masks of this step: equal on all ranks of the mesh, another on each replica of it."""
@@ -148,7 +187,7 @@ class ShardedModule(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
         copies = {key: copy.deepcopy(tensor, memo) for key, tensor in whole.items()}
-        made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, set(self._empty))
+        made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
         made.dropout_step, made.training = self.dropout_step, self.training
         memo[id(self)] = made
         return made
@@ -158,20 +197,44 @@ class ShardedModule(nn.Module):
         hint = "call backward several times before the optimizer's step: gradients add up"
         raise UsageError("gradients are reduced within the planned backward; none of it can be put off", hint)
 
+    def local_batch(
+        self, source: Any, *, batch_size: int | None = None, shuffle: bool = False, seed: int = 0, drop_last: bool = False, **options: Any
+    ) -> LocalBatches | LocalIndices:  # fmt: skip
+        """What this rank must load, by the plan's specs, and no more.
+
+        Args:
+            source: a dataset: its batches, as DTensors that the module takes as they are; or a batch sampler: its batches with the
+                indices of this rank's rows alone, for a DataLoader of one's own (with ``place_batch``).
+            batch_size, shuffle, seed, drop_last, options: for a dataset; see ``data.LocalBatches``.
+        """
+        rows = rows_of(self.step)
+        if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, list | tuple):
+            return LocalBatches(source, rows, batch_size, shuffle, seed, drop_last, options)
+        return LocalIndices(source, rows)
+
+    def place_batch(self, tree: Any, size: int) -> Any:
+        """The rows that this rank loaded of a batch of ``size``, in any nesting of tensors, as DTensors that the module takes."""
+        return rows_of(self.step).placed(tree, size)
+
     @property
     def constants(self) -> Mapping[str, torch.Tensor]:
         """This rank's parts of the tensors baked into the model, by the graph's names."""
-        return self._programs.main.constants
+        return self.step.constants
+
+    @property
+    def step(self) -> Step:
+        """What runs a call as planned."""
+        return self._programs.main
 
     @property
     def schedule(self) -> Schedule:
-        """The instructions that a call runs."""
-        return self._programs.main.executable.schedule
+        """The instructions that such a call runs."""
+        return self.step.executable.schedule
 
     @property
     def place(self) -> Place:
         """The mesh, this rank and its device."""
-        return self._programs.main.place
+        return self.step.place
 
     @contextmanager
     def observed_collectives(self) -> Iterator[list[Observed]]:
@@ -184,11 +247,22 @@ class ShardedModule(nn.Module):
 
     def extra_repr(self) -> str:
         schedule = self.schedule
-        return f"mesh={schedule.machine.mesh}, mode={self._programs.main.graph.mode}, collectives={len(schedule.calls)}"
+        return f"mesh={schedule.machine.mesh}, mode={self.step.graph.mode}, collectives={len(schedule.calls)}"
 
     def _register_load_hooks(self) -> None:
         self.register_load_state_dict_pre_hook(_place_state)
         self.register_load_state_dict_post_hook(_note_loaded)
+
+
+def _made(tensor: torch.Tensor) -> tuple[int, int]:
+    """A tensor and its version: another after it was replaced or written to."""
+    return id(tensor), tensor._version
+
+
+def _no_number(tensor: torch.Tensor) -> bool:
+    """Whether this rank's part is as it was made: another wrapper may have taken the part over as it was."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.is_floating_point() and local.itemsize > 1 and local.numel() > 0 and bool(local.isnan().all())
 
 
 def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -198,11 +272,11 @@ def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, *_: 
         value = state.get(prefix + name)
         if isinstance(tensor, DTensor) and isinstance(value, torch.Tensor):
             state[prefix + name] = as_placed(value, tensor, name, module.place)
-            module._empty.discard(name)
+            module._empty.pop(name, None)
 
 
 def _note_loaded(module: ShardedModule, incompatible: Any) -> None:
     """A tied parameter is loaded under any of its names."""
     held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     full = {id(tensor) for name, tensor in held.items() if name not in module._empty}
-    module._empty.difference_update({name for name, tensor in held.items() if id(tensor) in full})
+    module._empty = {name: made for name, made in module._empty.items() if id(held[name]) not in full}

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import AutoparError, MismatchError, UsageError
 from autopar.graph import Graph, GraphInput, to_json
 from autopar.importer import Capture, capture
+from autopar.importer.containers import changed
 from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
@@ -28,7 +29,6 @@ from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
 from autopar.search import find_plan
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import map_tensors
 
 MOST = 16
 """Programs beside the planned one: a call in ever new shapes would plan for ever."""
@@ -66,16 +66,16 @@ class Programs:
         loss: as planned; needed to capture again.
         optimizer, memory_bytes: what the others are planned for: the optimizer by name, the limit per rank with the optimizer's states.
         states_bytes: of the optimizer, which lie beside a program without a backward.
-        bind: a capture and its schedule -> what runs them.
+        bind: a capture and its schedule -> what runs them; None without the model, when there is nothing to capture.
     """
 
     main: Step
     training: tuple[bool, ...]
-    loss: Callable[..., Any] | None
-    optimizer: str
-    memory_bytes: int
-    states_bytes: int
-    bind: Callable[[Capture, Schedule], Step]
+    loss: Callable[..., Any] | None = None
+    optimizer: str = "none"
+    memory_bytes: int = 0
+    states_bytes: int = 0
+    bind: Callable[[Capture, Schedule], Step] | None = None
     made: dict[Key, Step] = field(default_factory=dict)
 
     def find(self, parts: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, torch.Tensor]]:
@@ -93,6 +93,9 @@ class Programs:
         planned = (self.main.graph.tensors[item.tensor].shape for item in self._inputs)
         if training == self.training and all(shape == given for shape, (_, given, _) in zip(planned, shapes, strict=True)):
             return self.main, tensors
+        if self.bind is None:
+            hint = "call it as it was planned, or compile the model, which can be planned for further calls"
+            raise UsageError(f"an exported program runs the planned call alone: {_planned_words(self.main.graph)}", hint)
         if any(training) and self.main.graph.mode == "inference":
             raise UsageError("the plan is for inference, and a part of the model is in training mode", "call eval() on the module")
         for item in self._inputs:
@@ -129,6 +132,7 @@ class Programs:
         captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
         if _same_forward(captured.graph, self.main.graph):
             return self.main
+        assert self.bind is not None
         return self.bind(captured, replay(self._plan(captured.graph), captured.graph))
 
     def _captured(
@@ -144,10 +148,13 @@ class Programs:
             for item in self._inputs
             for tensor in (input_of(tensors, item),)
         }
-        args, kwargs = map_tensors(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
+        args, kwargs = changed(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
         own, loss_args = args[: len(args) - recorded], args[len(args) - recorded :]
         with torch.enable_grad():
-            return capture(model, own, kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args)
+            return capture(
+                model, own, kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args,
+                compute_dtype=self.main.graph.arguments.get("compute_dtype"),
+            )  # fmt: skip
 
     def _plan(self, graph: Graph) -> Plan:
         """The first rank's plan for the graph with all weights where they lie. Collective."""
@@ -196,6 +203,11 @@ def _words(key: Key) -> str:
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape, _ in key.shapes)
     flags = "training" if all(key.training) else "part training, part evaluation" if any(key.training) else "evaluation"
     return f"{flags}{' with gradients' if key.mode == 'train' and not any(key.training) else ''}, {shapes}"
+
+
+def _planned_words(graph: Graph) -> str:
+    shapes = ", ".join(f"{item.name} {list(graph.tensors[item.tensor].shape)}" for item in graph.of_kind("input"))
+    return f"{'training' if graph.mode == 'train' else 'evaluation'}, {shapes}"
 
 
 def _same_forward(graph: Graph, main: Graph) -> bool:

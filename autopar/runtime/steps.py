@@ -21,7 +21,7 @@ from autopar.graph import Graph, GraphInput
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable
+from autopar.runtime.execution import Executable, loss_gradient
 from autopar.runtime.placement import local_part
 from autopar.runtime.weights import Place
 from autopar.sharding import ShardingSpec
@@ -223,10 +223,12 @@ class Call:
                 values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
                 scale = gradient
-        executable.backward([values], self.observed)
+        early = scale is not None and isinstance(executable, Executable) and self.step.graph.loss_gradient is not None
+        with loss_gradient(scale if early else None):
+            executable.backward([values], self.observed)
         wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
         found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
-        if scale is not None and (scale.device.type != "cpu" or scale.item() != 1.0):
+        if scale is not None and not early and (scale.device.type != "cpu" or scale.item() != 1.0):
             for local in found:
                 if local is not None:
                     local.mul_(scale)

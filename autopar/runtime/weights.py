@@ -42,8 +42,15 @@ class Place:
     def own_part(self, tensor: torch.Tensor, spec: ShardingSpec) -> torch.Tensor:
         """This rank's part of a global tensor (or of a DTensor in any placement), in its own storage on the device."""
         if isinstance(tensor, DTensor):
-            if tensor.device_mesh == self.device_mesh and from_placements(tensor.placements, tensor.dim(), self.mesh.sizes) == spec:
-                return tensor.to_local().detach()
+            if tensor.device_mesh == self.device_mesh:
+                held = from_placements(tensor.placements, tensor.dim(), self.mesh.sizes)
+                if held == spec:
+                    return tensor.to_local().detach()
+                missing = [(dim, mine) for dim, (mine, wanted) in enumerate(zip(held.dims, spec.dims, strict=True)) if mine != wanted]
+                if not held.partial and not any(mine for _, mine in missing):  # whole in what is still to be cut
+                    cut = ShardingSpec(tuple(() if mine else wanted for mine, wanted in zip(held.dims, spec.dims, strict=True)))
+                    part = local_part(tensor.to_local().detach(), cut, self.mesh, self.rank)
+                    return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)
             tensor = tensor.full_tensor()
         part = local_part(tensor.detach(), spec, self.mesh, self.rank)
         return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)
@@ -64,6 +71,17 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.T
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield f"{path}.{name}" if path else name, module, name, tensor
+
+
+def without_values(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor that nobody has given values: not a number everywhere, so that using it shows; zero where numbers are whole."""
+    marked = dtype.is_floating_point and dtype.itemsize > 1
+    return torch.full(tuple(shape), float("nan") if marked else 0, dtype=dtype, device=device)
+
+
+def own_names(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of ``own_tensors`` by full name."""
+    return ((name, tensor) for name, _, _, tensor in own_tensors(model))
 
 
 def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[int, nn.Module] | None = None) -> nn.Module:
@@ -106,7 +124,7 @@ def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Pl
             local = place.own_part(fetch(tensor, sources[name], place.team, place.device), spec)
         elif has_no_values(tensor):
             empty.add(id(tensor))
-            local = torch.empty(spec.local_shape(tensor.shape, place.mesh.sizes), dtype=tensor.dtype, device=place.device)
+            local = without_values(spec.local_shape(tensor.shape, place.mesh.sizes), tensor.dtype, place.device)
         else:
             local = place.own_part(tensor, spec)
         sharded: torch.Tensor = place.dtensor(local, spec, tensor.shape)
@@ -154,8 +172,7 @@ def _fill(module: nn.Module, model: nn.Module, init: Initialise, found: Mapping[
     whole: dict[int, torch.Tensor] = {}
     for _, _, _, tensor in own_tensors(module):
         if id(tensor) not in whole:
-            nothing = float("nan") if tensor.is_floating_point() else 0
-            values = torch.full(tensor.shape, nothing, dtype=tensor.dtype, device=place.device)
+            values = without_values(tensor.shape, tensor.dtype, place.device)
             if not has_no_values(tensor):
                 values.copy_(tensor.detach())
             whole[id(tensor)] = nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values

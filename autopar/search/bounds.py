@@ -124,7 +124,7 @@ def blend(one: Mixture, other: Mixture, share: float) -> Mixture:
 
 def floor(model: Model) -> float:
     """A bound at once: every operator, and the optimizer's step, in its cheapest choice, and no collective."""
-    return float(sum(node.seconds.min() for node in model.nodes))
+    return float(sum(times * node.seconds.min() for times, node in zip(model.node_times, model.nodes, strict=True)))
 
 
 class Answer:
@@ -133,7 +133,7 @@ class Answer:
 
     def __init__(self, model: Model, choices: np.ndarray) -> None:
         self.model, self.choices = model, choices
-        self.nodes = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
+        self.nodes = model.node_times * np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
         self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
         self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
         self.compute: dict[Phase, float] = {
@@ -146,18 +146,20 @@ class Answer:
         for number, node in enumerate(model.nodes):
             if node.kind == "op":
                 for link, load in model.node_loads(node).items():
-                    self.inside[node.phase, link] += load[choices[number]]
+                    self.inside[node.phase, link] += model.node_times[number] * load[choices[number]]
                 for link, seconds in model.not_slowed(node).items():
-                    self.not_slowed[node.phase, link] += seconds[choices[number]]
+                    self.not_slowed[node.phase, link] += model.node_times[number] * seconds[choices[number]]
         for number, edge in enumerate(model.edges):
             if edge.tensor is not None and self.edges[number] > 0.0:
                 copies = model.copies(edge)[choices[edge.source], choices[edge.target]]
                 self.edges[number] -= copies
                 least = model.least_copies(edge)[choices[edge.source], choices[edge.target]]
-                self.compute[edge.phase] += least / edge.readers
+                times = model.edge_times[number] / edge.readers
+                self.compute[edge.phase] += times * least
                 for link in model.space.links:
                     load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
-                    self.between[edge.phase, link] += load / edge.readers
+                    self.between[edge.phase, link] += times * load
+        self.edges *= model.edge_times
 
     def sum_of(self, term: Term, slowdown: float) -> float:
         """The term's sum for these choices."""
@@ -177,7 +179,8 @@ class Answer:
             path = self._longest_path(phase, share)
             if not path.nodes or path in found:
                 break
-            found.append(path)
+            if self.model.whole_path(path.nodes, path.edges):
+                found.append(path)
             share[list(path.nodes)] /= 2
         return found
 

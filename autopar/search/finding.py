@@ -14,23 +14,25 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
 
 from autopar.errors import TimeLimitError
 from autopar.graph import Graph
-from autopar.schedule import Limits, Memory, Schedule
+from autopar.schedule import Assignment, Limits, Memory, Schedule
 from autopar.schedule.legality import check_legal
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Answer, Cuts, blend, floor
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves, choices_of
+from autopar.search.folded import FoldedModel, folded
+from autopar.search.folding import fold
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import TIES, InSequence, Model, Weights, build_model
-from autopar.search.pins import resolve_pins
+from autopar.search.pins import Pins, resolve_pins
 from autopar.search.space import Space
 from autopar.search.tuning import Timed, best_schedule
 from cost_models import Machine
@@ -65,6 +67,8 @@ TUNED = 2
 """Of a large problem so many of the best baselines have limits of their own tried."""
 TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several; the first may take half."""
+SETTLED = 2
+"""So many of the best bounds that hold for tied layers are proved for free ones."""
 SHARE = 0.3
 """Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
@@ -101,6 +105,7 @@ class Found:
         unknown: operators without a rule, with a line where each stands; they run replicated.
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
+        interrupted: whether Ctrl-C ended the search.
     """
 
     schedule: Schedule
@@ -117,6 +122,7 @@ class Found:
     unknown: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
+    interrupted: bool = False
 
 
 def find_plan(
@@ -143,29 +149,81 @@ def find_plan(
         TimeLimitError: the time limit passed without an answer.
     """
     limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
+    steps = optimizer if graph.mode == "train" else "none"
+    asked = _Asked(limit, steps, time_limit, perf_counter(), PROOF if gap is None else gap, seed, progress, baselines)
+    pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = _Clock()
-    space = Space(graph, machine, optimizer if graph.mode == "train" else "none", resolve_pins(graph, machine.mesh, constraints or {}))
-    for op in graph.ops:
+    folding = fold(graph) if machine.cost_model != "communication" else None
+    kept = folding.pins(pins) if folding is not None else None
+    known: list[Timed] = []
+    if folding is not None and kept is not None:
+        model = folded(_model(Space(folding.graph, machine, asked.optimizer, kept), clock), folding)
+        found = _search(model, pins, asked, clock, known) if model is not None else None
+        if found is not None:
+            return found
+    whole = _search(_model(Space(graph, machine, asked.optimizer, pins), clock), pins, asked, clock, known)
+    assert whole is not None
+    return whole
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What ``find_plan`` is asked, beside graph, machine and pins."""
+
+    limit: int
+    optimizer: str
+    time_limit: float
+    began: float
+    gap: float
+    seed: int
+    progress: Progress | None
+    baselines: bool
+
+
+def _model(space: Space, clock: _Clock) -> Model:
+    for op in space.graph.ops:
         space.op_choices(op)
     clock.lap("enumerate")
     model = build_model(space)
     clock.lap("price")
-    search = _Search(model, limit, time_limit, PROOF if gap is None else gap, seed, progress)
+    return model
+
+
+def _search(model: Model, pins: Pins, asked: _Asked, clock: _Clock, known: list[Timed]) -> Found | None:
+    """The search on one model; None where the memory limit decides and the model is folded, which prices memory roughly.
+
+    Args:
+        known: schedules found before; that of a search left for another model is added.
+    """
+    space, limit = model.space, asked.limit
+    search = _Search(model, asked)
     clock.lap("model")
+    priced = perf_counter() - asked.began
+    for schedule in known:
+        search.offer(schedule, "folded")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
-    if baselines:
-        assignments, contradicted = find_baselines(space)
+    if asked.baselines:
+        assignments, contradicted = _rivals(model, pins)
         for name, assignment in assignments.items():
-            rivals[name] = best_schedule(graph, assignment, machine, space.optimizer, limit, tries=0 if search.large else search.tries)
+            if rivals and search.left <= 0:
+                break
+            rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
         by_worth = sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
         for name in by_worth[: TUNED if search.large else 0]:
-            rivals[name] = best_schedule(graph, rivals[name].assignment, machine, space.optimizer, limit, tries=search.tries)
+            rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
         for rival in rivals.values():
             search.offer(rival, "baseline")
         search.rivals = tuple(rivals.values())
     clock.lap("baselines")
-    search.run()
+    if search.left <= 0 and (search.best is None or search.best.memory.peak > limit):
+        raise TimeLimitError(
+            f"the time limit of {asked.time_limit:.3g} s passed before the search: enumerating and pricing choices took {priced:.1f} s",
+            "allow more time (--time-limit), or fewer choices by pins",
+        )
+    if not search.run():
+        known += [search.best] if search.best is not None else []
+        return None
     clock.lap("solve")
     best = search.best
     assert best is not None
@@ -176,8 +234,19 @@ def find_plan(
         best.schedule, best.seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", search.seconds, search.method,
         space.optimizer, best.memory,
         {name: Baseline(rival.schedule, rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
-        contradicted, dict(space.unknown), search.sizes, clock.laps,
+        contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
     )  # fmt: skip
+
+
+def _rivals(model: Model, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
+    """The baselines of the whole graph, and the reasons why others are none."""
+    found, contradicted = find_baselines(model.space)
+    if isinstance(model, FoldedModel):
+        unfolded = {name: model.fold.unfold(assignment) for name, assignment in found.items()}
+        if None in unfolded.values():  # layers that are not alike in a baseline: it walks the whole graph
+            return find_baselines(replace(model.space, graph=model.whole_graph, pins=pins))
+        found = {name: assignment for name, assignment in unfolded.items() if assignment is not None}
+    return found, contradicted
 
 
 class _Clock:
@@ -189,27 +258,31 @@ class _Clock:
 
     def lap(self, stage: str) -> None:
         now = sum(os.times()[:4])
-        self.laps[stage], self._last = now - self._last, now
+        self.laps[stage], self._last = self.laps.get(stage, 0.0) + now - self._last, now
 
 
 class _Search:
     """The best schedule and the best bound so far, and the rounds that improve them."""
 
-    def __init__(self, model: Model, limit: int, time_limit: float, gap: float, seed: int, progress: Progress | None) -> None:
-        self.model, self.limit, self.gap, self.seed, self.progress = model, limit, gap, seed, progress
-        self.time_limit, self.began = time_limit, perf_counter()
-        self.problem, self.unit = model.problem(limit)
+    def __init__(self, model: Model, asked: _Asked) -> None:
+        self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
+        self.time_limit, self.began, self.interrupted = asked.time_limit, asked.began, False
+        self.problem, self.unit = model.problem(asked.limit)
         self.sizes = {
             "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
             "edge_entries": len(self.problem.edge_costs),
         }  # fmt: skip
         self.slowdown = model.space.machine.hardware.overlap_slowdown
-        self.large = len(self.problem.edge_costs) > LARGE
+        self.folded = isinstance(model, FoldedModel)
+        self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
-        self.reserves = Reserves(model, limit, pairs=not self.large)
+        self.reserves = Reserves(model, self.limit, pairs=not self.large)
         self.best: Timed | None = None
         self.bound, self.method, self.seconds = floor(model), "", 0.0
         self.rivals: tuple[Timed, ...] = ()
+        self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
+        self.exceeded = False
+        """Whether the schedule of an answer needed more memory than there is."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False
@@ -219,7 +292,7 @@ class _Search:
 
     @property
     def left(self) -> float:
-        """Seconds left."""
+        """Seconds left of the whole search, pricing and baselines included."""
         return self.time_limit - (perf_counter() - self.began)
 
     @property
@@ -237,20 +310,35 @@ class _Search:
         self.best, self.method = found, method
         return gain
 
-    def run(self) -> None:
-        """All rounds, and an error when nothing fits. Ctrl-C ends them with the best so far, if there is one."""
-        self.began = perf_counter()
+    def run(self) -> bool:
+        """All rounds, and an error when nothing fits. Ctrl-C ends them with the best so far, if there is one.
+
+        Returns False where a folded model is left for the whole one, because memory is short."""
+        solving = perf_counter()
         try:
-            if self.model.space.machine.cost_model == "communication":
+            if self.left <= 0:
+                pass  # with the best baseline
+            elif self.model.space.machine.cost_model == "communication":
                 self._in_sequence()
             else:
                 self._by_step()
+            self._settle()
         except KeyboardInterrupt:
+            self.interrupted = True
             if self.best is None or self.best.memory.peak > self.limit:
                 raise
-        self.seconds = perf_counter() - self.began
-        if self.best is None or self.best.memory.peak > self.limit:
+        self.seconds = perf_counter() - solving
+        short = self.best is None or self.best.memory.peak > self.limit
+        if self.folded and (short or self.exceeded) and self.left > 0 and not self.interrupted:
+            return False
+        if short and self.folded:
+            raise self._too_late()
+        if short:
             self._without_answer()
+        return True
+
+    def _too_late(self) -> TimeLimitError:
+        return TimeLimitError(f"no plan was found in {self.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")
 
     def _in_sequence(self) -> None:
         gap = CLOSE if self.large else self.gap
@@ -267,7 +355,7 @@ class _Search:
         exposure, idle = Exposure.first(self.slowdown), 0
         if self.best is not None:
             exposure = exposure.learn(self.best.schedule, self.best.slots)
-            if len(self.problem.edge_costs) > SMALL and self.best.memory.peak <= self.limit:
+            if len(self.problem.edge_costs) > SMALL and self.best.memory.peak <= self.limit and not self.folded:
                 self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed)
         seen: list[np.ndarray] = []
         for _ in range(EXPOSURES):
@@ -280,13 +368,14 @@ class _Search:
                 break
             seen.append(self.start)
             exposure = exposure.learn(found.schedule, found.slots)
-        if self.proved:
+        if self.proved and not self.folded:
             return
         for share in EVEN if len(self.problem.edge_costs) <= SMALL else ():
             if not self._spent():
                 self._fitting(Exposure.even(share, self.slowdown), CLOSE)
-        self._prove()
-        if self._binds() and self.reached > TIGHT:
+        if self.left > 0 or self.best is None:
+            self._prove()
+        if self._binds() and self.reached > TIGHT and not self.folded:
             self._tighten(exposure)
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
@@ -301,7 +390,7 @@ class _Search:
             if answer is None:
                 if not self.reserves.ease():
                     break
-            elif answer.memory.peak <= self.limit or not self._learn(answer):
+            elif self.folded or answer.memory.peak <= self.limit or not self._learn(answer):
                 break
             if self.left <= 0:
                 break
@@ -337,17 +426,17 @@ class _Search:
         center, idle = cuts.first(), 0
         mixture = center
         for _ in range(BOUNDS):
-            before = self.bound
+            before = self.aim
             found = self._solve(mixture, CLOSE, proves=True)
             if found is None or self.start is None or self._spent():
                 return
             cuts.add(Answer(self.model, self.start))
-            gained = self.bound > before * (1 + GAIN)
+            gained = self.aim > before * (1 + GAIN)
             if gained:
                 center = mixture
             idle = 0 if gained or self.gained else idle + 1
             wanted, most = cuts.best()
-            if self.large or idle >= self.idle or most <= self.bound * (1 + GAIN):
+            if (self.large and not self.folded) or idle >= self.idle or most <= self.aim * (1 + GAIN):
                 return
             mixture = blend(wanted, center, SHARE)
 
@@ -356,12 +445,22 @@ class _Search:
         best = self.best
         assert best is not None
         if self.left > 0:
-            space = self.model.space
-            limits = best.schedule.limits
-            found = best_schedule(
-                space.graph, best.assignment, space.machine, space.optimizer, self.limit, start=limits, tries=4 * self.tries
-            )  # fmt: skip
-            self.offer(found, self.method)
+            self.offer(self.schedule(best.assignment, best.schedule.limits, tries=4 * self.tries), self.method)
+
+    def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
+        """The best schedule of an assignment of the whole graph in a few tries."""
+        space = self.model.space
+        return best_schedule(
+            self.model.whole_graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries, beside=beside,
+            until=self.began + self.time_limit,
+        )  # fmt: skip
+
+    def _settle(self) -> None:
+        """Proves for layers left free the best of the bounds that so far hold for tied ones."""
+        for bound, optimum, weights in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
+            if bound > self.bound * (1 + GAIN):
+                seconds = max(min(self.left, TURN * self.time_limit), 1.0)
+                self.bound = max(self.bound, self.model.proved(weights, bound, optimum, seconds))
 
     def _spent(self) -> bool:
         return self.left <= 0 or self.reached <= self.gap
@@ -390,20 +489,25 @@ class _Search:
         most = self.time_limit
         if space.machine.cost_model != "communication":
             most *= TURN if self.start is not None else 0.5
+        if start is not None and self.folded:
+            start = self.model.restrict(start)
         solution = solve(asked, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=start, progress=report)
         self.last = solution
         if proves:
-            self.bound = max(self.bound, solution.bound * unit / (1 + TIES))
+            self.aim = max(self.aim, solution.bound * unit / (1 + TIES))
+            if self.folded and solution.objective is not None:
+                self.claims.append((solution.bound * unit / (1 + TIES), solution.objective * unit, weights))
+            elif not self.folded:
+                self.bound = self.aim
         if asked is problem and limit is None:
             self.proved = self.proved or solution.status is Status.INFEASIBLE
         if solution.choices is None:
             return None
-        self.start = solution.choices[: len(self.model.nodes)]
+        self.start = self.model.expand(solution.choices) if self.folded else solution.choices[: len(self.model.nodes)]
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
-        found = best_schedule(
-            space.graph, extract(self.model, self.start), space.machine, space.optimizer, self.limit, start=limits, tries=self.tries,
-            beside=self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf,
-        )  # fmt: skip
+        beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
+        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, self.tries, beside)
+        self.exceeded |= found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
             raise KeyboardInterrupt
@@ -417,9 +521,7 @@ class _Search:
         """
         last = self.last
         if self.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
-            raise TimeLimitError(
-                f"no plan was found in {self.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins"
-            )  # fmt: skip
+            raise self._too_late()
         found, bound = smallest(self.model, self.problem, self.limit, self.seed, self.rivals, self.proved)
         self.offer(found, "least memory")
         assert self.best is not None

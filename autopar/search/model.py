@@ -18,8 +18,8 @@ model ask for less memory than the program, not more: the bound stays true, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from autopar.graph import Graph, Phase, Tensor
 from autopar.rules import is_alias
-from autopar.schedule import OUTPUT
+from autopar.schedule import OUTPUT, Assignment
 from autopar.search.lives import add_lives
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.sharding import ShardingSpec
@@ -226,10 +226,8 @@ class Model:
     @cached_property
     def spread(self) -> list[np.ndarray]:
         """For each node, bytes times life of each choice, above the least of them."""
-        frame = self._frame
-        lives = (frame.item_end - frame.item_begin) * frame.item_usage.astype(np.float64)
-        sums = np.bincount(np.repeat(np.arange(len(frame.costs)), np.diff(frame.item_ptr)), lives, len(frame.costs))
-        return [sizes - sizes.min() for sizes in np.split(sums, frame.node_ptr[1:-1])]
+        held = [np.array([sum((end - begin) * size for begin, end, size in items) for items in node.items], float) for node in self.nodes]
+        return [sizes - sizes.min() for sizes in held]
 
     def _ties(self, priced: Priced) -> list[np.ndarray]:
         """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
@@ -250,23 +248,58 @@ class Model:
         The unit is chosen so that the sum of the largest finite entries stays under 2**52. To costs come ``TIES`` of them at most.
         """
         priced = (weights or InSequence()).price(self)
-        ceiling = sum(_largest(table) for table in priced.nodes) + sum(priced.most[id(table)] for table in priced.edges)
-        unit = max(ceiling, 1e-30) / 2**52
-        costs = [_integers(table + tie, unit) for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
-        rounded: dict[int, np.ndarray] = {}
-        for table in priced.edges:
-            if id(table) not in rounded:
-                rounded[id(table)] = _integers(table, unit).reshape(-1)
-        edge_costs = np.concatenate([rounded[id(table)] for table in priced.edges]) if priced.edges else self._frame.edge_costs
-        return replace(self._frame, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
+        edges = [(edge.source, edge.target, table) for edge, table in zip(self.edges, priced.edges, strict=True)]
+        costs = [table + tie for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
+        return in_units(costs, edges, [node.items for node in self.nodes], limit)
+
+    # What follows is told apart where equal layers are folded: see ``folded``.
 
     @cached_property
-    def _frame(self) -> Problem:
-        """The problem without prices: they are all that weights change."""
-        nothing = {id(edge.seconds): np.zeros(edge.seconds.shape, dtype=np.int64) for edge in self.edges}
-        edges = [(edge.source, edge.target, nothing[id(edge.seconds)]) for edge in self.edges]
-        costs = [np.zeros(len(node.seconds), dtype=np.int64) for node in self.nodes]
-        return Problem.build(costs, edges, items=[node.items for node in self.nodes], limit=0, name="plan")
+    def node_times(self) -> np.ndarray:
+        """How often each node stands in the graph that is planned."""
+        return np.ones(len(self.nodes))
+
+    @cached_property
+    def edge_times(self) -> np.ndarray:
+        """How often each edge does."""
+        return np.ones(len(self.edges))
+
+    @property
+    def whole_graph(self) -> Graph:
+        """The graph that is planned."""
+        return self.space.graph
+
+    def whole(self, assignment: Assignment) -> Assignment:
+        """The assignment of the graph that is planned."""
+        return assignment
+
+    def expand(self, choices: np.ndarray) -> np.ndarray:
+        """A choice for each node, from one for each node of the problem."""
+        return choices
+
+    def restrict(self, choices: np.ndarray) -> np.ndarray:
+        """The inverse of ``expand``."""
+        return choices
+
+    def whole_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
+        """Whether a chain of dependencies is one in the graph that is planned, with everything on it as often as it stands there."""
+        return True
+
+    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float) -> float:
+        """The bound on all plans, given the bound and the answer of the problem under these weights."""
+        return bound
+
+
+def in_units(
+    costs: Sequence[np.ndarray], edges: Sequence[tuple[int, int, np.ndarray]], items: Sequence[list[list[Item]]] | None, limit: int | None
+) -> tuple[Problem, float]:
+    """The integer problem of seconds, and its unit: see ``Model.problem``."""
+    tables = {id(table): table for _, _, table in edges}
+    most = {key: _largest(table) for key, table in tables.items()}
+    unit = max(sum(map(_largest, costs)) + sum(most[id(table)] for _, _, table in edges), 1e-30) / 2**52
+    rounded = {key: _integers(table, unit) for key, table in tables.items()}
+    numbered = [(source, target, rounded[id(table)]) for source, target, table in edges]
+    return Problem.build([_integers(cost, unit) for cost in costs], numbered, items=items, limit=limit, name="plan"), unit
 
 
 class Priced:
@@ -274,9 +307,6 @@ class Priced:
 
     def __init__(self, nodes: list[np.ndarray], edges: list[np.ndarray]) -> None:
         self.nodes, self.edges = nodes, edges
-        self.most = {id(table): 0.0 for table in edges}
-        for table in {id(table): table for table in edges}.values():
-            self.most[id(table)] = _largest(table)
 
 
 class Weights(Protocol):

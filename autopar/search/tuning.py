@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, makespan, memory, ordered, run_passes, simulated
@@ -95,7 +96,7 @@ class _Trying:
 
 def best_schedule(
     graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, *, start: Limits | None = None, tries: int = 100,
-    beside: float = math.inf,
+    beside: float = math.inf, until: float = math.inf,
 ) -> Timed:  # fmt: skip
     """The best schedule found for an assignment within ``limit`` bytes a rank.
 
@@ -104,6 +105,7 @@ def best_schedule(
         tries: how many others are looked at, at most, beside the leanest where the first needs too much memory; none under the
             communication model, where nothing overlaps.
         beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at.
+        until: the ``perf_counter`` from which no others are.
     """
     trying = _Trying(graph, assignment, machine, optimizer, limit)
     trying.look(start or default_limits(machine))
@@ -118,7 +120,7 @@ def best_schedule(
         before = best
         for name, ladder in LADDERS:
             for limits in _steps(best.schedule.limits, name, ladder):
-                if limits not in trying.looked and len(trying.looked) <= tries:
+                if limits not in trying.looked and len(trying.looked) <= tries and perf_counter() < until:
                     trying.look(limits)
                     best = trying.best or best
         if best is before:

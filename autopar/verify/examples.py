@@ -32,6 +32,7 @@ def with_values(model: nn.Module, seed: int) -> nn.Module:
                 continue
             real = _filled(name, tensor) if has_no_values(tensor) else tensor.detach().cpu()
             tensors[id(tensor)] = nn.Parameter(real, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else real
+            tensors[id(tensor)]._backward_hooks = tensor._backward_hooks  # what the user registered on its gradient
         copied = copy_tree(model, tensors)
         pairs = list(zip(model.modules(), copied.modules(), strict=True))
         for original, module in pairs:

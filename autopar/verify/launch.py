@@ -16,7 +16,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -31,6 +32,8 @@ from autopar.errors import AutoparError, VerificationError
 
 GRACE_SECONDS = 1.0
 """After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
+LOOK_SECONDS = 0.5
+"""How often a rank that says nothing is looked at."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 PARENT_DEATH_SIGNAL = 1
@@ -45,6 +48,7 @@ class Failure:
     reason: str
     consequence: bool = False
     error: AutoparError | None = None
+    trace: str = ""
 
 
 def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 300.0, alone: bool = False) -> list[Any]:
@@ -52,14 +56,14 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
 
     Args:
         function: may close over anything, since processes are forked; its result must pickle.
-        timeout: seconds that a rank waits in a collective for the others.
+        timeout: seconds that a rank waits in a collective for the others, and that a rank may stand still.
         alone: without a process group: work that is to leave no trace in this process.
 
     Raises:
         VerificationError: a rank died or raised; the others have been stopped. An AutoparError raised in a rank is raised again.
     """
     context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
+    with _meeting_place() as store:
         processes: list[BaseProcess] = []
         readers: list[Connection] = []
         sys.stdout.flush()
@@ -69,7 +73,7 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
                 reader, writer = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_rank_main,
-                    args=(function, rank, ranks, None if alone else Path(folder) / "store", writer, timeout, os.getpid()),
+                    args=(function, rank, ranks, None if alone else store, writer, timeout, os.getpid()),
                     daemon=True,
                 )
                 with warnings.catch_warnings():
@@ -79,11 +83,25 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
                 writer.close()
                 processes.append(process)
                 readers.append(reader)
-            return _collect(processes, readers, "the single-device run" if alone else "")
+            return _collect(processes, readers, "the single-device run" if alone else "", timeout)
         finally:
             _stop(processes)
             for reader in readers:
                 reader.close()
+
+
+@contextmanager
+def _meeting_place() -> Iterator[Path]:
+    """A file that the ranks find one another by. On Linux it has no name, so that nothing is left of it however this process ends."""
+    if sys.platform == "linux":
+        file = os.memfd_create("autopar-ranks")
+        try:
+            yield Path(f"/proc/self/fd/{file}")  # the ranks are forked, so that the number means the same file to them
+        finally:
+            os.close(file)
+    else:
+        with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
+            yield Path(folder) / "store"
 
 
 def _rank_main(
@@ -148,16 +166,15 @@ def _is_consequence(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ConnectionError)) and any(word in text for word in words)
 
 
-def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], name: str) -> list[Any]:
+def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], name: str, timeout: float) -> list[Any]:
     results: dict[int, Any] = {}
     failures: list[Failure] = []
     deadline: float | None = None
     pending = dict(enumerate(readers))
+    standing: dict[int, float] = {}
     while pending:
-        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = wait(list(pending.values()), remaining)
-        if not ready:
-            break
+        now = time.monotonic()
+        ready = wait(list(pending.values()), LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - now)))
         for rank in [rank for rank, reader in pending.items() if reader in ready]:
             outcome = _receive(rank, pending.pop(rank), processes[rank])
             if isinstance(outcome, Failure):
@@ -165,9 +182,22 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], na
                 deadline = deadline or time.monotonic() + GRACE_SECONDS
             else:
                 results[rank] = outcome[0]
+        standing = {rank: standing.get(rank, now) for rank in pending if _stands_still(processes[rank])}
+        over = deadline is not None and time.monotonic() >= deadline
+        if over or any(now - since > timeout for since in standing.values()):
+            failures += [Failure(rank, "it was stopped (SIGSTOP) and did not go on") for rank in standing]
+            break
     if failures:
         raise _explain(failures, len(processes), name)
     return [results[rank] for rank in range(len(processes))]
+
+
+def _stands_still(process: BaseProcess) -> bool:
+    """Whether a signal has stopped the process (as far as the system tells)."""
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _receive(rank: int, reader: Connection, process: BaseProcess) -> Failure | tuple[Any]:
@@ -183,8 +213,7 @@ def _receive(rank: int, reader: Connection, process: BaseProcess) -> Failure | t
         cls, message, hint = content
         return Failure(rank, message, error=cls(message, hint))
     name, text, trace, consequence = content
-    sys.stderr.write(trace if not consequence else "")
-    return Failure(rank, f"{name}: {text.strip().splitlines()[0] if text.strip() else 'no message'}", consequence)
+    return Failure(rank, f"{name}: {text.strip().splitlines()[0] if text.strip() else 'no message'}", consequence, trace=trace)
 
 
 def describe_exit(code: int | None) -> str:
@@ -206,6 +235,8 @@ def _explain(failures: Sequence[Failure], ranks: int, name: str) -> AutoparError
     first = min(causes, key=lambda item: (item.error is not None, item.rank))
     if first.error is not None:
         return first.error
+    if first.trace and not first.consequence:
+        sys.stderr.write(f"{name or f'rank {first.rank}'}:\n{first.trace}")
     others = f"; the other {ranks - 1} were stopped" if ranks > 1 else ""
     hint = "run it again; if it was killed, the machine may lack memory"
     return VerificationError(f"{name or f'rank {first.rank} of {ranks}'} died: {first.reason}{others}", hint)

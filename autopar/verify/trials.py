@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
 from autopar.importer.containers import renewed
+from autopar.importer.precision import call_in
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed, Values
@@ -224,7 +225,7 @@ def run_single(case: Case) -> Trial:
     for turn in range(case.turns):
         with without_chance(), torch.set_grad_enabled(case.trains):
             args, kwargs = renewed((case.args, dict(case.kwargs)))
-            result = model(*args, **kwargs)
+            result = call_in(model, case.graph.arguments.get("compute_dtype"), args, kwargs)
             outputs = case.outputs(result if case.loss is None else case.loss(result, *case.loss_args))
         if turn == 0:
             trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}

@@ -10,6 +10,7 @@ import pytest
 
 from cost_models import Efficiency, Figures, Hardware, Link, Machine, Mesh, Operator, load_hardware
 from cost_models.collectives import received_bytes
+from cost_models.efficiency import NOTHING
 from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency, relative_least_squares
 from cost_models.links import KINDS, PASSES, STEPS, Growth, group_over
 
@@ -71,6 +72,9 @@ def test_coefficients_are_not_negative() -> None:
     assert relative_least_squares(terms, np.array([3.0, 2.0, 1.0]))[1] == 0.0
 
 
+SIZES = (1e3, 1e6, 1e8, 1e9)
+
+
 def operator_times(truth: Efficiency, *, overlaps: bool) -> list[OperatorTime]:
     """What operators of small and large work take by the cost model itself."""
     hardware = Hardware("", 1, BANDWIDTH, 1e-6, (("float32", PEAK),), 8, Link(0, 1), Link(0, 1), (), 0.0, (("x", truth),), overlaps)
@@ -92,10 +96,11 @@ def test_efficiencies_are_found_again(truth: Efficiency, overlaps: bool) -> None
     assert found.launch_seconds == pytest.approx(truth.launch_seconds, abs=2e-8)  # as long as the fastest point tells
 
 
-def test_work_that_never_binds_has_a_share_of_one() -> None:
-    points = [OperatorTime("x", "x", "float32", 1.0, moved, 1e-5 + moved / 5e10) for moved in (1e3, 1e6, 1e9)]
-    found, _ = fit_efficiency(points, [PEAK] * 3, BANDWIDTH, overlaps=False)
-    assert found.arithmetic == 1.0 and found.memory == pytest.approx(0.5)
+@pytest.mark.parametrize(("overlaps", "share"), [(True, 1.0), (False, NOTHING)])
+def test_work_of_which_nothing_was_seen(overlaps: bool, share: float) -> None:
+    points = [OperatorTime("x", "x", "float32", 1.0, moved, (1e-5 if moved < 1e5 or not overlaps else 0) + moved / 5e10) for moved in SIZES]
+    found, _ = fit_efficiency(points, [PEAK] * len(SIZES), BANDWIDTH, overlaps=overlaps)
+    assert found.arithmetic == share and found.memory == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])

@@ -29,6 +29,19 @@ def dropout_backward() -> tuple[Any, ...]:
 
 CONV = ([1, 1], [1, 1], [1, 1])
 
+def cdist_backward() -> tuple[Any, ...]:
+    return F(2, 4, 6).tensor(), F(2, 4, 3).tensor(), F(2, 6, 3).tensor(), 2.0, P(2, 4, 6).tensor()
+
+
+def grouped(rows: int, inner: int, outer: int) -> Callable[[], tuple[Any, ...]]:
+    """Rows of four experts, one of them without any."""
+    return lambda: (F(rows, inner).tensor(), F(4, inner, outer).tensor(), torch.tensor([3, 3, 5, rows]), 0, 0)
+
+
+def grouped_outer(rows: int, inner: int, outer: int) -> Callable[[], tuple[Any, ...]]:
+    return lambda: (F(rows, inner).tensor(), F(rows, outer).tensor(), torch.tensor([3, 3, 5, rows]), 4, 0, 0)
+
+
 CASES: tuple[Case, ...] = (
     # pointwise
     Case("aten.add.Tensor", (F(4, 6), F(4, 6)), "a b, a b -> a b | linear {0 1}"),
@@ -78,6 +91,13 @@ CASES: tuple[Case, ...] = (
     Case("aten._to_copy.default", (F32(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
     Case("aten._to_copy.default", (I(9, 4, 6),), "a b -> a b", {"dtype": torch.float64}),
     Case("aten._to_copy.default", (F(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
+    Case("aten.linalg_matrix_exp.default", (F(4, 6, 6),), "a _ _ -> a _ _"),
+    Case("aten._cdist_forward.default", (F(2, 4, 3), F(2, 6, 3), 2.0, None), "a m _, a n _ -> a m n"),
+    Case("aten._cdist_backward.default", cdist_backward, "a m n, a m _, a n _, a m n -> a m _ +n | linear {0}"),
+    Case("autopar.grouped_mm.default", grouped(8, 4, 6), "s k, e k n, _ -> s n +k +e | linear {0} {1}"),
+    Case("autopar.grouped_outer.default", grouped_outer(8, 4, 6), "s k, s n, _ -> e k n +s | linear {0} {1}"),
+    Case("aten.histc.default", (F(4, 6), 8, -2, 2), "a b -> _ +a +b"),
+    Case("aten.histc.default", (F(4, 6), 8), "a! b! -> _"),
     Case("aten.bucketize.Tensor", (F(4, 6), F(1)), "a b, 1 -> a b"),
     Case("autopar.dropout.default", (F(4, 6), 0.5, 3), "a b -> a b, a b", random=True),
     Case("autopar.uniform.default", (F(4, 6), 3), "a b -> a b", random=True),

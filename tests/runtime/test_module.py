@@ -384,7 +384,7 @@ def test_graphs_do_what_the_interpreter_does(execute: str) -> None:
     wanted = train(reference, lambda: loss(reference(X), Y))
 
     def run(module: ShardedModule) -> tuple[list[float], bool, set[str]]:
-        graphs = module._programs.main.executable
+        graphs = module.step.executable
         with module.observed_collectives() as observed:
             module(X, Y).backward()
         nodes = [str(node.target) for graph in (graphs.forward_graph, graphs.backward_graph) for node in graph.graph.nodes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -257,7 +258,8 @@ def test_what_cannot_be_honoured_is_refused() -> None:
 
     (found,) = on_ranks(run, 1)
     words = [
-        "under autocast", "a hook on norm, a part of a compiled module", "a hook on down", "reduced within the planned backward",
+        "under autocast to bfloat16, the plan computes in its own dtypes", "a hook on norm, a part of a compiled module",
+        "a hook on down", "reduced within the planned backward",
         "parameter up.weight requires grad, the plan was made with it frozen",
     ]  # fmt: skip
     assert all(word in text and "\nhint: " in text for word, text in zip(words, found, strict=True)), found
@@ -363,3 +365,143 @@ def test_a_mesh_of_other_sizes_is_refused() -> None:
         return refused(lambda: autopar.compile(net(), plan, mesh=mesh))
 
     assert all("the plan is for the mesh x=2, the given one has the sizes [1, 2]\nhint: " in words for words in on_ranks(run, 2))
+
+
+class Counting(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Examples by index, and which were asked for."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(size, 16, dtype=torch.float64, generator=generator)
+        self.y = torch.randn(size, 8, dtype=torch.float64, generator=generator)
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.loaded.append(index)
+        return self.x[index], self.y[index]
+
+
+def test_each_rank_loads_its_own_rows() -> None:
+    """21 examples in batches of 8: the last one, of 5, does not divide and is loaded whole."""
+    plan = plan_of("2x2", 0.0)
+    axes = plan.inputs["x"].spec
+    assert axes == "S0 R"
+
+    def run(rank: int) -> tuple[list[float], list[float], list[int], list[list[int]]]:
+        dataset, reference = Counting(21), net(dropout=0.0)
+        module = autopar.compile(net(dropout=0.0), plan)
+        batches = module.local_batch(dataset)
+        assert len(batches) == 3
+        found, wanted = [module(*batch).item() for batch in batches], []
+        for begin in range(0, 21, 8):
+            wanted.append(mse(reference(dataset.x[begin : begin + 8]), dataset.y[begin : begin + 8]).item())
+        loaded = list(dataset.loaded)
+        dataset.loaded.clear()
+        shuffled = module.local_batch(dataset, shuffle=True, drop_last=True)
+        orders = [[whole(x)[:, 0].tolist() for x, _ in shuffled] for _ in range(2)]
+        assert orders[0] != orders[1] and all(len({one for batch in order for one in batch}) == 16 for order in orders)
+        indices = list(module.local_batch(torch.utils.data.BatchSampler(range(16), 8, False)))
+        local = autopar.compile(net(dropout=0.0), plan, inputs="local")
+        for batch in (list(range(8)), list(range(8, 12))):  # x is split over the first axis, what is wanted is whole
+            half = len(batch) // 2
+            mine = batch[rank // 2 * half :][:half]
+            found.append(local(dataset.x[mine], dataset.y[batch]).item())
+            wanted.append(mse(reference(dataset.x[batch]), dataset.y[batch]).item())
+        return found, wanted, loaded, indices
+
+    for rank, (found, wanted, loaded, indices) in enumerate(on_ranks(run, 4)):
+        assert found == pytest.approx(wanted, rel=1e-12)
+        first = 4 * (rank // 2)
+        mine = [list(range(begin + first, begin + first + 4)) for begin in (0, 8)]
+        assert indices == mine and loaded == [*mine[0], *mine[1], *range(16, 21)]
+
+
+class Wide(nn.Module):
+    """Linear layers in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def faint(outputs: Tensor) -> Tensor:
+    """A loss whose gradients vanish in float16 unless they are scaled from the start."""
+    return 1e-7 * outputs.square().mean()
+
+
+def test_mixed_precision_keeps_whole_parameters_and_scaled_losses() -> None:
+    wide = torch.randn(8, 16)
+    plan = autopar.plan(
+        Wide(), (wide,), loss=faint, mesh="2", hardware="cpu-cluster", compute_dtype="float16", constraints={"input:x": "S0 R"}
+    )
+    assert {row.dtype for row in plan.parameters.values()} == {"float32"} and plan.outputs["loss"].dtype == "float32"
+    assert {row.dtype for op in plan.ops for row in op.outputs if "contract" in op.op} == {"float16"}
+
+    def train(call: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], inputs: list[Tensor]) -> tuple[list[float], float]:
+        optimizer, scaler, largest = torch.optim.SGD(parameters, lr=1e6), torch.amp.GradScaler("cpu", init_scale=2.0**16), []
+        for x in inputs:
+            scaler.scale(call(x)).backward()
+            scaler.unscale_(optimizer)
+            largest.append(max(whole(parameter.grad).abs().max().item() for parameter in parameters))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return largest, scaler.get_scale()
+
+    def run(rank: int) -> tuple[list[float], list[float], bool, float]:
+        torch.manual_seed(1)
+        model = Wide()
+        module, reference = autopar.compile(model, plan), copy.deepcopy(model)
+        with torch.autocast("cpu", torch.float16), torch.no_grad():
+            assert module(wide) == module(wide), "autocast to the planned dtype is what is done anyway"
+        endless = wide.clone()
+        endless[7] = float("inf")  # among the second rank's rows
+        expected, _ = train(lambda x: faint(reference(x)), list(reference.parameters()), [wide, wide])
+        found, scale = train(module, list(module.parameters()), [wide, wide, endless])
+        pairs = zip(module.parameters(), reference.parameters(), strict=True)
+        return found[:2], expected, all(torch.allclose(whole(one), other, atol=2e-3) for one, other in pairs), scale
+
+    for found, expected, close, scale in on_ranks(run, 2):
+        assert found == pytest.approx(expected, rel=1e-2) and close
+        assert scale == 2.0**15, "the step with infinite gradients is left out on both ranks, and the scale halved"
+
+
+def test_a_parallelize_fn_on_meta_is_initialised_by_the_model_itself() -> None:
+    """Made on meta, compiled, sharded and initialised by the model's own method, in this order."""
+
+    class Own(Wide):
+        words = "of the class"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = {"width": 32}
+
+        def init_weights(self) -> None:
+            for parameter in self.parameters():
+                nn.init.constant_(parameter, 1 / self.config["width"])
+
+    with torch.device("meta"):
+        empty = Own()
+    wide = torch.randn(8, 16)
+    plan = autopar.plan(empty, (wide,), loss=faint, mesh="2", hardware="cpu-cluster", constraints={"up.weight": "S0 R"})
+    reference = Own()
+    reference.init_weights()
+    wanted = faint(reference(wide)).item()
+
+    def run(rank: int) -> tuple[str, float, str]:
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        module = fully_sharded(autopar.compile(empty, plan, mesh=mesh["tp"], init=lambda model: None), mesh["dp"])
+        early = refused(lambda: module(wide))
+        module.init_weights()
+        return early, module(wide).item(), module.words
+
+    for early, value, words in on_ranks(run, 4):
+        assert "4 parameters or buffers were on meta and have no values yet" in early
+        assert value == pytest.approx(wanted) and words == "of the class"

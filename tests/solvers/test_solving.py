@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from solvers import Problem, Status, compiled, evaluate, solve
+from solvers import Problem, Status, compiled, evaluate, solve, solving
 from solvers.layered import layered
 from tests.solvers.problems import random_problem, shared_folder
 
@@ -138,6 +141,17 @@ def test_the_first_large_problem_on_a_machine_is_announced(monkeypatch):
     assert said == (["first"] if compiled.AVAILABLE else [])
 
 
+@pytest.mark.parametrize(("size", "first", "wanted"), [(10, False, False), (1000, False, True), (1000, True, False), (5000, True, True)])
+def test_nobody_waits_for_a_compiler_whom_the_plain_form_serves(monkeypatch, size, first, wanted):
+    asked = []
+    monkeypatch.setattr(compiled, "is_first_use", lambda: first)
+    monkeypatch.setattr(compiled, "machine_code", lambda value: asked.append(value) or contextlib.nullcontext())
+    monkeypatch.setitem(solving.METHODS, "auto", lambda record: record.offer([0, 0]))
+    monkeypatch.setattr(solving, "PATIENT", 3000 * 3000)
+    solve(Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))]))
+    assert asked == [wanted]
+
+
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
     """Where numba finds no folder for its machine code, kernels are compiled in memory."""
     code = "import solvers.compiled as c, numba; c.numba = numba\n"
@@ -226,3 +240,12 @@ def test_command_errors(tmp_path, capsys, text, arguments, status, words):
     said = capsys.readouterr()
     assert words in said.err and "hint: " in said.err and "Traceback" not in said.err
     assert said.out == "" and not (tmp_path / "s.json").exists()
+
+
+def test_the_form_of_kernels_is_a_choice_of_each_thread():
+    """Plans made in threads beside each other: a small problem there does not take the compiled form from a large one here."""
+    with ThreadPoolExecutor(1) as pool:
+        for wanted in (False, compiled.AVAILABLE):
+            with compiled.machine_code(not wanted):
+                assert pool.submit(compiled.runs_compiled).result() == compiled.AVAILABLE
+                assert pool.submit(copy_context().run, compiled.runs_compiled).result() == compiled.runs_compiled()

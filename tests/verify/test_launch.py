@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +74,63 @@ def test_a_rank_that_raises_is_named_with_its_reason(capfd: pytest.CaptureFixtur
     with pytest.raises(VerificationError, match="rank 0 of 2 died: ZeroDivisionError: no such thing"):
         run_ranks(rank_main, 2)
     assert "ZeroDivisionError" in capfd.readouterr().err, "the trace is shown"
+
+
+def test_an_error_of_all_ranks_is_shown_once_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+    def rank_main(rank: int) -> int:
+        raise ZeroDivisionError("no such thing")
+
+    with pytest.raises(VerificationError, match="rank 0 of 3 died: ZeroDivisionError: no such thing"):
+        run_ranks(rank_main, 3)
+    shown = capfd.readouterr().err
+    assert shown.startswith("rank 0:\nTraceback") and shown.count("ZeroDivisionError: no such thing") == 1
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_rank_that_is_stopped_ends_the_run_by_name(alone: bool) -> None:
+    """The others are done: nobody waits for it in a collective."""
+    ranks = 1 if alone else 2
+
+    def rank_main(rank: int) -> None:
+        if rank == ranks - 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    name = "the single-device run" if alone else "rank 1 of 2"
+    with pytest.raises(VerificationError, match=f"{name} died: it was stopped \\(SIGSTOP\\) and did not go on"):
+        run_ranks(rank_main, ranks, timeout=1.0, alone=alone)
+
+
+def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
+    """Neither a folder nor a rank, when it is killed while ranks run."""
+    script = """
+import os, sys, signal
+from autopar.verify.launch import run_ranks
+def rank_main(rank):
+    open(os.path.join(sys.argv[1], f"rank-{os.getpid()}"), "w").close()
+    signal.pause()
+run_ranks(rank_main, 2)
+"""
+    marks, temporary = tmp_path / "marks", tmp_path / "temporary"
+    marks.mkdir()
+    temporary.mkdir()
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(root)}
+    parent = subprocess.Popen([sys.executable, "-c", script, str(marks)], env=environment)
+    while len(list(marks.iterdir())) < 2 and parent.poll() is None:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    ranks = [int(path.name.removeprefix("rank-")) for path in marks.iterdir()]
+    assert len(ranks) == 2 and list(temporary.iterdir()) == []
+    while any(_alive(rank) for rank in ranks):
+        time.sleep(0.05)
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_an_error_for_users_stays_one() -> None:

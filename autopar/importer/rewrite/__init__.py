@@ -20,6 +20,7 @@ from autopar.importer.rewrite.concatenation import cat
 from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linear, matmul
 from autopar.importer.rewrite.convolutions import convolution, convolve
 from autopar.importer.rewrite.draws import draws
+from autopar.importer.rewrite.experts import registered
 from autopar.importer.rewrite.losses import (
     Flattened,
     binary_cross_entropy,
@@ -32,6 +33,7 @@ from autopar.importer.rewrite.losses import (
     soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
+from autopar.importer.rewrite.strides import adaptive_average, as_strided, as_strided_scatter
 
 aten = torch.ops.aten
 Replacement = Callable[..., Any]
@@ -86,6 +88,11 @@ def replacements() -> dict[Any, Replacement]:
         aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
+        aten.as_strided.default: as_strided,
+        aten.as_strided_scatter.default: as_strided_scatter,
+        aten.adaptive_avg_pool2d.default: adaptive_average(aten.adaptive_avg_pool2d.default, aten.mean.dim, 2),
+        aten.adaptive_avg_pool3d.default: adaptive_average(aten.adaptive_avg_pool3d.default, aten.mean.dim, 3),
         aten._assert_tensor_metadata.default: _nothing,
+        **registered(),
         **draws(next_seed),
     }

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from autopar.importer.rewrite.bags import embedding_bag, equal_bags
+
 aten = torch.ops.aten
 _CONVERSIONS = (aten.to.dtype, aten._to_copy.default, aten.to.dtype_layout)
 _RESHAPES = (aten.reshape.default, aten.view.default, aten.flatten.using_ints)
@@ -23,6 +25,8 @@ def recognised(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         found = _rms_norm(node)
     elif node.target is aten.scaled_dot_product_attention.default:
         found = _shared_heads(node)
+    elif node.target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx):
+        found = embedding_bag, node.args, {**node.kwargs, "size": equal_bags(node)}
     return found or (node.target, node.args, dict(node.kwargs))
 
 

@@ -1,0 +1,40 @@
+"""Half-precision computing with whole parameters, as mixed-precision training does it.
+
+Parameters, their gradients and the optimizer's states keep their dtype; a call casts parameters and inputs to the dtype it computes in, and
+its results back to float32. The casts are operators of the graph like any others: the plan says where they run, so that a weight may be
+gathered after it was narrowed, and gradients are summed over ranks in the dtype where that is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from autopar.errors import UsageError
+from autopar.importer.containers import changed
+
+COMPUTE_DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def check_compute_dtype(name: str | None) -> None:
+    """Raises UsageError: nothing that a model is computed in beside its own dtype."""
+    if name is not None and name not in COMPUTE_DTYPES:
+        raise UsageError(f"unknown compute dtype {name!r}", f"use one of {', '.join(COMPUTE_DTYPES)}")
+
+
+def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """``model(*args, **kwargs)``, computed in the dtype of that name where one is given; buffers stay as they are."""
+    if name is None:
+        return model(*args, **kwargs)
+    dtype = COMPUTE_DTYPES[name]
+
+    def narrow(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    parameters = {name: narrow(parameter) for name, parameter in model.named_parameters()}
+    result = functional_call(model, parameters, *changed(narrow, (args, dict(kwargs))), tie_weights=True)
+    return changed(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, result)

@@ -1,0 +1,60 @@
+"""Operators about storage as operators about values: a part of a tensor has a storage of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from autopar.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """``x.as_strided``: entries of its storage by number. A copy: writing to it does not write to ``x``."""
+    return _storage(x)[_positions(x, size, stride, storage_offset)]
+
+
+def as_strided_scatter(x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """``x`` with ``source`` at the places that ``x.as_strided`` names."""
+    filled = _storage(x).index_put((_positions(x, size, stride, storage_offset),), source)
+    order = _order(x)
+    return filled.reshape([x.shape[dim] for dim in order]).permute([order.index(dim) for dim in range(x.dim())])
+
+
+def _order(x: Tensor) -> list[int]:
+    """The dims from the outermost in storage to the innermost."""
+    return sorted(range(x.dim()), key=lambda dim: (-x.stride(dim), -x.shape[dim]))
+
+
+def _storage(x: Tensor) -> Tensor:
+    ordered = x.permute(_order(x))
+    if not ordered.is_contiguous():
+        raise CaptureError("as_strided of a tensor that does not fill its storage", "call contiguous() before as_strided")
+    return ordered.reshape(-1)
+
+
+def _positions(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Tensor:
+    """``[*size]``: the number in storage of each entry, counted from the first of ``x``."""
+    first = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    last = first + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+    if first < 0 or last >= x.numel():
+        raise CaptureError("as_strided reaches beyond the tensor, into a storage that it shares", "take it of the whole tensor")
+    places = torch.full((), first, dtype=torch.int64, device=x.device)
+    for dim, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        numbers = torch.arange(extent, device=x.device) * step
+        places = places + numbers.reshape([-1] + [1] * (len(size) - dim - 1))
+    return places
+
+
+def adaptive_average(operator: Callable[..., Tensor], mean: Callable[..., Tensor], dims: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    """Adaptive average pooling over the last ``dims`` dims, to a single place as the mean that it is: torch's own sets strides by hand."""
+
+    def pooled(x: Tensor, output_size: Sequence[int]) -> Tensor:
+        if any(size != 1 for size in output_size):
+            return operator(x, output_size)
+        return mean(x, list(range(-dims, 0)), True)
+
+    return pooled

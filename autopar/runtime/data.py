@@ -1,0 +1,115 @@
+"""What each rank loads: the rows of a batch that its part of the inputs needs, placed as DTensors that know the whole batch's size.
+
+The batch is dim 0 of the largest input; its spec says which rows are whose. A batch whose size the split does not divide, a last one say,
+is loaded whole by every rank. Where another input lies in another way, or other dims are split too, the module cuts or gathers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+
+from autopar.errors import UsageError
+from autopar.graph import Graph
+from autopar.runtime.steps import Step
+from autopar.runtime.weights import Place
+from autopar.sharding import ShardingSpec
+from autopar.torch_compat import map_tensors
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of a batch lie on the mesh.
+
+    Args:
+        size: of the planned batch.
+        axes: of the mesh that split it, major to minor.
+    """
+
+    place: Place
+    size: int
+    axes: tuple[int, ...]
+
+    def spec(self, size: int, dims: int) -> ShardingSpec:
+        """Of a tensor of ``dims`` dims and ``size`` rows: split as planned, or whole where that does not divide it."""
+        split = ShardingSpec((self.axes, *((),) * (dims - 1)))
+        return split if size % split.parts(0, self.place.mesh.sizes) == 0 else ShardingSpec.replicated(dims)
+
+    def of(self, size: int) -> slice:
+        """The rows of a batch of ``size`` that this rank needs."""
+        spec, mesh = self.spec(size, 1), self.place.mesh
+        start = spec.start(0, size, mesh.sizes, mesh.coordinates(self.place.rank)) if spec.dims[0] else 0
+        return slice(start, start + size // spec.parts(0, mesh.sizes))
+
+    def placed(self, tree: Any, size: int) -> Any:
+        """This rank's rows, in any nesting of tensors, as DTensors of a batch of ``size``."""
+
+        def place(rows: torch.Tensor) -> torch.Tensor:
+            rows = rows.to(self.place.device)
+            return self.place.dtensor(rows, self.spec(size, rows.dim()), (size, *rows.shape[1:]))
+
+        return map_tensors(place, tree)
+
+
+def rows_of(step: Step) -> Rows:
+    """The rows of the planned batch.
+
+    Raises:
+        UsageError: no input has a dim.
+    """
+    graph: Graph = step.graph
+    entering = [item.tensor for item in graph.of_kind("input") if graph.tensors[item.tensor].shape]
+    if not entering:
+        raise UsageError("the plan has no input with a batch", "load data as the model's forward takes it")
+    largest = max(entering, key=lambda name: graph.tensors[name].bytes)
+    return Rows(step.place, graph.tensors[largest].shape[0], step.spec(largest).dims[0])
+
+
+class LocalIndices:
+    """A batch sampler: of each batch of another one, the indices whose rows this rank needs."""
+
+    def __init__(self, batches: Iterable[Sequence[int]], rows: Rows) -> None:
+        self.batches, self.rows = batches, rows
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            indices = list(batch)
+            yield indices[self.rows.of(len(indices))]
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+
+class LocalBatches:
+    """The batches of a dataset, of which each rank loads its own rows. The order is the same on all ranks.
+
+    Args:
+        dataset: of indexed examples.
+        batch_size: of whole batches; the planned one when not given.
+        shuffle: draws a new order each epoch, from ``seed`` and the epoch's number.
+        options: of torch's DataLoader.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], rows: Rows, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool, options: dict[str, Any]
+    ) -> None:  # fmt: skip
+        self.dataset, self.rows, self.seed, self.epoch = dataset, rows, seed, 0
+        self.generator = torch.Generator()
+        order = RandomSampler(dataset, generator=self.generator) if shuffle else SequentialSampler(dataset)  # type: ignore[arg-type]
+        self.batches = BatchSampler(order, batch_size or rows.size, drop_last)
+        self.options = options
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.generator.manual_seed(self.seed + self.epoch)
+        self.epoch += 1
+        batches = [list(batch) for batch in self.batches]
+        loader = DataLoader(self.dataset, batch_sampler=LocalIndices(batches, self.rows), **self.options)  # type: ignore[arg-type]
+        for batch, loaded in zip(batches, loader, strict=True):
+            yield self.rows.placed(loaded, len(batch))

@@ -1,0 +1,298 @@
+"""The problem of a folded graph: what is chosen for the pattern counts as often as it stands, and the bound holds for layers left free.
+
+The *tied* problem has no nodes of the echo: their edges to the pattern are edges of the pattern to itself, and everything counts as often
+as the whole graph has it. Its optimum is that of all plans in which the layers between are alike: an answer, but no bound.
+
+For the bound the chain of layers is cut (Lagrangian decomposition). Where a layer reads a neighbour's node s, it reads a *shadow* of s
+of its own instead, free to choose otherwise, and for any potentials p over the choices of s, s pays p and its shadow is paid p: where the
+two agree nothing changes, so that the sum of the least costs of the pieces, with every layer between once, is a bound on all plans,
+alike or not. What all layers read is a free copy in each piece. Equal layers are equal pieces, so one is solved. Potentials that make a
+layer and its shadows agree are found by subgradient steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from time import perf_counter
+
+import numpy as np
+
+from autopar.graph import Graph, Phase
+from autopar.schedule import Assignment
+from autopar.search.folding import PATTERN, Folding
+from autopar.search.model import InSequence, Model, Priced, Weights, in_units
+from solvers import Problem, solve
+
+Table = np.ndarray
+STEPS = 12
+"""Subgradient steps on the potentials, at most."""
+ENOUGH = 1e-3
+"""Share of the tied optimum that may be missing from the bound when the steps end."""
+CLOSE = 1e-3
+"""The gap at which the solve of a piece stops."""
+
+
+@dataclass
+class FoldedModel(Model):
+    """A model of a folded graph. Node and edge numbers are those of the folded graph, with the echo."""
+
+    folding: Folding | None = None
+
+    @property
+    def fold(self) -> Folding:
+        assert self.folding is not None
+        return self.folding
+
+    @cached_property
+    def homes(self) -> list[int | None]:
+        """The repeat of each node."""
+        return [self.fold.group.repeat_of(node.name) for node in self.nodes]
+
+    @cached_property
+    def twin(self) -> dict[int, int]:
+        """For each node of the echo that of the pattern."""
+        group = self.fold.group
+        found = {}
+        for (kind, name), number in self.number.items():
+            if group.repeat_of(name) == group.echo:
+                found[number] = self.number[kind, group.moved(name, PATTERN)]
+        return found
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Numbers of the nodes of the tied problem."""
+        return np.array([number for number in range(len(self.nodes)) if number not in self.twin], dtype=np.int64)
+
+    @property
+    def alike(self) -> bool:
+        """Whether pattern and echo offer the same."""
+        group = self.fold.group
+        try:
+            pairs = list(self.twin.items())
+        except KeyError:
+            return False
+        alike = all(
+            self.nodes[one].specs == self.nodes[other].specs and np.array_equal(self.nodes[one].seconds, self.nodes[other].seconds)
+            for one, other in pairs
+        )
+        return alike and len(pairs) == sum(home == PATTERN for home in self.homes) and group.echo > PATTERN
+
+    @cached_property
+    def node_times(self) -> np.ndarray:
+        between = {PATTERN: float(self.fold.between), self.fold.group.echo: 0.0}
+        return np.array([1.0 if home is None else between.get(home, 1.0) for home in self.homes])
+
+    @cached_property
+    def edge_times(self) -> np.ndarray:
+        echo, found = self.fold.group.echo, np.ones(len(self.edges))
+        for number, edge in enumerate(self.edges):
+            ends = self.homes[edge.source], self.homes[edge.target]
+            if set(ends) == {PATTERN, echo}:
+                found[number] = self.fold.between - 1
+            elif ends in ((PATTERN, PATTERN), (None, PATTERN), (PATTERN, None)):
+                found[number] = self.fold.between
+            elif ends in ((echo, echo), (None, echo), (echo, None)):
+                found[number] = 0.0
+        return found
+
+    def whole(self, assignment: Assignment) -> Assignment:
+        found = self.fold.unfold(assignment)
+        assert found is not None, "a tied answer is alike in all layers between"
+        return found
+
+    @property
+    def whole_graph(self) -> Graph:
+        return self.fold.whole
+
+    def expand(self, choices: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(self.nodes), dtype=np.int64)
+        found[self.kept] = choices
+        for one, other in self.twin.items():
+            found[one] = found[other]
+        return found
+
+    def restrict(self, choices: np.ndarray) -> np.ndarray:
+        found: np.ndarray = choices[self.kept]
+        return found
+
+    def whole_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
+        """Whether a path is one of the whole graph when what it does in the pattern is repeated: it enters and leaves pattern and echo
+        at the same places."""
+        echo = self.fold.group.echo
+        places: dict[int, list[int]] = {PATTERN: [], echo: []}
+        crossings = 0
+        for number in edges:
+            edge = self.edges[number]
+            source, target = self.homes[edge.source], self.homes[edge.target]
+            crossings += {source, target} == {PATTERN, echo}
+            if None in (source, target) and {source, target} & places.keys():
+                return False  # it would count in every layer and is passed once
+            if source != target:
+                for home, node in ((source, edge.source), (target, edge.target)):
+                    if home in places:
+                        places[home].append(self.twin.get(node, node))
+        if not any(self.homes[node] in places for node in nodes) and not crossings:
+            return True
+        return crossings == 1 and len(places[PATTERN]) == 2 and sorted(places[PATTERN]) == sorted(places[echo])
+
+    def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
+        priced = (weights or InSequence()).price(self)
+        place = {int(number): index for index, number in enumerate(self.kept)}
+        costs = [self.node_times[number] * priced.nodes[number] for number in self.kept]
+        edges = []
+        scaled: dict[tuple[int, float], Table] = {}
+        for number, (edge, table) in enumerate(zip(self.edges, priced.edges, strict=True)):
+            times = float(self.edge_times[number])
+            if times == 0.0:
+                continue
+            if (id(table), times) not in scaled:
+                scaled[id(table), times] = times * table
+            one, other = (place[self.twin.get(end, end)] for end in (edge.source, edge.target))
+            if one == other:
+                costs[one] = costs[one] + np.diagonal(scaled[id(table), times])
+            else:
+                edges.append((one, other, scaled[id(table), times]))
+        items = [self._held(int(number)) for number in self.kept]
+        return in_units(costs, edges, items, limit)
+
+    def _held(self, number: int) -> list[list[tuple[int, int, int]]]:
+        """Memory items, those that outlive their own layer's time for all layers between."""
+        items = self.nodes[number].items
+        if self.homes[number] != PATTERN:
+            return items
+        return [
+            [
+                (begin, end, usage if any(low <= begin and end <= high for low, high in self._windows) else usage * self.fold.between)
+                for begin, end, usage in choice
+            ]
+            for choice in items
+        ]
+
+    @cached_property
+    def _windows(self) -> list[tuple[int, int]]:
+        """The steps of time of the pattern, forward and backward, and one after each."""
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        ops = sorted(self.space.graph.ops, key=lambda op: op.phase == "backward")
+        names = set(self.fold.group.repeats[PATTERN])
+        times = {phase: [time for time, op in enumerate(ops) if op.name in names and op.phase == phase] for phase in phases}
+        return [(min(found), max(found) + 2) for found in times.values() if found]
+
+    @cached_property
+    def potentials(self) -> dict[int, Table]:
+        """The best so far, to begin from: weights asked one after another are much alike."""
+        return {}
+
+    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float) -> float:
+        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, seconds))
+
+
+def folded(model: Model, folding: Folding) -> FoldedModel | None:
+    """The model with its folding; None where the model does not offer the same to pattern and echo."""
+    made = FoldedModel(**{item.name: getattr(model, item.name) for item in fields(model)}, folding=folding)
+    return made if made.alike else None
+
+
+class _Piece:
+    """A part of the chain: nodes with their costs, edges, and which nodes pay and which are paid the potential of which source."""
+
+    def __init__(self) -> None:
+        self.costs: list[Table] = []
+        self.edges: list[tuple[int, int, Table]] = []
+        self.place: dict[object, int] = {}
+        self.pays: dict[int, list[int]] = {}
+        self.paid: dict[int, list[int]] = {}
+
+    def node(self, key: object, cost: Table) -> int:
+        if key not in self.place:
+            self.place[key] = len(self.costs)
+            self.costs.append(cost)
+        return self.place[key]
+
+    def solve(self, potentials: Mapping[int, Table], seconds: float) -> tuple[float, Table | None]:
+        """The bound under these potentials, and an answer."""
+        costs = list(self.costs)
+        for sign, places in ((1.0, self.pays), (-1.0, self.paid)):
+            for source, nodes in places.items():
+                for node in nodes:
+                    costs[node] = costs[node] + sign * potentials[source]
+        least = [float(cost[np.isfinite(cost)].min(initial=0.0)) for cost in costs]
+        problem, unit = in_units([cost - low for cost, low in zip(costs, least, strict=True)], self.edges, None, None)
+        found = solve(problem, time_limit=seconds, gap=CLOSE)
+        return found.bound * unit + sum(least), found.choices
+
+
+class Decomposition:
+    """The chain cut between layers: the outside with the first, the pattern, the echo and the last; and one layer between."""
+
+    def __init__(self, model: FoldedModel, priced: Priced) -> None:
+        self.model, self.priced = model, priced
+        self.times = model.fold.between - 2
+        self.outside, self.layer = _Piece(), _Piece()
+        self.sources: list[int] = []
+        for number in model.kept:
+            self.outside.node(int(number), priced.nodes[number])
+            if model.homes[number] == PATTERN:
+                self.outside.node(("echo", int(number)), priced.nodes[number])
+                self.layer.node(int(number), priced.nodes[number])
+        for number, edge in enumerate(model.edges):
+            self._connect(edge.source, edge.target, priced.edges[number])
+
+    def _connect(self, source: int, target: int, table: Table) -> None:
+        model, outside, layer = self.model, self.outside, self.layer
+        homes, echo = (model.homes[source], model.homes[target]), model.fold.group.echo
+        one, other = (model.twin.get(end, end) for end in (source, target))
+        if set(homes) == {PATTERN, echo}:
+            forward = homes[0] == PATTERN
+            if one not in self.sources:
+                self.sources.append(one)
+                outside.pays.setdefault(one, []).append(outside.place[one if forward else ("echo", one)])
+                layer.pays.setdefault(one, []).append(layer.place[one])
+                for piece in (outside, layer):
+                    shadow = piece.node(("shadow", one), np.zeros(len(self.priced.nodes[one])))
+                    piece.paid.setdefault(one, []).append(shadow)
+            reader = ("echo", other) if forward else other
+            outside.edges.append((outside.place["shadow", one], outside.place[reader], table))
+            layer.edges.append((layer.place["shadow", one], layer.place[other], table))
+        elif echo in homes:
+            if homes in ((echo, echo), (None, echo), (echo, None)):
+                return  # as the pattern's
+            ends: list[object] = [("echo", model.twin[end]) if end in model.twin else end for end in (source, target)]
+            outside.edges.append((outside.place[ends[0]], outside.place[ends[1]], table))
+        else:
+            outside.edges.append((outside.place[source], outside.place[target], table))
+            if PATTERN in homes and all(home in (PATTERN, None) for home in homes):
+                echoes: list[object] = [("echo", end) if model.homes[end] == PATTERN else end for end in (source, target)]
+                outside.edges.append((outside.place[echoes[0]], outside.place[echoes[1]], table))
+                ends_here = [layer.node(end, np.zeros(len(self.priced.nodes[end]))) for end in (source, target)]
+                layer.edges.append((ends_here[0], ends_here[1], table))
+
+    def bound(self, optimum: float, seconds: float) -> float:
+        """The best bound found in about ``seconds``; ``optimum``: what the tied problem costs, at which the steps on potentials aim."""
+        ends = perf_counter() + seconds
+        start = self.model.potentials
+        potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
+        best, kept = -np.inf, potentials
+        for _ in range(STEPS):
+            left = max(ends - perf_counter(), 1.0)
+            inner, chosen = self.layer.solve(potentials, left)
+            outer, around = self.outside.solve(potentials, left)
+            value = outer + self.times * inner
+            if value > best:
+                best, kept = value, potentials
+            if chosen is None or around is None or best >= optimum * (1 - ENOUGH) or perf_counter() >= ends:
+                break
+            slope = {source: np.zeros(len(table)) for source, table in potentials.items()}
+            for piece, answer, times in ((self.layer, chosen, self.times), (self.outside, around, 1)):
+                for sign, places in ((1.0, piece.pays), (-1.0, piece.paid)):
+                    for source, nodes in places.items():
+                        for node in nodes:
+                            slope[source][answer[node]] += sign * times
+            size = sum(float((table**2).sum()) for table in slope.values())
+            if size == 0.0:
+                break
+            step = (optimum - value) / size
+            potentials = {source: table + step * slope[source] for source, table in potentials.items()}
+        self.model.potentials.update(kept)
+        return best

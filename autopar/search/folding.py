@@ -1,0 +1,362 @@
+"""Equal layers decided once: a graph with most repeats left out, and the way back.
+
+Of a group of n equal repeats four are kept: the first, the last, and two between them, the *pattern* and its *echo*, which stand for all
+n - 2 between. What is decided for the pattern holds for the echo and for those left out, so that an assignment of the folded graph is one
+of the whole graph (``Folding.unfold``). A group folds where repeats read only what they made themselves, what their neighbours made and
+what all of them read, all in the same way, and where nothing else reads what those between made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autopar.graph import Graph, GraphOutput, Op
+from autopar.schedule import OUTPUT, Assignment, Layout
+from autopar.search.pins import Pins
+from autopar.sharding import ShardingSpec
+
+FEWEST = 6
+"""Repeats from which a group is folded: of fewer, hardly any would be left out."""
+PATTERN = 1
+"""The repeat whose choices those between take over."""
+
+Key = tuple[Any, ...]
+"""What a tensor is within its repeat: of which operator it is which output, or which input of its own."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Where everything of a group of repeats is.
+
+    Args:
+        repeats: names of the operators of each repeat.
+        ops: repeat and position of each operator.
+        tensors: repeat and key of each tensor that belongs to one repeat.
+        named: the tensors of each repeat by key.
+    """
+
+    repeats: tuple[tuple[str, ...], ...]
+    ops: Mapping[str, tuple[int, int]]
+    tensors: Mapping[str, tuple[int, Key]]
+    named: tuple[Mapping[Key, str], ...]
+
+    @property
+    def echo(self) -> int:
+        return len(self.repeats) - 2
+
+    @property
+    def left_out(self) -> range:
+        return range(PATTERN + 1, self.echo)
+
+    def repeat_of(self, name: str) -> int | None:
+        """The repeat that an operator or tensor belongs to."""
+        place = self.tensors.get(name) or self.ops.get(name)
+        return None if place is None else place[0]
+
+    def moved(self, name: str, repeat: int) -> str:
+        """The tensor or operator of ``repeat`` that is at the place of ``name``."""
+        if name in self.tensors:
+            return self.named[repeat][self.tensors[name][1]]
+        return self.repeats[repeat][self.ops[name][1]]
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A graph with repeats left out.
+
+    Args:
+        whole, graph: the graph before and after.
+        group: the repeats, numbered as in the whole graph.
+        toward: the neighbour that reads a key beside its own repeat: 1 the next one, -1 the one before.
+        outputs: numbers of the folded graph's outputs in the whole graph.
+    """
+
+    whole: Graph
+    graph: Graph
+    group: Group
+    toward: Mapping[Key, int]
+    outputs: tuple[int, ...]
+
+    @property
+    def between(self) -> int:
+        """How many repeats the pattern stands for, itself among them."""
+        return self.group.echo - PATTERN + 1
+
+    def pins(self, pins: Pins) -> Pins | None:
+        """The pins on what is left; None when they are not the same on all repeats between."""
+        for place in (pins.inputs, pins.tensors):
+            for name in set(place) & set(self.group.tensors):
+                repeat = self.group.repeat_of(name)
+                if repeat is not None and PATTERN <= repeat <= self.group.echo:
+                    copies = {place.get(self.group.moved(name, other)) for other in range(PATTERN, self.group.echo + 1)}
+                    if len(copies) > 1:
+                        return None
+        number = {f"{OUTPUT}{whole}": f"{OUTPUT}{index}" for index, whole in enumerate(self.outputs)}
+        return Pins(
+            {name: spec for name, spec in pins.inputs.items() if name in self.graph.tensors},
+            {number[name]: spec for name, spec in pins.outputs.items() if name in number},
+            {name: spec for name, spec in pins.tensors.items() if name in self.graph.tensors},
+        )
+
+    def unfold(self, assignment: Assignment) -> Assignment | None:
+        """The assignment of the whole graph; None where pattern and echo do not agree."""
+        return _Unfolding(self, assignment).run()
+
+
+def fold(whole: Graph) -> Folding | None:
+    """The graph with the repeats of its largest group left out; None when it has none that folds."""
+    for repeats in sorted(whole.groups, key=lambda group: -len(group) * len(group[0])):
+        if len(repeats) >= FEWEST:
+            group = _group(whole, repeats)
+            toward = _toward(whole, group)
+            if toward is not None and _leave_alike(whole, group):
+                return _without(whole, group, toward)
+    return None
+
+
+def _group(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
+    ops = {name: (repeat, place) for repeat, names in enumerate(repeats) for place, name in enumerate(names)}
+    tensors: dict[str, tuple[int, Key]] = {}
+    for name, (repeat, place) in ops.items():
+        tensors.update((tensor, (repeat, (place, index))) for index, tensor in enumerate(whole.op[name].outputs))
+    for item in whole.inputs:
+        readers = [(ops.get(whole.ops[index].name), position) for index, position in whole.consumers[item.tensor]]
+        if readers and None not in readers and len({place[0] if place else None for place, _ in readers}) == 1:
+            first, position = readers[0]
+            if first is not None:
+                tensors[item.tensor] = first[0], ("input", first[1], position)
+    named: tuple[dict[Key, str], ...] = tuple({} for _ in repeats)
+    for tensor, (repeat, key) in tensors.items():
+        named[repeat][key] = tensor
+    return Group(repeats, ops, tensors, named)
+
+
+def _toward(whole: Graph, group: Group) -> dict[Key, int] | None:
+    """Which neighbour reads what; None where repeats are not wired alike."""
+    last = len(group.repeats) - 1
+
+    def wiring(repeat: int) -> Iterator[tuple[int, int, Any]]:
+        for place, name in enumerate(group.repeats[repeat]):
+            for position, tensor in enumerate(whole.op[name].inputs):
+                home = group.tensors.get(tensor)
+                yield place, position, ("all", tensor) if home is None else (home[0] - repeat, home[1])
+
+    pattern = list(wiring(PATTERN))
+    if any(list(wiring(repeat)) != pattern for repeat in range(PATTERN + 1, last)):
+        return None
+    toward: dict[Key, int] = {}
+    for repeat in range(last + 1):
+        for _, _, (offset, key) in wiring(repeat):
+            if offset == "all" or offset == 0:
+                continue
+            if offset not in (1, -1) or toward.setdefault(key, -offset) != -offset:
+                return None
+    for op in whole.ops:
+        if op.name not in group.ops and any(_between(group, tensor) for tensor in op.inputs):
+            return None
+    keys = {frozenset(names) for names in group.named[PATTERN : group.echo + 1]}
+    return toward if len(keys) == 1 else None
+
+
+def _between(group: Group, tensor: str) -> bool:
+    repeat = group.repeat_of(tensor)
+    return repeat is not None and PATTERN <= repeat <= group.echo
+
+
+def _leave_alike(whole: Graph, group: Group) -> bool:
+    """Whether those between give the same to the outside, gradients of their own parameters, and take equal inputs from it."""
+    given = {item.name: item.tensor for item in whole.inputs}
+    found: dict[int, list[Any]] = {repeat: [] for repeat in range(PATTERN, group.echo + 1)}
+    for output in whole.outputs:
+        source = group.tensors.get(output.tensor)
+        target = group.tensors.get(given[output.name]) if output.kind != "output" else None
+        if source is None and target is None:
+            continue
+        if source is None or target is None or source[0] != target[0]:
+            if any(place is not None and PATTERN <= place[0] <= group.echo for place in (source, target)):
+                return False
+        elif source[0] in found:
+            found[source[0]].append((output.kind, source[1], target[1]))
+    for item in whole.inputs:
+        home = group.tensors.get(item.tensor)
+        if home is not None and home[0] in found:
+            tensor = whole.tensors[item.tensor]
+            found[home[0]].append(("input", home[1], item.kind, item.trained, tensor.shape, tensor.dtype, len(item.aliases)))
+    signatures = {tuple(sorted(map(repr, rows))) for rows in found.values()}
+    return len(signatures) == 1
+
+
+def _without(whole: Graph, group: Group, toward: Mapping[Key, int]) -> Folding:
+    """The graph without the repeats left out: pattern and echo read each other where they read those between."""
+    gone = {tensor for tensor, (repeat, _) in group.tensors.items() if repeat in group.left_out}
+
+    def rewired(op: Op) -> Op:
+        if op.name not in group.ops or not gone & set(op.inputs):
+            return op
+        repeat = group.ops[op.name][0]
+        source = group.echo if repeat == PATTERN else PATTERN
+        return replace(op, inputs=tuple(group.moved(tensor, source) if tensor in gone else tensor for tensor in op.inputs))
+
+    ops = tuple(rewired(op) for op in whole.ops if op.name not in group.ops or group.ops[op.name][0] not in group.left_out)
+    kept = [(index, output) for index, output in enumerate(whole.outputs) if output.tensor not in gone]
+    graph = Graph(
+        whole.mode, {name: tensor for name, tensor in whole.tensors.items() if name not in gone},
+        tuple(item for item in whole.inputs if item.tensor not in gone), ops, tuple(output for _, output in kept), (), whole.arguments,
+    )  # fmt: skip
+    return Folding(whole, graph, group, toward, tuple(index for index, _ in kept))
+
+
+class _Unfolding:
+    """One assignment on its way back. Repeats are numbered as in the whole graph."""
+
+    def __init__(self, folding: Folding, assignment: Assignment) -> None:
+        self.folding, self.group, self.given = folding, folding.group, assignment
+        self.outputs = [f"{OUTPUT}{index}" for index in folding.outputs]
+        given = {item.name: item.tensor for item in folding.whole.inputs}
+        self.leaving = {self._leaves(output, given): f"{OUTPUT}{index}" for index, output in enumerate(folding.whole.outputs)}
+        self.layouts: dict[str, Layout] = {}
+        self.reads: dict[tuple[str, int], str] = {}
+
+    def _leaves(self, output: GraphOutput, given: Mapping[str, str]) -> tuple[str, str, str]:
+        return output.kind, output.tensor, output.name if output.kind == "output" else given[output.name]
+
+    def run(self) -> Assignment | None:
+        group, given = self.group, self.given
+        pattern, echo = group.repeats[PATTERN], group.repeats[group.echo]
+        if any(given.strategies[one] != given.strategies[other] for one, other in zip(pattern, echo, strict=True)):
+            return None
+        inputs: dict[str, ShardingSpec] = dict(given.inputs)
+        for key, tensor in group.named[PATTERN].items():
+            if tensor in inputs:
+                if inputs[tensor] != inputs[group.named[group.echo][key]]:
+                    return None
+                inputs.update((group.named[repeat][key], inputs[tensor]) for repeat in group.left_out)
+        strategies = dict(given.strategies)
+        for repeat in group.left_out:
+            strategies.update((name, given.strategies[one]) for name, one in zip(group.repeats[repeat], pattern, strict=True))
+        for layout in given.layouts:
+            self._add(layout)
+        for (reader, position), value in (given.reads or {}).items():
+            self._read(reader, position, value)
+        for repeat in group.left_out:
+            if not self._read_by(repeat):
+                return None
+        return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads)
+
+    def _home(self, key: Key) -> int:
+        """The one of pattern and echo that shows how those between use a key: that whose readers are both there."""
+        return self.group.echo if self.folding.toward.get(key) == -1 else PATTERN
+
+    def _add(self, layout: Layout) -> None:
+        """A layout where it is, and in the repeats left out if it shows what theirs are."""
+        group = self.group
+        place = group.tensors.get(layout.tensor)
+        if place is None or place[0] not in (PATTERN, group.echo):
+            self._put(replace(layout, before=self._outside(layout.before)))
+            return
+        self._put(self._layout(layout, place[0]))
+        if place[0] == self._home(place[1]):
+            for repeat in group.left_out:
+                self._put(self._layout(layout, repeat))
+
+    def _put(self, layout: Layout) -> None:
+        self.layouts[layout.value] = layout
+
+    def _layout(self, layout: Layout, repeat: int) -> Layout:
+        """The layout of the same tensor of ``repeat``."""
+        return replace(
+            layout, value=self._value(layout.value, layout.tensor, repeat), tensor=self.group.moved(layout.tensor, repeat),
+            source=self._value(layout.source, layout.tensor, repeat), before=self._reader(layout.before, layout.tensor, repeat),
+        )  # fmt: skip
+
+    def _value(self, value: str, tensor: str, repeat: int) -> str:
+        """The value's name at the same tensor of ``repeat``; names begin with the tensor's, and may go on with a reader's."""
+        suffix = value[len(tensor) + 1 :]
+        reader, colon, rest = suffix.partition(":")
+        if reader in self.group.ops or reader.startswith(OUTPUT[:-1]):
+            name, colon, rest = suffix.rpartition(":")
+            suffix = self._reader(name, tensor, repeat) + colon + rest
+        moved = self.group.moved(tensor, repeat)
+        return f"{moved}@{suffix}" if suffix else moved
+
+    def _reader(self, reader: str, tensor: str, repeat: int) -> str:
+        """Who reads in the whole graph at ``repeat`` what ``reader`` reads of a tensor of pattern or echo."""
+        group = self.group
+        home = group.tensors[tensor][0]
+        if reader.startswith(OUTPUT):
+            kind, _, target = self._leaves_at(reader)
+            target = group.moved(target, repeat) if group.repeat_of(target) == home else target
+            return self.leaving[kind, group.moved(tensor, repeat), target]
+        other, _ = group.ops.get(reader, (None, 0))
+        if other == home:
+            return group.moved(reader, repeat)
+        if other is not None and {home, other} == {PATTERN, group.echo}:
+            return group.moved(reader, repeat + (1 if home == PATTERN else -1))
+        return reader
+
+    def _leaves_at(self, reader: str) -> tuple[str, str, str]:
+        output = self.folding.graph.outputs[int(reader.removeprefix(OUTPUT))]
+        return self._leaves(output, {item.name: item.tensor for item in self.folding.graph.inputs})
+
+    def _outside(self, reader: str) -> str:
+        return self.outputs[int(reader.removeprefix(OUTPUT))] if reader.startswith(OUTPUT) else reader
+
+    def _read(self, reader: str, position: int, value: str) -> None:
+        """A read of the folded graph where it is."""
+        group = self.group
+        tensor = self._tensor(reader, position)
+        place, here = group.tensors.get(tensor), group.repeat_of(reader) if not reader.startswith(OUTPUT) else None
+        between = place is not None and place[0] in (PATTERN, group.echo)
+        if reader.startswith(OUTPUT):
+            for repeat in ([place[0], *(group.left_out if place[0] == PATTERN else ())]) if place and between else ():
+                self.reads[self._reader(reader, tensor, repeat), position] = self._value(value, tensor, repeat)
+            if not between:
+                self.reads[self._outside(reader), position] = value
+        elif place is not None and between:
+            repeat = place[0]
+            if here is not None and {here, repeat} == {PATTERN, group.echo}:
+                repeat = here - 1 if here == group.echo else here + 1
+            self.reads[reader, position] = self._value(value, tensor, repeat)
+        else:
+            self.reads[reader, position] = value
+
+    def _tensor(self, reader: str, position: int) -> str:
+        graph = self.folding.graph
+        if reader.startswith(OUTPUT):
+            return graph.outputs[int(reader.removeprefix(OUTPUT))].tensor
+        return graph.op[reader].inputs[position]
+
+    def _read_by(self, repeat: int) -> bool:
+        """The reads of a repeat left out; False where pattern and echo read what all read in different ways."""
+        group, reads = self.group, self.given.reads or {}
+        for place, name in enumerate(group.repeats[repeat]):
+            for position, tensor in enumerate(self.folding.whole.op[name].inputs):
+                home = group.tensors.get(tensor)
+                one, other = ((group.repeats[at][place], position) for at in (PATTERN, group.echo))
+                if home is None:
+                    value = self._shared(tensor, repeat, name, reads.get(one), reads.get(other), one)
+                    if value is None:
+                        return False
+                    if value != tensor:
+                        self.reads[name, position] = value
+                    continue
+                offset = home[0] - repeat
+                reader = {0: group.repeats[self._home(home[1])][place], -1: other[0], 1: one[0]}[offset]
+                found = reads.get((reader, position))
+                if found is not None:
+                    self.reads[name, position] = self._value(found, self._tensor(reader, position), home[0])
+        return True
+
+    def _shared(self, tensor: str, repeat: int, reader: str, one: str | None, other: str | None, at: tuple[str, int]) -> str | None:
+        """What a repeat left out reads of a tensor that all repeats read: what pattern and echo read, or a layout of its own as theirs."""
+        if one == other or one is None:
+            return (one or tensor) if one == other else None
+        layout = self.layouts[one]
+        if self.group.repeat_of(layout.before) != PATTERN:
+            return None
+        value = f"{tensor}@{reader}:{at[1]}" if one == f"{tensor}@{at[0]}:{at[1]}" else f"{one}~{repeat}"
+        if value not in self.layouts:
+            self._put(replace(layout, value=value, before=self.group.moved(layout.before, repeat)))
+        return value

@@ -1,0 +1,246 @@
+"""What a model says to autograd in Python is in the captured gradients: they are those of the model as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from autopar.errors import CaptureError, UsageError
+from autopar.importer import capture
+from tests.importer.test_capture import run
+
+
+class Straight(torch.autograd.Function):
+    """Rounding with the gradient of the identity."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.round()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+class Reversed(torch.autograd.Function):
+    """The identity with its gradient reversed and scaled; the two methods of the newer form."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: float) -> Tensor:  # type: ignore[override]
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        context.scale = inputs[1]
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return -context.scale * gradient, None
+
+
+class Product(torch.autograd.Function):
+    """A product whose backward saves tensors, has two results of which one is no tensor, and clips."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+        context.save_for_backward(x, weight)
+        return x @ weight.t(), 3
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = context.saved_tensors
+        return (gradient @ weight).clamp(-0.1, 0.1), 2 * gradient.t() @ x
+
+
+straight = Straight.apply  # as models write it: bound before any capture
+
+
+class Two(nn.Module):
+    """Two layers with something between or around them."""
+
+    def __init__(self, between: Callable[[Two, Tensor], Tensor] = lambda self, h: h) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.b(self.between(self, self.a(x))) * 3).square().mean()
+
+
+def hooked(self: Two, h: Tensor) -> Tensor:
+    before = h * 2
+    h.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))  # sees what comes by `before` too
+    return h + before
+
+
+def penalty(self: Two, h: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(self.b(h).tanh().sum(), h, create_graph=True)
+    return h + (gradient.norm(dim=1, keepdim=True) - 1).square()
+
+
+def frozen(self: Two, h: Tensor) -> Tensor:
+    self.b.requires_grad_(False)
+    h = self.b(h).relu()
+    self.b.weight.requires_grad = True
+    return h
+
+
+def product(self: Two, h: Tensor) -> Tensor:
+    h, three = Product.apply(h, self.b.weight)  # type: ignore[misc]
+    return h * three
+
+
+BETWEEN: dict[str, Callable[[Two, Tensor], Tensor]] = {
+    "straight-through": lambda self, h: straight(h),
+    "reversal": lambda self, h: Reversed.apply(h, 0.5),
+    "clipping": product,
+    "tensor hook": hooked,
+    "gradient penalty": penalty,
+    "frozen for one use": frozen,
+    "reentrant checkpoint": lambda self, h: checkpoint(self.b, h, use_reentrant=True),
+}
+
+
+def halved(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    return tuple(None if gradient is None else gradient * 0.5 for gradient in inputs)
+
+
+def scaled(module: nn.Module, outputs: Any) -> Any:
+    return tuple(gradient * 3 for gradient in outputs)
+
+
+def with_hooks(register: Callable[[Two], Any]) -> Two:
+    model = Two()
+    register(model)
+    return model
+
+
+HOOKED: dict[str, Callable[[Two], Any]] = {
+    "module": lambda model: model.b.register_full_backward_hook(halved),
+    "module whose inputs need no gradient": lambda model: model.a.register_full_backward_pre_hook(scaled),
+    "parameter": lambda model: model.a.weight.register_hook(lambda gradient: gradient.sign()),
+    "whole model": lambda model: model.register_full_backward_pre_hook(scaled),
+}
+
+
+def check(model: nn.Module, x: Tensor) -> None:
+    """Captured loss and gradients against autograd's."""
+    captured = capture(model, (x,))
+    found = run(captured, model, {"x": x})
+    loss = model(x)
+    loss.backward()
+    torch.testing.assert_close(found["output", "loss"], loss.detach())
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert {name for kind, name in found if kind == "gradient"} == set(wanted)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found["gradient", name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_gradients_are_those_of_the_model(between: Callable[[Two, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    check(Two(between), torch.randn(4, 6))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("register", HOOKED.values(), ids=HOOKED)
+def test_hooks_are_in_the_gradients(register: Callable[[Two], Any]) -> None:
+    torch.manual_seed(0)
+    check(with_hooks(register), torch.randn(4, 6))
+
+
+class Critic(nn.Module):
+    """A Wasserstein critic with gradient penalty over convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(2, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, groups=2), nn.Linear(4, 1)
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.last(self.second(F.leaky_relu(self.first(x), 0.2)).tanh().mean((2, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = (x * 0.5).requires_grad_(True)
+        (gradient,) = torch.autograd.grad(self.score(mixed).sum(), mixed, create_graph=True)
+        return self.score(x).mean() + (gradient.flatten(1).norm(2, dim=1) - 1).square().mean()
+
+
+def test_a_gradient_penalty_over_convolutions() -> None:
+    torch.manual_seed(0)
+    check(Critic(), torch.randn(2, 2, 8, 8))
+
+
+def test_draws_in_a_backward_are_seeded() -> None:
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient * torch.rand_like(gradient)
+
+    graph = capture(Two(lambda self, h: Noisy.apply(h)), (torch.randn(4, 6),)).graph
+    (draw,) = [op for op in graph.ops if "uniform" in op.target or "rand" in op.target]
+    assert (draw.target, draw.phase) == ("autopar.uniform.default", "backward")
+
+
+def inner_backward(self: Two, h: Tensor) -> Tensor:
+    h.sum().backward()
+    return h
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        context.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "backward": (lambda: Two(inner_backward), "calls backward"),
+    "in place": (lambda: Two(lambda self, h: InPlace.apply(h * 1)), "changes its input in place"),
+    "old module hook": (lambda: with_hooks(lambda model: model.a.register_backward_hook(halved)), "register_backward_hook"),
+    "accumulated": (
+        lambda: with_hooks(lambda model: model.a.weight.register_post_accumulate_grad_hook(lambda parameter: None)), "accumulated",
+    ),
+    "attention": (
+        lambda: Two(lambda self, h: h + torch.autograd.grad(F.scaled_dot_product_attention(h, h, h).sum(), h, create_graph=True)[0]),
+        "no second derivative",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.filterwarnings("ignore:.*non-full backward hooks")
+def test_what_cannot_be_honoured_is_refused(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(CaptureError, match=words):
+        capture(make(), (torch.randn(4, 6),))
+
+
+def test_the_model_is_as_it_was() -> None:
+    model = Two(frozen)
+    apply = torch.autograd.Function.apply
+    capture(model, (torch.randn(4, 6),))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.autograd.Function.apply == apply and Straight.apply(torch.ones(1)) == 1
+
+
+def test_a_loss_with_parameters_is_refused_and_one_with_buffers_is_not() -> None:
+    x, classes = torch.randn(4, 6), torch.randint(6, (4,))
+    with pytest.raises(UsageError, match="parameters of its own: weight, bias"):
+        capture(nn.Linear(6, 6), (x,), loss=nn.Linear(6, 1))
+    loss = nn.CrossEntropyLoss(weight=torch.rand(6))
+    captured = capture(nn.Linear(6, 6), (x,), loss=loss, loss_args=(classes,))
+    assert ("constant", "loss.weight") in [(item.kind, item.name) for item in captured.graph.inputs]
+    assert captured.constants["loss.weight"] is loss.weight

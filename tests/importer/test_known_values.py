@@ -1,0 +1,84 @@
+"""Conditions on values: those of constants are answered, checks leave no trace, guards of finiteness are said, the rest is refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import CaptureError
+from autopar.importer import capture
+from autopar.importer.known_values import AssumedFiniteWarning
+from tests.importer.checking import checked, wrong
+
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+def causal(y):
+    mask = torch.full((4, 4), float("-inf")).triu(1)
+    return y.sin() if (mask == torch.full((4, 4), float("-inf")).triu(1)).all() else y.cos()
+
+
+def counted(y):
+    for number in torch.arange(4).split([1, 3])[1].tolist():
+        y = y.sin() if number > 1 else y
+    return y
+
+
+def written(y):
+    mask = torch.ones(4)
+    part = mask[:2]
+    mask.zero_()
+    return y.sin() if part.sum() > 1 else y.cos()  # here
+
+
+def drawn(y):
+    return y.sin() if torch.rand(3).sum() > 1 else y  # here
+
+
+def asked(y):
+    if (y > 0).all():  # here
+        y = y.sin()
+    else:
+        raise ValueError
+    return y
+
+
+@pytest.mark.parametrize(("function", "count"), [(causal, 1), (counted, 2), (checked, 1)])
+def test_what_is_known_is_answered_and_checks_leave_no_trace(function, count):
+    graph = capture(Model(function), (torch.randn(2, 4),), mode="inference").graph
+    assert [op.target for op in graph.ops if "bias" not in op.name][-count:] == ["aten.sin.default"] * count
+    assert len(graph.ops) == 2 + count
+
+
+@pytest.mark.parametrize("function", [written, drawn, asked])
+def test_what_is_not_known_is_refused(function):
+    with pytest.raises(CaptureError, match=r"depends on the values of a tensor\n.*# here"):
+        capture(Model(function), (torch.randn(2, 4),), mode="inference")
+
+
+def test_a_check_that_fails_on_known_values_fails():
+    with pytest.raises(CaptureError, match="three is not four"):
+        capture(Model(wrong), (torch.randn(2, 4),), mode="inference")
+
+
+def test_guards_of_finiteness_are_taken_for_granted_and_said():
+    def guarded(y):
+        return y if torch.isfinite(y).all() else y.clamp(-1, 1)
+
+    with pytest.warns(AssumedFiniteWarning, match=r"test_known_values.py:\d+: planned as if all values were finite: return y if torch"):
+        graph = capture(Model(guarded), (torch.randn(2, 4),), mode="inference").graph
+    assert len(graph.ops) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture(Model(checked), (torch.randn(2, 4),), mode="inference")

@@ -1,0 +1,87 @@
+"""Operators about storage and bags of lookups, rewritten: values and gradients of the model's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from autopar.errors import CaptureError
+from autopar.importer import capture
+from autopar.rules import find_rule
+from tests.importer.graph_interpreter import run_graph
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def check(function, *inputs):
+    """Outputs and input gradients of the captured graph against the function's."""
+    captured = capture(Model(function), inputs)
+    values = dict(captured.constants)
+    for item in captured.graph.inputs:
+        if item.kind == "input":
+            values[item.tensor] = inputs[int(item.name.rpartition(".")[2])]
+    expected = function(*inputs)
+    tangent = torch.randn_like(expected)
+    values |= {item.tensor: tangent for item in captured.graph.of_kind("tangent")}
+    found = run_graph(captured.graph, values)
+    for item in captured.graph.outputs:
+        if item.kind == "output":
+            torch.testing.assert_close(found[item.tensor], expected)
+        else:
+            mine = inputs[int(item.name.rpartition(".")[2])]
+            torch.testing.assert_close(found[item.tensor], torch.autograd.grad(expected, mine, tangent, retain_graph=True)[0])
+    assert all(find_rule(op, captured.graph.tensors).known for op in captured.graph.ops)
+
+
+X = torch.randn(6, 8, requires_grad=True)
+INDICES, OFFSETS = torch.randint(6, (12,)), torch.tensor([0, 3, 3, 9])
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: (x * 2).as_strided((3, 4, 2), (4, 2, 1), 1),
+    lambda x: (x * 2).t().as_strided((5, 3), (8, 2)),
+    lambda x: F.adaptive_avg_pool2d(x[None, None].contiguous(memory_format=torch.channels_last), 1),
+    lambda x: F.adaptive_avg_pool2d(x[None, None], (2, 4)),
+])  # fmt: skip
+def test_strides(function):
+    check(function, X)
+
+
+def test_as_strided_scatter():
+    check(lambda x, y: torch.as_strided_scatter(x.detach() * 1.0, y, (3, 2), (5, 1), 2), X, torch.randn(3, 2, requires_grad=True))
+
+
+def test_storage_beyond_the_tensor_is_refused():
+    with pytest.raises(CaptureError, match="beyond the tensor"):
+        capture(Model(lambda x: (x * 2)[3:].as_strided((6, 8), (8, 1), 0)), (X,))
+
+
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_one_size(mode, padding):
+    check(lambda w, i: F.embedding_bag(i, w, mode=mode, padding_idx=padding), X, INDICES.reshape(4, 3))
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "sum"}, {"mode": "mean"}, {"mode": "mean", "padding_idx": 2}, {"mode": "sum", "include_last_offset": True}]
+)
+def test_bags_by_offsets(options):
+    offsets = torch.cat([OFFSETS, torch.tensor([12])]) if "include_last_offset" in options else OFFSETS
+    check(lambda w, i, o: F.embedding_bag(i, w, o, **options), X, INDICES, offsets)
+
+
+def test_weighted_bags():
+    check(
+        lambda w, i, s: F.embedding_bag(i, w, mode="sum", per_sample_weights=s),
+        X,
+        INDICES.reshape(4, 3),
+        torch.rand(4, 3, requires_grad=True),
+    )

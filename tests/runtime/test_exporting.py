@@ -1,0 +1,110 @@
+"""Programs in a folder: run without the model, filled from files block by block, refused when stale."""
+
+from __future__ import annotations
+
+import shutil
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import autopar
+from autopar.errors import AutoparError, UsageError
+from autopar.plan import Plan
+from autopar.runtime import export_program, load_safetensors
+from tests.runtime.test_training import Net, X, Y, gradients, mse, net, on_ranks, plan_of, refused, same, whole
+
+
+class Tied(nn.Module):
+    """One weight twice, a buffer, and a layer that no call reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16, bias=False)
+        self.second = nn.Linear(16, 16, bias=False)
+        self.second.weight = self.first.weight
+        self.unused = nn.Linear(3, 3)
+        self.register_buffer("shift", torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.second(torch.tanh(self.first(x))) + self.shift).square().mean()
+
+
+@lru_cache
+def tied() -> tuple[Tied, Plan]:
+    torch.manual_seed(0)
+    model = Tied()
+    return model, autopar.plan(model, (X.float(),), mesh="2x2", hardware="cpu-cluster", constraints={"first.weight": "S0 S1"})
+
+
+def test_a_folder_runs_and_trains_without_the_model(tmp_path: Path) -> None:
+    plan = plan_of("2x2", 0.0)
+    export_program(plan, net(dropout=0.0), tmp_path / "program", loss=mse)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program"], "nothing is left beside it"
+    assert len(list((tmp_path / "program").iterdir())) == 5
+
+    def run(rank: int) -> tuple[float, float, bool, list[str], str]:
+        reference = net(dropout=0.0)
+        wanted = mse(reference(X), Y)
+        wanted.backward()
+        module = autopar.load_program(tmp_path / "program")
+        value = module(X, Y)
+        value.backward()
+        names = sorted(module.state_dict()) == sorted(reference.state_dict())
+        right = same(gradients(module), gradients(reference)) and names
+        return value.item(), wanted.item(), right, [], refused(lambda: module(X[:4], Y[:4]))
+
+    for value, wanted, right, _, words in on_ranks(run, 4):
+        assert value == pytest.approx(wanted, rel=1e-12) and right
+        assert "an exported program runs the planned call alone: training, x [8, 16], wanted [8, 8]\nhint: " in words
+
+
+def test_meta_models_are_filled_from_files_block_by_block(tmp_path: Path) -> None:
+    model, plan = tied()
+    stored = {name: tensor for name, tensor in model.state_dict().items() if name != "second.weight"}
+    save_file(stored, tmp_path / "weights.safetensors")
+    with torch.device("meta"):
+        empty = Tied()
+    with pytest.raises(UsageError, match="is on meta and has no values to export"):
+        export_program(plan, empty, tmp_path / "program")
+    export_program(plan, empty, tmp_path / "program", weights=[tmp_path / "weights.safetensors"])
+    wanted = model(X.float()).item()
+
+    def run(rank: int) -> tuple[float, bool, float, list[str]]:
+        module = autopar.load_program(tmp_path / "program")
+        compiled = autopar.compile(empty, plan)
+        missing = load_safetensors(compiled, [tmp_path / "weights.safetensors"])
+        equal = all(torch.equal(whole(tensor), stored[name]) for name, tensor in compiled.state_dict().items() if name in stored)
+        tie = module.get_submodule("second").weight is module.get_submodule("first").weight
+        return module(X.float()).item(), equal and tie, compiled(X.float()).item(), missing
+
+    for value, right, again, missing in on_ranks(run, 4):
+        assert value == pytest.approx(wanted, rel=1e-6) == again and right and missing == []
+
+
+def test_a_stale_folder_is_refused(tmp_path: Path) -> None:
+    model, plan = tied()
+    export_program(plan, model, tmp_path / "program")
+    with pytest.raises(UsageError, match="program exists"):
+        export_program(plan, model, tmp_path / "program")
+    with pytest.raises(AutoparError, match="made for another model"):
+        export_program(plan_of("2x2", 0.0), Net(0.0).float(), tmp_path / "other", loss=mse)
+    assert not (tmp_path / "other").exists()
+    newer = plan.model_copy(update={"created_by": plan.created_by.model_copy(update={"solver": "another"})})
+    for name in ("edited", "torn", "swapped"):
+        shutil.copytree(tmp_path / "program", tmp_path / name)
+    newer.save(tmp_path / "edited" / "plan.json")
+    (tmp_path / "torn" / "rank-00001.safetensors").write_bytes((tmp_path / "torn" / "rank-00001.safetensors").read_bytes()[:900])
+    shutil.copy(tmp_path / "swapped" / "rank-00001.safetensors", tmp_path / "swapped" / "rank-00000.safetensors")
+
+    def run(rank: int) -> list[str]:
+        return [refused(lambda name=name: autopar.load_program(tmp_path / name)) for name in ("edited", "torn", "swapped", "absent")]
+
+    for rank, (edited, torn, swapped, absent) in enumerate(on_ranks(run, 4)):
+        assert "were written for another plan than its plan.json" in edited
+        assert ("cannot read the weights" if rank == 1 else "rank 1 refuses: cannot read the weights") in torn
+        assert ("is not the program of rank 0" if rank == 0 else "rank 0 refuses") in swapped
+        assert "cannot read the plan" in absent

@@ -1,0 +1,158 @@
+"""Folded layers against the whole graph, the oracle: the same assignments, the same costs, bounds that hold for free layers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from autopar.cli.target import load_target
+from autopar.graph import Graph, Phase
+from autopar.importer import capture_graph
+from autopar.search import find_plan
+from autopar.search.baselines import find_baselines
+from autopar.search.bounds import Answer, Cuts, Term
+from autopar.search.exposure import Exposure
+from autopar.search.folded import Decomposition, FoldedModel, folded
+from autopar.search.folding import FEWEST, Folding, fold
+from autopar.search.model import InSequence, Model, Weights, build_model
+from autopar.search.pins import resolve_pins
+from autopar.search.space import Space
+from cost_models import Machine, Mesh, load_hardware
+from solvers import solve
+
+SPLIT_WIDTH = {"module:layers.[0-9]": "R R S0"}
+"""What layers pass on is split as the next one cannot use it: what crosses from layer to layer costs."""
+DEEP = f"zoo:gpt2,layers={FEWEST + 1},width=64,heads=4,batch=8,seq=32,vocab=128"
+
+
+@cache
+def graph() -> Graph:
+    target = load_target(DEEP, "train", device="meta")
+    return capture_graph(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args)
+
+
+def machine(mesh: str = "dp=4") -> Machine:
+    return Machine(Mesh.parse(mesh), load_hardware("h100-sxm"), "roofline")
+
+
+@cache
+def folding() -> Folding:
+    found = fold(graph())
+    assert found is not None
+    return found
+
+
+@cache
+def models(mesh: str) -> tuple[Model, FoldedModel]:
+    on, pins = machine(mesh), resolve_pins(graph(), machine(mesh).mesh, SPLIT_WIDTH)
+    inner = folding().pins(pins)
+    assert inner is not None
+    made = folded(build_model(Space(folding().graph, on, "adamw", inner)), folding())
+    assert made is not None
+    return build_model(Space(graph(), on, "adamw", pins)), made
+
+
+def test_four_repeats_are_left() -> None:
+    found = folding()
+    assert len(graph().ops) - len(found.graph.ops) == (FEWEST + 1 - 4) * len(found.group.repeats[0])
+    assert found.between == FEWEST - 1
+    known = {item.tensor for item in found.graph.inputs}
+    for op in found.graph.ops:
+        assert set(op.inputs) <= known
+        known |= set(op.outputs)
+
+
+def test_baselines_unfold_to_those_of_the_whole_graph() -> None:
+    on, pins = machine("dp=2,tp=2"), resolve_pins(graph(), machine("dp=2,tp=2").mesh, {})
+    inner = folding().pins(pins)
+    assert inner is not None
+    whole, _ = find_baselines(Space(graph(), on, "adamw", pins))
+    short, _ = find_baselines(Space(folding().graph, on, "adamw", inner))
+    assert whole.keys() == short.keys()
+    for name, wanted in whole.items():
+        made = folding().unfold(short[name])
+        assert made is not None
+        assert (made.inputs, made.strategies, made.reads) == (wanted.inputs, wanted.strategies, wanted.reads)
+        assert set(made.layouts) == set(wanted.layouts)
+
+
+def weights_of(model: Model) -> dict[str, Weights]:
+    slowdown = model.space.machine.hardware.overlap_slowdown
+    cuts = Cuts(model, slowdown)
+    return {"sequence": InSequence(), "exposure": Exposure.first(slowdown), "mixture": cuts.first()}
+
+
+@pytest.mark.parametrize("name", ["sequence", "exposure", "mixture"])
+def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name: str) -> None:
+    whole, tied = models("dp=4")
+    weights = weights_of(tied)[name]
+    problem, unit = tied.problem(None, weights)
+    found = solve(problem, time_limit=60.0, gap=1e-6)
+    assert found.choices is not None
+    assert found.objective is not None
+    optimum = found.objective * unit
+    # the tied answer costs the same in the whole graph
+    choices = _in_whole(whole, tied, tied.expand(found.choices))
+    priced = weights_of(whole)[name].price(whole)
+    cost = sum(float(table[choices[number]]) for number, table in enumerate(priced.nodes))
+    cost += sum(float(table[choices[e.source], choices[e.target]]) for e, table in zip(whole.edges, priced.edges, strict=True))
+    assert cost == pytest.approx(optimum, rel=1e-6)
+    # no free answer costs less than the bound, which is close
+    free, free_unit = whole.problem(None, weights_of(whole)[name])
+    oracle = solve(free, time_limit=60.0, gap=1e-6)
+    assert oracle.objective is not None
+    bound = Decomposition(tied, weights.price(tied)).bound(optimum, 60.0)
+    assert 0.97 * oracle.objective * free_unit <= bound <= oracle.objective * free_unit * (1 + 1e-9)
+
+
+def _in_whole(whole: Model, tied: FoldedModel, choices: np.ndarray) -> np.ndarray:
+    group = tied.fold.group
+    found = np.zeros(len(whole.nodes), dtype=np.int64)
+    for (kind, name), number in whole.number.items():
+        repeat = group.repeat_of(name)
+        if name.startswith("output:"):
+            output = tied.fold.outputs.index(int(name.removeprefix("output:")))
+            found[number] = choices[tied.number[kind, f"output:{output}"]]
+        else:
+            place = name if repeat is None or repeat not in group.left_out else group.moved(name, 1)
+            found[number] = choices[tied.number[kind, place]]
+    return found
+
+
+def test_sums_of_an_answer_are_those_of_the_whole() -> None:
+    whole, tied = models("dp=4")
+    problem, _ = tied.problem(None)
+    found = solve(problem, time_limit=60.0, gap=1e-2).choices
+    assert found is not None
+    short = Answer(tied, tied.expand(found))
+    long = Answer(whole, _in_whole(whole, tied, short.choices))
+    for one, other in ((short.compute, long.compute), (short.between, long.between), (short.inside, long.inside)):
+        assert {key: value for key, value in one.items() if value} == pytest.approx({key: value for key, value in other.items() if value})
+    assert short.optimizer == pytest.approx(long.optimizer)
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    for phase in phases:
+        longest = max(long.sum_of(Term(phase, path=path), 0.0) for path in long.longest_paths(phase))
+        for path in short.longest_paths(phase):
+            assert short.sum_of(Term(phase, path=path), 0.0) <= longest * (1 + 1e-9)
+
+
+def test_a_plan_found_folded_is_as_good_as_the_whole_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = find_plan(graph(), machine())
+    assert short.sizes["nodes"] < len(models("dp=4")[0].nodes)
+    monkeypatch.setattr("autopar.search.finding.fold", lambda whole: None)
+    long = find_plan(graph(), machine())
+    assert short.seconds <= long.seconds * (1 + 5e-3)
+    assert short.bound_seconds <= long.seconds
+    assert short.bound_seconds >= long.bound_seconds * (1 - 5e-3)
+    assert short.baselines.keys() == long.baselines.keys()
+
+
+def test_pins_on_some_of_the_layers_are_kept() -> None:
+    inputs = [item for item in graph().inputs if ".3." in item.name and len(graph().tensors[item.tensor].shape) == 2]
+    assert inputs
+    some = resolve_pins(graph(), machine().mesh, {item.name: "R R" for item in inputs})
+    assert folding().pins(some) is None
+    everywhere = resolve_pins(graph(), machine().mesh, {item.name.replace(".3.", ".*."): "R R" for item in inputs})
+    assert folding().pins(everywhere) is not None
