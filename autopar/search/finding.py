@@ -467,7 +467,7 @@ class _Search:
             return
         if self.left > 0 or self.best is None:
             self._prove()
-        if self._binds() and self.reached > TIGHT and not self.keeping:
+        if self._binds() and self.reached > TIGHT and not self.keeping and not self.folded:
             self._tighten(exposure)
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
@@ -482,7 +482,7 @@ class _Search:
             if answer is None:
                 if not self.reserves.ease():
                     break
-            elif self.keeping or answer.memory.peak <= self.limit or not self._learn(answer):
+            elif self.keeping or self.folded or answer.memory.peak <= self.limit or not self._learn(answer):
                 break
             if self.left <= 0:
                 break

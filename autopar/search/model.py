@@ -243,10 +243,8 @@ class Model:
     @cached_property
     def spread(self) -> list[np.ndarray]:
         """For each node, bytes times life of each choice, above the least of them."""
-        frame = self._frame
-        lives = (frame.item_end - frame.item_begin) * frame.item_usage.astype(np.float64)
-        sums = np.bincount(np.repeat(np.arange(len(frame.costs)), np.diff(frame.item_ptr)), lives, len(frame.costs))
-        return [sizes - sizes.min() for sizes in np.split(sums, frame.node_ptr[1:-1])]
+        held = [np.array([sum((end - begin) * size for begin, end, size in items) for items in node.items], float) for node in self.nodes]
+        return [sizes - sizes.min() for sizes in held]
 
     def _ties(self, priced: Priced) -> list[np.ndarray]:
         """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
