@@ -1,6 +1,6 @@
 """Arguments and results as nested dictionaries, lists and tuples, whatever classes hold the tensors, and the way back.
 
-torch.export knows the containers registered with ``torch.utils._pytree``. Models also pass dataclasses, dictionaries of classes of their
+torch.export knows the containers that torch's pytrees know. Models also pass dataclasses, dictionaries of classes of their
 own and objects that keep tensors in attributes (the caches of transformers): those are opened into dictionaries by attribute, so that
 export sees tensors alone, and closed again into objects of the same class before the model runs.
 """

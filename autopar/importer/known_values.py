@@ -1,7 +1,7 @@
 """Conditions whose answer is known while the model runs on stand-ins: of constants that its code makes, of checks, of finiteness.
 
 The model runs once, on tensors without values. Where Python asks for a value (``if (mask == causal).all()``), the answer is computed
-when it depends on nothing but numbers in the code. Checks (``torch._check...``, ``assert``) leave no trace in the graph. Guards against
+when it depends on nothing but numbers in the code. Checks (torch's own, ``assert``) leave no trace in the graph. Guards against
 values that are not finite (``if torch.isnan(x).any()``) are answered as for finite values, and a warning says so. Everything else is the
 user's to rewrite.
 """
