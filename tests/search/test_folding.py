@@ -16,7 +16,8 @@ from autopar.search.bounds import Answer, Cuts, Term
 from autopar.search.exposure import Exposure
 from autopar.search.folded import Decomposition, FoldedModel, folded
 from autopar.search.folding import FEWEST, Folding, fold
-from autopar.search.model import InSequence, Model, Weights, build_model
+from autopar.search.building import build_model
+from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
 from autopar.search.space import Space
 from cost_models import Machine, Mesh, load_hardware

@@ -207,7 +207,7 @@ assert "torch" not in sys.modules
 sys.exit(status)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 's.json'}\n")
     written = json.loads((tmp_path / "s.json").read_text())
     assert json.loads(done.stdout) == written
     assert written["schema"] == "autopar.solution/1"
@@ -224,7 +224,7 @@ sys.exit(status)
         pytest.param(Problem.build([[1]], items=[[[(0, 1, 9)]]], limit=5), [], 1, "usage_limit 9", id="infeasible"),
         pytest.param(Problem.build([[1]]), ["--method", "magic"], 2, "no method 'magic'", id="unknown method"),
         pytest.param(Problem.build([[1]]), ["--time-limit", "0"], 2, "more than 0", id="no time"),
-        pytest.param(Problem.build([[1]]), ["-o", "/nosuch/folder/s.json"], 2, "folder does not exist", id="no folder"),
+        pytest.param(Problem.build([[1]]), ["-o", "/nosuch/folder/s.json"], 3, "there is no folder /nosuch/folder", id="no folder"),
     ],
 )
 def test_command_errors(tmp_path, capsys, text, arguments, status, words):
