@@ -15,12 +15,14 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from time import perf_counter
 
 import numpy as np
 
 from autopar.errors import TimeLimitError
 from autopar.graph import Graph
+from autopar.rules import why_once
 from autopar.schedule import Assignment, Limits, Memory, Schedule
 from autopar.schedule.legality import check_legal
 from autopar.search.again import MOMENTS, without_kept
@@ -36,7 +38,7 @@ from autopar.search.keeping import fit
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import TIES, InSequence, Model, Weights
 from autopar.search.pins import Pins, resolve_pins
-from autopar.search.recompute import with_policies
+from autopar.search.recompute import recompute, with_policies
 from autopar.search.space import Space
 from autopar.search.tuning import Timed, best_schedule
 from cost_models import Machine
@@ -72,6 +74,8 @@ TUNED = 2
 JOINT, MOST_JOINT = 400_000, 60_000
 """Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
 becomes then, up to which all times of theirs are told apart."""
+CHANGES = 200
+"""Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
 UNLIMITED = 2**62
 """Bytes that no plan needs."""
 TURN = 1 / 6
@@ -325,6 +329,8 @@ class _Search:
         self.bound, self.method, self.seconds = floor(model), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
         self.rivals: tuple[Timed, ...] = ()
+        self.plain: Timed | None = None
+        """The best plan without a limit and without second runs, where that does not fit."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False
@@ -400,6 +406,7 @@ class _Search:
         free = self._solve(exposure, CLOSE, limit=UNLIMITED)
         if free is None or free.memory.peak <= self.limit:
             return
+        self.plain = free
         if not self.large:
             self._rounds(exposure)
         space = self.model.space
@@ -469,8 +476,34 @@ class _Search:
             self._prove()
         if self._binds() and self.reached > TIGHT and not self.keeping and not self.folded:
             self._tighten(exposure)
+        if self.plain is not None and self.small and self.reached > self.gap:
+            self._change_again(self.plain)
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
+
+    def _change_again(self, plain: Timed) -> None:
+        """Second runs of the best plan without a limit, one or two more or fewer at a time, from those of the best that fits, none and all:
+        what an answer counts and what its schedule holds differ, and between two answers of the problem there may be one that fits."""
+        space = self.model.space
+        names = [op.name for op in space.graph.ops if op.phase == "forward" and not why_once(op)]
+        changes = [frozenset(some) for count in (1, 2) for some in combinations(names, count)][:CHANGES]
+        seen: set[frozenset[str]] = set()
+        known = self.best.assignment.again if self.best is not None else frozenset()
+        for start in dict.fromkeys((known, frozenset[str](), frozenset(names))):
+            chosen: frozenset[str] | None = start
+            while chosen is not None:
+                around, chosen = [chosen, *(chosen ^ change for change in changes)], None
+                for some in around:
+                    if some in seen:
+                        continue
+                    if len(seen) >= CHANGES or self.left <= 0:
+                        return
+                    seen.add(some)
+                    found = self.schedule(recompute(space.graph, plain.assignment, some, space.machine), None, tries=0)
+                    self.offer(found, "auto")
+                    if self.best is found:
+                        chosen = some
+                        break
 
     def _fitting(self, weights: Weights, gap: float) -> Timed | None:
         """Solves until an answer fits as a schedule; the last one found, None without choices."""
