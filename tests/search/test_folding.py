@@ -13,10 +13,10 @@ from autopar.importer import capture_graph
 from autopar.search import find_plan
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Answer, Cuts, Term
+from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.folded import Decomposition, FoldedModel, folded
 from autopar.search.folding import FEWEST, Folding, fold
-from autopar.search.building import build_model
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
 from autopar.search.space import Space
