@@ -14,7 +14,7 @@ from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.report import units
-from autopar.search.finding import Progress
+from autopar.search import Progress
 
 OPTIMIZER_HELP = "adamw, adamw-mixed, sgd, sgd-momentum, none, or one's own: NAME:BYTES,ACCESSES for each element"
 

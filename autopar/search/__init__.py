@@ -1,6 +1,9 @@
 """Graph x rules x cost model -> the best schedule within the memory limit, with a proved bound on its step.
 
-finding      the search: rounds of solving, scheduling and learning
+finding      the search, from a graph to what was found: baselines, folded layers first, the whole graph where memory decides
+rounds       its rounds: solving, scheduling, learning, proving
+folding      equal layers: which, and a graph of four of them
+folded       the problem of that graph, and a bound for layers left free
 space        the choices and their prices
 model        the integer problem: nodes, edges, weights
 building     graph x choices -> that problem
@@ -19,6 +22,7 @@ pins         what the user fixed
 lean         the least memory, when nothing fits
 """
 
-from autopar.search.finding import PROOF, Baseline, Found, Progress, find_plan
+from autopar.search.finding import Baseline, Found, find_plan
+from autopar.search.rounds import PROOF, Progress
 
 __all__ = ["PROOF", "Baseline", "Found", "Progress", "find_plan"]

@@ -12,7 +12,7 @@ import pytest
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
-from autopar.search import find_plan, finding
+from autopar.search import find_plan, rounds
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.model import Model
@@ -158,7 +158,7 @@ def test_problems_that_are_too_large_for_all_at_once(seed: int, joint: int) -> N
     peaks = sorted({peak for _, peak in known})
     for limit in (peaks[0], peaks[len(peaks) // 2]):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
-        with patch.object(finding, "SMALL", 0), patch.object(finding, "JOINT", joint):
+        with patch.object(rounds, "SMALL", 0), patch.object(rounds, "JOINT", joint):
             found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=20.0)
         assert found.memory.peak <= limit
         assert found.bound_seconds <= cheapest * (1 + EXACT)

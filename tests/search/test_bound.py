@@ -14,7 +14,7 @@ import pytest
 
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
-from autopar.search import PROOF, Found, find_plan, finding
+from autopar.search import PROOF, Found, find_plan, rounds
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.model import Model
@@ -89,12 +89,12 @@ def search(graph: Graph, machine: Machine, optimizer: str, pins: Mapping[str, st
     """What is found, and the bound before it is cut to the seconds of what is found, which would hide one that is too high."""
     searches = []
 
-    def run(self: finding._Search) -> bool:
+    def run(self: rounds.Search) -> bool:
         searches.append(self)
         return original(self)
 
-    original = finding._Search.run
-    with patch.object(finding._Search, "run", run):
+    original = rounds.Search.run
+    with patch.object(rounds.Search, "run", run):
         found = find_plan(graph, machine, optimizer=optimizer, constraints=pins, baselines=False, time_limit=3600.0)
     return found, max(search.bound for search in searches)
 
