@@ -27,6 +27,7 @@ def sweep(
     memory: Annotated[str | None, typer.Option(help="limit per rank, e.g. 70GiB [default: the hardware's]")] = None,
     optimizer: Annotated[str, typer.Option(help=OPTIMIZER_HELP)] = "adamw",
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
+    recompute: Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")] = "auto",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
@@ -38,7 +39,7 @@ def sweep(
     counts = _counts(devices)
     chosen = read_mode(mode)
     options = {
-        "hardware": hardware, "memory": memory, "optimizer": optimizer, "cost_model": cost_model, "constraints": open_pins(pin or []),
+        "hardware": hardware, "memory": memory, "optimizer": optimizer, "cost_model": cost_model, "recompute": recompute, "constraints": open_pins(pin or []),
         "time_limit": time_limit, "seed": seed,
     }  # fmt: skip
     if output is not None:

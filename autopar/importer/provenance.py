@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from torch.fx import Node
@@ -15,6 +16,8 @@ from autopar import torch_compat
 from autopar.importer.diagnosis import is_user_file
 
 _is_users = lru_cache(maxsize=4096)(is_user_file)
+_OUTERMOST = str(Path(__file__).with_name("exported.py"))
+"""Above the frames of this file stands who called for the capture, not the model."""
 
 
 class MarkedLines(TorchFunctionMode):
@@ -30,9 +33,9 @@ class MarkedLines(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
         while frame is not None and not _is_users(frame.f_code.co_filename):
-            frame = frame.f_back
+            frame = None if frame.f_code.co_filename == _OUTERMOST else frame.f_back
         if frame is None:
-            return function(*args, **(kwargs or {}))
+            return self.replaced(function)(*args, **(kwargs or {}))
         with self.origin(f"{frame.f_code.co_filename}:{frame.f_lineno}"):
             return self.replaced(function)(*args, **(kwargs or {}))
 
