@@ -39,8 +39,8 @@ def sweep(
     counts = _counts(devices)
     chosen = read_mode(mode)
     options = {
-        "hardware": hardware, "memory": memory, "optimizer": optimizer, "cost_model": cost_model, "recompute": recompute, "constraints": open_pins(pin or []),
-        "time_limit": time_limit, "seed": seed,
+        "hardware": hardware, "memory": memory, "optimizer": optimizer, "cost_model": cost_model, "recompute": recompute,
+        "constraints": open_pins(pin or []), "time_limit": time_limit, "seed": seed,
     }  # fmt: skip
     if output is not None:
         check_writable(output)
