@@ -171,6 +171,7 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
         )
     if not search.run():
         known += [search.best] if search.best is not None else []
+        asked.bounds.append(search.bound)
         return None
     clock.lap("solve")
     best = search.best

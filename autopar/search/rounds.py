@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from time import perf_counter
 
@@ -90,6 +90,8 @@ class Asked:
     progress: Progress | None
     baselines: bool
     recompute: bool
+    bounds: list[float] = field(default_factory=list)
+    """Proved on the way, for all plans whatever memory they need."""
 
 
 class Search:
@@ -116,7 +118,7 @@ class Search:
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
         self.reserves = Reserves(model, asked.limit, pairs=not self.large)
         self.best: Timed | None = None
-        self.bound, self.method, self.seconds = floor(model), "", 0.0
+        self.bound, self.method, self.seconds = max([floor(model), *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
         self.rivals: tuple[Timed, ...] = ()
         self.plain: Timed | None = None
@@ -343,7 +345,7 @@ class Search:
         for _ in range(BOUNDS):
             before = self.aim
             found = self._solve(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)
-            if found is None or self.start is None or self._spent():
+            if found is None or self.start is None or self.left <= 0 or (self._spent() and not self.short):
                 return
             cuts.add(Answer(self.model, self.start))
             gained = self.aim > before * (1 + GAIN)
