@@ -52,7 +52,8 @@ class Found:
         schedule: what every rank runs.
         seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
             collectives.
-        bound_seconds: no plan for this mesh, in any order, costs less.
+        bound_seconds: no plan for this mesh, in any order, costs less. Where the memory limit binds: no plan whose operators run as
+            captured, since others may hold a little less at the peak than the problem counts.
         gap: (seconds - bound) / seconds.
         status: ``optimal`` or ``feasible``.
         solver: method that gave the choices.

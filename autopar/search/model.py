@@ -176,26 +176,22 @@ class Model:
     def loads(self, edge: Edge, link: str) -> np.ndarray:
         """Seconds for which an edge's reshards hold ``link``, latencies left out; 0 where nothing is resharded."""
         assert edge.tensor is not None
-        loads = self.space.load_table(edge.tensor, edge.sources, edge.targets, link)
-        return self.once(
-            (id(edge.seconds), link), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), loads, 0.0), edge.seconds
-        )  # fmt: skip
+        return self._where_moved(edge, link, self.space.load_table(edge.tensor, edge.sources, edge.targets, link))
 
     def copies(self, edge: Edge) -> np.ndarray:
         """Seconds of the copies of an edge's reshards; 0 where nothing is resharded."""
         assert edge.tensor is not None
-        copies = self.space.copy_table(edge.tensor, edge.sources, edge.targets)
-        return self.once(
-            (id(edge.seconds), "copies"), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), copies, 0.0), edge.seconds
-        )  # fmt: skip
+        return self._where_moved(edge, "copies", self.space.copy_table(edge.tensor, edge.sources, edge.targets))
 
     def least_copies(self, edge: Edge) -> np.ndarray:
         """What the copies of an edge's reshards add to the operators' work at least, in any bucket."""
         assert edge.tensor is not None
-        least = self.space.least_copy_table(edge.tensor, edge.sources, edge.targets)
-        return self.once(
-            (id(edge.seconds), "least"), lambda: np.where(np.isfinite(edge.seconds) & (edge.seconds > 0.0), least, 0.0), edge.seconds
-        )  # fmt: skip
+        return self._where_moved(edge, "least", self.space.least_copy_table(edge.tensor, edge.sources, edge.targets))
+
+    def _where_moved(self, edge: Edge, what: str, table: np.ndarray) -> np.ndarray:
+        """The table where the edge reshards, 0 elsewhere; once for equal tables of seconds."""
+        moved = edge.seconds
+        return self.once((id(moved), what), lambda: np.where(np.isfinite(moved) & (moved > 0.0), table, 0.0), moved)
 
     def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
         """Seconds for which an operator's inner collectives hold each link they hold at all, in its first or second run."""
