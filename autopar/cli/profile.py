@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +15,9 @@ from autopar.files import STANDARD
 from autopar.report import units
 from autopar.report.tables import Table
 from cost_models import Hardware
+
+if TYPE_CHECKING:
+    from autopar.measurement import Measured
 
 
 def profile(
@@ -25,11 +30,26 @@ def profile(
 ) -> None:
     if output is not None:
         check_writable(output)
-    from autopar.measurement import QUICK, measure, to_toml
+    from autopar.measurement import QUICK, measure
 
     measured = measure(ranks, QUICK if quick else None)
-    if measured is None:  # under torchrun, rank 0 writes
-        return
+    if measured is not None:  # under torchrun, rank 0 writes
+        _write(measured, output)
+    if "RANK" in os.environ:
+        _leave()
+
+
+def _leave() -> None:
+    """Ends a rank that torchrun started, at once: a thread of gloo may still hold tensors of the last collective, for whose end it asks the
+    interpreter, and Python 3.11 aborts the process if that comes while it ends ("terminate called without an active exception")."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _write(measured: Measured, output: Path | None) -> None:
+    from autopar.measurement import to_toml
+
     text = to_toml(measured)
     if output is not None:
         write_text(output, text)
