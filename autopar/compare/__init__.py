@@ -9,7 +9,6 @@ words    how rows are called
 from __future__ import annotations
 
 from autopar.compare.changes import changes
-from autopar.compare.story import Story
 from autopar.plan import Plan
 
 __all__ = ["UNCHANGED", "diff", "explain"]
@@ -26,6 +25,8 @@ def explain(plan: Plan, name: str) -> tuple[str, ...]:
     Raises:
         UsageError: the plan has nothing of that name; names the nearest. FileError: a schedule that cannot be simulated.
     """
+    from autopar.compare.story import Story  # for start-up time: diff needs no simulation
+
     return tuple(Story(plan).tell(name))
 
 
