@@ -19,6 +19,7 @@ UNPRICED = "priced under {schema}, by the sum in sequence"
 def schedule(data: dict[str, Any], name: str) -> tuple[Plan, str]:
     """The plan of data of the old schema with a schedule, and what that changed in words. Raises FileError."""
     schema = data["schema"]
+    unpriced = UNPRICED.format(schema=schema)
     old = Plan.from_json(json.dumps(_without_schedule(data)), name)
     broken = illegal_rows(old)
     if broken:
@@ -32,7 +33,7 @@ def schedule(data: dict[str, Any], name: str) -> tuple[Plan, str]:
         made, held, target=old.model.target, optimizer=old.model.optimizer, memory_bytes=old.memory_limit_bytes_per_rank, pins=old.pins,
         bound_seconds=old.objective.bound_seconds if summed else 0.0, solve_seconds=old.objective.solve_seconds,
         created_by=old.created_by,
-        baselines={baseline: BaselinePlan(feasible=row.feasible, reason=UNPRICED.format(schema=schema)) for baseline, row in old.baselines.items()},
+        baselines={baseline: BaselinePlan(feasible=row.feasible, reason=unpriced) for baseline, row in old.baselines.items()},
     )  # fmt: skip
     words = "its objective stays the sum of its collectives" if summed else (
         f"its objective is now the step, {plan.objective.seconds:.4g} s (the sum was {old.objective.seconds:.4g} s), "

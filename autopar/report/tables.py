@@ -52,6 +52,7 @@ def overview(plan: Plan) -> Table:
             f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s "
             f"by {plan.created_by.solver}",
         ),
+        *([("layers", _tied(plan))] if objective.tied_seconds else []),
         ("step", _step(plan)),
         ("schedule", _schedule(plan)),
         (
@@ -66,6 +67,13 @@ def overview(plan: Plan) -> Table:
         rows.append(("note", "no work is split: at these sizes every rank does it all sooner than it could share it"))
     rows += [("pin", f"{name} = {spec!r}") for name, spec in plan.pins.items()]
     return Table(("autopar", "plan"), tuple(rows))
+
+
+def _tied(plan: Plan) -> str:
+    """What it costs that equal layers lie alike."""
+    more = plan.objective.tied_seconds or 0.0
+    share = units.percent(more / plan.objective.seconds)
+    return f"equal ones lie alike, which takes {units.seconds(more)} ({share}) more than the best found"
 
 
 def _step(plan: Plan) -> str:
