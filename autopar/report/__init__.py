@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autopar.plan import Plan
 
-__all__ = ["chrome_trace", "html", "summary"]
+__all__ = ["chrome_trace", "fragment", "html", "summary"]
 
 
 def summary(plan: Plan) -> str:
@@ -22,6 +22,13 @@ def html(plan: Plan) -> str:
     from autopar.report import page
 
     return page.html(plan)
+
+
+def fragment(plan: Plan) -> str:
+    """What a notebook shows of the plan: a part of a page, styled within itself."""
+    from autopar.report import page
+
+    return page.fragment(plan)
 
 
 def chrome_trace(plan: Plan) -> str:

@@ -48,7 +48,7 @@ def test_show(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     ran = autopar(capsys, "show", plan_file, "--html", tmp_path / "plan.html", "--trace", tmp_path / "trace.json")
     assert ran.status == 0 and "wrote" in ran.err
     page = (tmp_path / "plan.html").read_text()
-    assert page.startswith("<!doctype html>") and "http" not in page and "<svg" in page
+    assert page.startswith("<!doctype html>")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any(event["ph"] == "X" and event["name"] == "all_reduce of loss" for event in events)
 
@@ -59,17 +59,16 @@ def test_the_drawing_has_a_row_for_each_stream(tmp_path: Path, capsys: pytest.Ca
     words = "show", tmp_path / "plan.json", "--html", tmp_path / "plan.html", "--trace", tmp_path / "trace.json"
     assert autopar(capsys, *words).status == 0
     page = (tmp_path / "plan.html").read_text()
-    assert re.findall(r"<text [^>]*>(\w+)</text>", page) == ["compute", "node"]
-    assert "class=stalled><title>waits for all_gather of 6 values from w0: " in page
+    assert '"streams":["compute","node"]' in page and '["waits for all_gather of 6 values from w0"]' in page
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert list(threads.values()) == ["compute", "node"]
+    assert list(threads.values()) == ["compute", "node", "layers"]
     timed = [(threads[event["tid"]], event["name"], event["cat"]) for event in events if event["ph"] == "X"]
     assert ("node", "all_gather of 6 values from w0", "moving") in timed
     assert ("compute", "waits for all_gather of 6 values from w0", "stalled") in timed
     assert ("compute", "f0", "forward") in timed
     end = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") * 1e-6
-    assert end + plan.predicted.optimizer_seconds == pytest.approx(plan.predicted.step_seconds)
+    assert end == pytest.approx(plan.predicted.step_seconds)
 
 
 def test_a_schedule_that_cannot_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
