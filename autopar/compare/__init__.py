@@ -2,6 +2,7 @@
 
 story    the lines about one thing
 changes  the lines about two plans
+axes     meshes that are the same but for the order or the names of their axes
 moments  when each instruction happens
 words    how rows are called
 """

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.compare.words import pattern
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import CollectivePlan, InstructionPlan, Plan, TensorSpec
-from autopar.report.tables import pattern
 from autopar.sharding import ShardingSpec
 
 BUFFERS = "buffers of collectives"

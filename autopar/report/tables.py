@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.compare.words import pattern
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan, TensorSpec
 from autopar.report import units
@@ -159,11 +159,6 @@ def _held(row: TensorSpec, plan: Plan) -> str:
     if row.dtype not in DTYPE_BYTES or spec.problem(row.shape, plan.sizes) is not None:
         return "-"
     return units.size(math.prod(spec.local_shape(row.shape, plan.sizes)) * DTYPE_BYTES[row.dtype])
-
-
-def pattern(name: str) -> str:
-    """A name with the numbers of layers left out: ``layers.*.w1.weight``."""
-    return re.sub(r"(?<![^._])\d+(?![^._])", "*", name)
 
 
 def _is_whole(plan: Plan) -> bool:

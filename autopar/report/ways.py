@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.compare.words import pattern
 from autopar.plan import OpPlan, Plan, TensorSpec
-from autopar.report.tables import pattern
 from autopar.sharding import ShardingSpec
 
 WHOLE = "whole on every rank"

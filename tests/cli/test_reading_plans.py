@@ -156,6 +156,33 @@ def test_diff(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
 
 
+def test_diff_knows_an_axis_by_another_name_or_place(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(plan_file.read_text())
+    text = re.sub(r'"(dp|tp)"', lambda match: {"dp": '"data"', "tp": '"model"'}[match[1]], plan_file.read_text())
+    (tmp_path / "renamed.json").write_text(text)
+    assert autopar(capsys, "diff", plan_file, tmp_path / "renamed.json").out.splitlines() == [
+        "mesh: dp=2,tp=2 -> data=2,model=2",
+        "axes: dp is now data, tp is now model; specs of the second are told in those of the first",
+    ]
+    swapped = re.sub(r"(?<=[SP])[01]+", lambda match: match[0].translate({48: "1", 49: "0"}), json.dumps(data))
+    data = {**json.loads(swapped), "mesh": {"tp": 2, "dp": 2}}
+    (tmp_path / "swapped.json").write_text(json.dumps(data))
+    assert autopar(capsys, "diff", plan_file, tmp_path / "swapped.json").out.splitlines() == [
+        "mesh: dp=2,tp=2 -> tp=2,dp=2",
+        "axes: dp,tp stand as tp,dp; specs of the second are told in those of the first",
+    ]
+
+
+def test_diff_folds_equal_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = two_layer_plan()
+    row = next(iter(plan.parameters.values()))
+    for name, spec in (("a", "S0 R"), ("b", "R S0")):
+        rows = {f"layers.{index}.w": row.model_copy(update={"index": index, "spec": spec}) for index in range(32)}
+        plan.model_copy(update={"parameters": rows}).save(tmp_path / f"{name}.json")
+    out = autopar(capsys, "diff", tmp_path / "a.json", tmp_path / "b.json").out
+    assert out == "parameter layers.*.w (32): 'S0 R' -> 'R S0'\n"
+
+
 def test_diff_of_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = bucket_plan(Limits(10**6, 10**6, 0)), bucket_plan(Limits(600, 10**6, 0))
     first.save(tmp_path / "first.json")
