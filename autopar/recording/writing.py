@@ -50,7 +50,7 @@ def record(found: Found, *, target: str, memory_bytes: int, pins: Mapping[str, s
     baselines = {
         name: BaselinePlan(
             objective_seconds=baseline.seconds,
-            step_seconds=step_seconds(baseline.schedule, found.optimizer),
+            step_seconds=baseline.step_seconds,
             peak_memory_bytes_per_rank=baseline.memory.peak,
             feasible=baseline.feasible,
         )
