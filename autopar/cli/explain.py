@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 from autopar import compare
 from autopar.cli.files import read_plan
 from autopar.cli.terminal import Line, out
+from autopar.errors import UsageError
 from autopar.report import units
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
     from autopar.search.alternatives import alternatives
     from autopar.search.pins import resolve_pins
 
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"the time limit is {seconds:g} s", "give a positive number of seconds")
     graph = graph_of(plan)
     kind, _, rest = name.rpartition(":")
     found = next((spec.tensor for of, key, spec in plan.entering if name == key or (kind == of and rest == key)), name)
@@ -48,7 +52,10 @@ def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
             replay(plan, graph), assignment_of(plan, graph), found, optimizer=plan.model.optimizer, limit=plan.memory_limit_bytes_per_rank,
             pins=resolve_pins(graph, machine_of(plan).mesh, plan.pins), seconds=seconds,
         )  # fmt: skip
-    yield f"next best, all else solved again once ({units.seconds(plan.objective.seconds)} as it is):" if rows else "nothing else fits"
+    if not rows:
+        yield "nothing else was found in time that fits"
+        return
+    yield f"next best, all else solved again once ({units.seconds(plan.objective.seconds)} as it is):"
     for row in rows[:count]:
         more = row.seconds - plan.objective.seconds
         share = f", {100 * more / plan.objective.seconds:+.2g} %" if plan.objective.seconds else ""

@@ -36,3 +36,5 @@ def test_explain_tells_the_next_best(plan_file: Path, capsys: pytest.CaptureFixt
     assert len(out) == start + 3 and all("a rank at the peak" in line for line in out[start + 1 :])
     assert any(line.startswith("  'S") or "->" in line for line in autopar(capsys, "explain", plan_file, "h", "--next", 1).out.splitlines())
     refused(autopar(capsys, "explain", plan_file, "output:loss", "--next", 1), 2, "is no parameter, buffer, input or operator")
+    for limit in ("0", "nan", "inf"):
+        refused(autopar(capsys, "explain", plan_file, "h", "--next", 1, "--time-limit", limit), 2, "the time limit is")
