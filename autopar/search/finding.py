@@ -18,6 +18,7 @@ from autopar.errors import TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
+from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
 from autopar.search.building import build_model
 from autopar.search.folded import FoldedModel, folded
@@ -35,11 +36,16 @@ from cost_models import Machine
 class Baseline:
     """A plan a person would write, in the same terms: its schedule and what it costs.
 
-    ``seconds`` is the objective: the step, or the sum of its collectives under the communication model.
+    Args:
+        schedule: of the graph that was planned, or where that is deep and the plan no candidate of one with fewer of its equal layers,
+            from which the figures follow.
+        seconds: the objective: the step, or the sum of its collectives under the communication model.
+        step_seconds: the step.
     """
 
     schedule: Schedule
     seconds: float
+    step_seconds: float
     memory: Memory
     feasible: bool
 
@@ -62,6 +68,7 @@ class Found:
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
+        tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
     """
 
     schedule: Schedule
@@ -79,6 +86,7 @@ class Found:
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
+    tied_seconds: float = 0.0
 
 
 def find_plan(
@@ -161,8 +169,9 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
         by_worth = sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
         for name in by_worth[: TUNED if search.large else 0]:
             rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
-        for rival in rivals.values():
-            search.offer(rival, "baseline")
+        for name in by_worth:
+            rivals[name] = search.sure(rivals[name])
+            search.offer(rivals[name], "baseline")
         search.rivals = tuple(rivals.values())
     clock.lap("baselines")
     if search.left <= 0 and (search.best is None or search.best.memory.peak > limit):
@@ -171,32 +180,35 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
             "allow more time (--time-limit), or fewer choices by pins",
         )
     if not search.run():
-        known += [search.best] if search.best is not None else []
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
         asked.bounds.append(search.bound)
         return None
     clock.lap("solve")
-    best = search.best
-    assert best is not None
+    best, free = search.best, search.best
+    assert best is not None and free is not None
+    best = tied(search) or best
     check_legal(best.schedule, "the search")
     bound = min(search.bound, best.seconds)
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return Found(
         best.schedule, best.seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", search.seconds, search.method,
         space.optimizer, best.memory,
-        {name: Baseline(rival.schedule, rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
+        {name: _baseline(rival, limit) for name, rival in rivals.items()},
         contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
+        max(best.seconds - free.seconds, 0.0),
     )  # fmt: skip
 
 
 def _rivals(model: Model, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
-    """The baselines of the whole graph, and the reasons why others are none."""
+    """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
     found, contradicted = find_baselines(model.space)
-    if isinstance(model, FoldedModel):
-        unfolded = {name: model.fold.unfold(assignment) for name, assignment in found.items()}
-        if None in unfolded.values():  # layers that are not alike in a baseline: it walks the whole graph
-            return find_baselines(replace(model.space, graph=model.whole_graph, pins=pins))
-        found = {name: assignment for name, assignment in unfolded.items() if assignment is not None}
+    if isinstance(model, FoldedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
+        return find_baselines(replace(model.space, graph=model.whole_graph, pins=pins))
     return found, contradicted
+
+
+def _baseline(rival: Timed, limit: int) -> Baseline:
+    return Baseline(rival.schedule, rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
 
 
 def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:
