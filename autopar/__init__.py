@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from autopar.check import check
     from autopar.errors import AutoparError
     from autopar.graph import Graph
+    from autopar.placements import same_sharding
     from autopar.plan import Plan
     from autopar.reshard import reshard
+    from autopar.rules.own import rule
     from autopar.runtime import load_program
     from autopar.sharding import ShardingSpec
     from autopar.verify import verify
@@ -26,7 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
-    "capture", "check", "compile", "load", "load_program", "plan", "reshard", "verify",
+    "capture", "check", "compile", "load", "load_program", "plan", "reshard", "rule", "same_sharding", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -43,6 +45,8 @@ _HOME = {
     "load_program": "autopar.runtime",
     "plan": "autopar.api",
     "reshard": "autopar.reshard",
+    "rule": "autopar.rules.own",
+    "same_sharding": "autopar.placements",
     "verify": "autopar.verify",
 }
 

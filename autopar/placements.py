@@ -1,4 +1,4 @@
-"""DTensors among a user's arguments and parameters: where they lie is a pin, and capture sees their global shape."""
+"""DTensors among a user's arguments and parameters: where they lie is a pin, and capture sees their global shape; whether two lie alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,46 @@ from typing import Any
 
 from autopar.errors import UsageError
 from autopar.graph import Graph
+from autopar.sharding import ShardingSpec
 from cost_models import Mesh
+
+
+def same_sharding(a: Any, b: Any, mesh: Any = None) -> bool:
+    """Whether two tensors are known to lie alike: every rank holds the same part of both, whole or summed as far.
+
+    Conservative: True only where that is certain. ``S01`` and ``S10`` hold the same parts in other places, and differ; a spec without its
+    mesh may split by an axis of size 1, and differs from one that does not.
+
+    Args:
+        a, b: each a DTensor, a ``ShardingSpec`` or its text (``"S0 R"``). Two DTensors lie on one mesh to be alike, and have one shape.
+        mesh: of specs: ``"dp=2,tp=4"``, a mapping of sizes by name, or a ``Mesh``; of DTensors it is their own.
+
+    Raises:
+        SpecError: a text that cannot be read. UsageError: something that has no sharding.
+    """
+    placed = [item for item in (a, b) if _may_exist() and _is_placed(item)]
+    if len(placed) == 2 and (tuple(a.shape) != tuple(b.shape) or a.device_mesh != b.device_mesh):
+        return False
+    sizes = tuple(placed[0].device_mesh.shape) if placed else Mesh.parse(mesh).sizes if mesh is not None else None
+    first, second = (_spec_of(item, sizes) for item in (a, b))
+    if sizes is not None:
+        if max((axis + 1 for spec in (first, second) for axis in (*spec.split_axes, *spec.partial_axes)), default=0) > len(sizes):
+            return False
+        first, second = first.normalized(sizes), second.normalized(sizes)
+    return first == second
+
+
+def _spec_of(item: Any, sizes: tuple[int, ...] | None) -> ShardingSpec:
+    if isinstance(item, ShardingSpec):
+        return item
+    if isinstance(item, str):
+        return ShardingSpec.parse(item)
+    if sizes is not None and _may_exist() and _is_placed(item):
+        from autopar.runtime import from_placements
+
+        found: ShardingSpec = from_placements(item.placements, item.dim(), sizes)
+        return found
+    raise UsageError(f"a {type(item).__name__} has no sharding", "give DTensors, or specs such as 'S0 R'")
 
 
 def without_placement(tree: Any) -> Any:

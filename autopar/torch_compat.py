@@ -213,6 +213,22 @@ def role(descriptor: Any) -> tuple[str, int]:
             return "other", -1
 
 
+@contextmanager
+def autocast_on_cpu() -> Iterator[None]:
+    """Within it, ``torch.autocast`` of any device is that of the CPU, in the dtype it has on its own: what is traced lies on the CPU, and a
+    machine without that device would switch it off."""
+    plain = torch.amp.autocast_mode.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
+        plain(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, enabled, cache_enabled)
+
+    torch.amp.autocast_mode.autocast.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.amp.autocast_mode.autocast.__init__ = plain  # type: ignore[method-assign]
+
+
 # --- calls to autograd from Python ------------------------------------------------------------------------------------
 
 
@@ -262,6 +278,27 @@ def is_reentrant_checkpoint(function: Any) -> bool:
     from torch.utils.checkpoint import CheckpointFunction
 
     return function is CheckpointFunction
+
+
+@contextmanager
+def noticed_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
+    """Within it, ``noticed`` is called for every call of ``torch.utils.checkpoint`` that is not reentrant.
+
+    ``_checkpoint_without_reentrant_generator``: what the public function, under whichever name it was imported, comes to.
+    """
+    from torch.utils import checkpoint
+
+    plain = checkpoint._checkpoint_without_reentrant_generator
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        noticed()
+        return plain(*args, **kwargs)
+
+    checkpoint._checkpoint_without_reentrant_generator = watched
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = plain
 
 
 # --- runtime: DTensor placements, collectives on process groups, the running backward ----------------------------------

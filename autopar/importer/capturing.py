@@ -15,7 +15,7 @@ import autopar.dialect  # noqa: F401  registers the operators that the trace cal
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
-from autopar.importer.deferred import check_hooks
+from autopar.importer.deferred import check_hooks, warn_of_checkpoint
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, export
 from autopar.importer.groups import find_groups
@@ -23,6 +23,7 @@ from autopar.importer.joint import DialectProgram, trace
 from autopar.importer.lowering import Lowering
 from autopar.importer.precision import check_compute_dtype
 from autopar.importer.repeats import Chain, find_chain, unrolled
+from autopar.importer.sets import in_order
 from autopar.importer.weights import FakeWeights, fake_weights
 
 
@@ -76,7 +77,7 @@ def capture(
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
     check_hooks(model)
     train = mode == "train"
-    with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, _plain_operators():
+    with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, in_order(model, loss), _plain_operators():
         passed: list[Chain] = []
         call = args, kwargs, loss, loss_args, compute_dtype
 
@@ -127,13 +128,13 @@ def _chain(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) ->
 
 @contextmanager
 def _plain_operators() -> Iterator[None]:
-    """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run."""
+    """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run, and from seeing no GPU here."""
     stance = torch.compiler.set_stance("force_eager")  # a module that was given to torch.compile is captured as the module it is
     fast, fused = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
     torch.backends.mkldnn.enabled = False
     try:
-        with stance:
+        with stance, torch_compat.autocast_on_cpu(), torch_compat.noticed_checkpoints(warn_of_checkpoint):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

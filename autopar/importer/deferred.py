@@ -7,6 +7,7 @@ the tensors it takes; its results' shapes come from running it on fake tensors, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.dialect.library import define
 from autopar.errors import CaptureError
+from autopar.importer.known_values import running_user_frame
 
 Users = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Wraps a function of the user's for the joint trace: in it, dialect operators run in place of torch's."""
@@ -116,6 +118,7 @@ def _apply(function: type[torch.autograd.Function], apply: Callable[..., Any], a
     """``function.apply(*args)`` of the user's code; ``apply`` is torch's own."""
     if torch_compat.is_reentrant_checkpoint(function):
         body, _, *inputs = args
+        warn_of_checkpoint()
         return body(*inputs)
     if not _listening(*args) or function.__module__.partition(".")[0] == "torch":
         return apply(*args)
@@ -132,6 +135,20 @@ def _apply(function: type[torch.autograd.Function], apply: Callable[..., Any], a
         return users(torch_compat.with_backward(function, users).apply)(*rebuilt(given))
 
     return defer(Deferred(shapes, call), tensors)
+
+
+class CheckpointWarning(UserWarning):
+    """The model says itself what is to be computed again in backward."""
+
+
+def warn_of_checkpoint() -> None:
+    """Gradients are the same; what is kept and what is made again is the plan's to choose."""
+    if not torch.is_grad_enabled():
+        return
+    frame = running_user_frame()
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""
+    text = f"{place}torch.utils.checkpoint is not followed: the plan chooses what is computed again, where memory asks for it"
+    warnings.warn(text, CheckpointWarning, stacklevel=2)
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------------

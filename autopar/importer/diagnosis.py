@@ -27,6 +27,8 @@ _TORCH = str(Path(torch.__file__).parent)
 _LAYERS, _CALLERS = os.path.join(_TORCH, "nn", "modules"), ("module.py", "container.py")
 _STANDARD = sysconfig.get_path("stdlib")
 
+NO_COLLECTIVES = "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in"
+
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         "GuardOnDataDependentSymNode|DataDependentOutputException|data-dependent",
@@ -52,6 +54,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "InternalTorchDynamoError",
         "an operator that runs a graph of its own (torch.cond, a compiled function) is not supported",
         "write this part with plain tensor operators",
+    ),
+    (
+        "c10d|ProcessGroup|process group has not been initialized|torch.distributed|Unsupported group type|group cannot be None",
+        "the model calls torch.distributed itself",
+        NO_COLLECTIVES,
     ),
     (
         "is not differentiated again",

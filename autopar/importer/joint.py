@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError
 from autopar.importer.deferred import OPERATOR, Users, with_hooks
-from autopar.importer.diagnosis import at_line
+from autopar.importer.diagnosis import NO_COLLECTIVES, at_line
 from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
-from autopar.importer.rewrite import Replacement, replacements, seeded
+from autopar.importer.rewrite import WITHOUT_CHECKS, Replacement, replacements, seeded
 from autopar.importer.rewrite.patterns import recognised
+
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
+"""Namespaces of torch's collectives."""
 
 
 class DialectProgram(nn.Module):
@@ -41,7 +44,7 @@ class DialectProgram(nn.Module):
         self.seeds = count(1)  # a program is run more than once in a trace
         table = replacements(self.next_seed)
         self.leaves.clear()
-        with torch_compat.recorded_origins() as origin:
+        with torch_compat.recorded_origins() as origin, torch_compat.replaced_operators(WITHOUT_CHECKS):
             given = {
                 (value.kind, value.name): with_hooks(tensor, value.hooks, _users(table, lambda: nullcontext()))
                 for value, tensor in zip(self.exported.tensors, tensors, strict=True)
@@ -82,6 +85,7 @@ class DialectProgram(nn.Module):
             else:
                 self.running = node
                 self._check_sizes(node)
+                self._check_collectives(node)
                 target, args, kwargs = recognised(node)
                 args = torch.fx.node.map_arg(args, values.__getitem__)
                 kwargs = torch.fx.node.map_arg(kwargs, values.__getitem__)
@@ -126,6 +130,11 @@ class DialectProgram(nn.Module):
                     at_line(f"the size of the result of {node.target} depends on the values of a tensor", self.place()),
                     "use operators whose result sizes are known before the run, such as topk, where or a mask",
                 )
+
+    def _check_collectives(self, node: torch.fx.Node) -> None:
+        if torch_compat.is_operator(node.target) and torch_compat.schema_of(node.target).name.partition("::")[0] in _COLLECTIVES:
+            name = torch_compat.schema_of(node.target).name.partition("::")[2].strip("_")
+            raise CaptureError(at_line(f"the model calls a collective of torch.distributed itself ({name})", self.place()), NO_COLLECTIVES)
 
     def _region(self, node: torch.fx.Node, args: Any, table: Mapping[Any, Replacement], origin: Callable[[str], Any]) -> Any:
         """A stretch of the model under ``torch.no_grad()`` or ``torch.autocast``, which export keeps as a sub-graph."""

@@ -108,7 +108,7 @@ class KnownValues(TorchFunctionMode):
 
     def _answer(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], assumed: bool) -> Any:
         if assumed:
-            frame = _user_frame()
+            frame = running_user_frame()
             file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
             text = f"{file}:{line}: planned as if all values were finite: {linecache.getline(file, line).strip()}"
             warnings.warn(text, AssumedFiniteWarning, stacklevel=2)
@@ -127,7 +127,8 @@ class KnownValues(TorchFunctionMode):
         return values[id(tensor)]
 
 
-def _user_frame() -> FrameType | None:
+def running_user_frame() -> FrameType | None:
+    """The innermost frame of the user's code in the calls that are running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back

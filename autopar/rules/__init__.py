@@ -9,7 +9,7 @@ table              THE table: one row an operator
 computed           rules that depend on arguments, each written by a function (computed_layout, computed_indexing; writing: their words)
 signature          a row, and an operator's arguments by the names it gives them
 binding, rule      a rule's text and an operator's shapes -> ShardingRule
-lookup             an operator -> its ShardingRule
+lookup, own        an operator -> its ShardingRule; rules that users give
 expansion          a ShardingRule on a mesh -> strategies
 local              what changes in arguments on a rank
 work               floating point operations, and what may not run twice
@@ -22,10 +22,11 @@ from autopar.rules.expansion import strategies
 from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
+from autopar.rules.own import rule
 from autopar.rules.rule import ShardingRule
 from autopar.rules.work import family, flops, is_alias, why_once
 
 __all__ = [
-    "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "strategies", "table",
+    "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "localize", "parse", "rule", "strategies", "table",
     "why_once",
 ]  # fmt: skip

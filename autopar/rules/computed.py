@@ -122,3 +122,17 @@ def convolution_backward(call: OperatorCall) -> str:
     weight = "(g i) o _..." if call.arguments["transposed"] else "(g o) i _..."
     g = f"g={call.arguments['groups']}"
     return f"n ({g} o) _..., n (g i) _..., {weight} -> n (g i) _..., {weight}, (g o) ~i | linear {{0}}"
+
+
+def solve(call: OperatorCall) -> str:
+    """Matrices or vectors on the right; ``aten._linalg_solve_ex`` takes ``b`` as vectors where its shape is that of ``a`` less a dim."""
+    first, second = call.shape(0), call.shape(1)
+    vectors = len(second) == 1 or second == first[:-1]
+    right = "... _" if vectors else "... _ _"
+    return f"... _ _, {right} -> {right}, ... _ _, ... _, ..."
+
+
+def pseudo_inverse(call: OperatorCall) -> str:
+    """Tolerances are one for all matrices, or one a matrix."""
+    tolerances = ["()" if not tensor.shape else "..." for tensor in call.inputs[1:]]
+    return ", ".join(["... _ _", *tolerances]) + " -> ... _ _"

@@ -199,3 +199,19 @@ def diagonal(call: OperatorCall) -> str:
     rest = [name for dim, name in enumerate(names) if dim not in dims]
     words = ["_" if dim in dims else name for dim, name in enumerate(names)]
     return write([words], [[*rest, "_"]], "linear {0}")
+
+
+def diagonal_embedded(call: OperatorCall) -> str:
+    """The two dims that it is written across are whole."""
+    names = letters(len(call.result()))
+    dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}
+    rest = [name for dim, name in enumerate(names) if dim not in dims]
+    return write([[*rest, "_"]], [["_" if dim in dims else name for dim, name in enumerate(names)]], "linear {0}")
+
+
+def diagonal_scatter(call: OperatorCall) -> str:
+    """The two dims that it is written across are whole."""
+    names = letters(len(call.shape(0)))
+    dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}
+    words = ["_" if dim in dims else name for dim, name in enumerate(names)]
+    return write([words, [*(name for dim, name in enumerate(names) if dim not in dims), "_"]], [words], "linear {0 1}")

@@ -15,11 +15,14 @@ from autopar.rules.signature import OperatorCall, Row, call_of, dims_of
 from autopar.rules.table import ROWS
 
 BY_NAME: Mapping[str, Row] = {row.name: row for row in ROWS}
+OWN: dict[str, Row] = {}
+"""Rows that users gave (``autopar.rules.own``)."""
 
 
 def find_row(target: str) -> Row | None:
     """The row of an operator: by its full name (``aten.view.dtype``), else without the overload (``aten.view``)."""
-    return BY_NAME.get(target) or BY_NAME.get(target.rpartition(".")[0])
+    short = target.rpartition(".")[0]
+    return BY_NAME.get(target) or BY_NAME.get(short) or OWN.get(target) or OWN.get(short)
 
 
 def find_rule(op: Op, tensors: Mapping[str, Tensor]) -> ShardingRule:
@@ -35,7 +38,8 @@ def find_rule(op: Op, tensors: Mapping[str, Tensor]) -> ShardingRule:
     """
     inputs = tuple(tensors[name] for name in op.inputs)
     outputs = tuple(tensors[name] for name in op.outputs)
-    return _find(op.target, op.args, op.kwargs, tuple(_shape_dtype(t) for t in inputs), tuple(_shape_dtype(t) for t in outputs))
+    shapes = tuple(map(_shape_dtype, inputs)), tuple(map(_shape_dtype, outputs))
+    return find_rule_of_shapes(op.target, op.args, op.kwargs, *shapes)
 
 
 ShapeDtype = tuple[tuple[int, ...], str]
@@ -46,13 +50,14 @@ def _shape_dtype(tensor: Tensor) -> ShapeDtype:
 
 
 @lru_cache(maxsize=65536)
-def _find(
+def find_rule_of_shapes(
     target: str,
     args: tuple[object, ...],
     kwargs: tuple[tuple[str, object], ...],
     inputs: tuple[ShapeDtype, ...],
     outputs: tuple[ShapeDtype, ...],
 ) -> ShardingRule:
+    """``find_rule`` of an operator by what its rule depends on: arguments, and shapes and dtypes of its tensors."""
     row = find_row(target)
     if row is None:
         return unknown(target, [shape for shape, _ in inputs], [shape for shape, _ in outputs], "it has no row in the table")

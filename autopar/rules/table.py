@@ -12,7 +12,9 @@ from autopar.rules import computed, computed_indexing, computed_layout
 from autopar.rules.signature import OperatorCall, Row
 
 
-def _rows(family: str, operators: str, rule: str | Callable[[OperatorCall], str], arguments: str = "", **more: Any) -> tuple[Row, ...]:
+def _rows(
+    family: str, operators: str, rule: str | tuple[str, ...] | Callable[[OperatorCall], str], arguments: str = "", **more: Any
+) -> tuple[Row, ...]:
     """One row for each operator of a list, all with one rule and one signature."""
     return tuple(Row(family, f"aten.{name}" + (f"({arguments})" if arguments else ""), rule, **more) for name in operators.split())
 
@@ -58,7 +60,7 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "clone lift_fresh_copy", "... -> ... | linear {0}", work="none"),
     *_rows("pointwise", "alias detach lift_fresh", "... -> ... | linear {0}", alias=True),
     *_rows("pointwise", "zeros_like zero", "... -> ... | linear {} {0}"),
-    *_rows("pointwise", "_conj", "... -> ... | linear {0}"),
+    *_rows("pointwise", "_conj", "... -> ... | linear {0}", alias=True),
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
     *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),
@@ -77,7 +79,6 @@ CONTRACTION: tuple[Row, ...] = (
         local=(("experts", "extent e"), ("first_row", "start s"), ("first_expert", "start e")), work="grouped"),
     *_rows("contraction", "mm", "m k, k n -> m n | linear {0} {1}", work="contraction"),
     *_rows("contraction", "bmm", "b m k, b k n -> b m n | linear {0} {1}", work="contraction"),
-    *_rows("contraction", "linalg_matrix_exp", "... _ _ -> ... _ _"),
     *_rows("contraction", "_cdist_forward", "... m _, ... n _ -> ... m n"),
     *_rows("contraction", "_cdist_backward", "... m n, ... m _, ... n _, ... m n -> ... m _ | linear {0}"),
     *_rows("contraction", "mv", "m k, k -> m | linear {0} {1}", work="contraction"),
@@ -85,6 +86,26 @@ CONTRACTION: tuple[Row, ...] = (
     *_rows("contraction", "addmm", computed.add_product, "bias, a, b", work="contraction"),
     *_rows("contraction", "baddbmm", "b? m? n? +k, b m k, b k n -> b m n | linear {0 1} {0 2}", work="contraction"),
 )  # fmt: skip
+
+# batches of matrices; a factorisation that was not asked for a part of its results gives that part empty
+LINEAR_ALGEBRA: tuple[Row, ...] = (
+    *_rows("linear algebra", "linalg_matrix_exp cholesky cholesky_inverse", "... _ _ -> ... _ _", work="matrices"),
+    *_rows("linear algebra", "linalg_inv_ex linalg_cholesky_ex", "... _ _ -> ... _ _, ...", work="matrices"),
+    *_rows("linear algebra", "linalg_lu_factor_ex linalg_ldl_factor_ex", "... _ _ -> ... _ _, ... _, ...", work="matrices"),
+    *_rows("linear algebra", "linalg_lu", "... _ _ -> ... _ _, ... _ _, ... _ _", work="matrices"),
+    *_rows("linear algebra", "_linalg_det", "... _ _ -> ..., ... _ _, ... _", work="matrices"),
+    *_rows("linear algebra", "_linalg_slogdet", "... _ _ -> ..., ..., ... _ _, ... _", work="matrices"),
+    *_rows("linear algebra", "_linalg_eigh linalg_eig", ("... _ _ -> ... _, ... _ _", "... _ _ -> ... _, _ ~..."), work="matrices"),
+    *_rows("linear algebra", "linalg_eigvals", "... _ _ -> ... _", work="matrices"),
+    *_rows("linear algebra", "_linalg_svd", ("... _ _ -> ... _ _, ... _, ... _ _", "... _ _ -> _ ~..., ... _, _ ~..."), work="matrices"),
+    *_rows("linear algebra", "linalg_qr", ("... _ _ -> ... _ _, ... _ _", "... _ _ -> _ ~..., ... _ _"), work="matrices"),
+    *_rows("linear algebra", "linalg_pinv.atol_rtol_tensor", computed.pseudo_inverse, "x, atol?, rtol?", work="matrices"),
+    *_rows("linear algebra", "_linalg_solve_ex", computed.solve, "a, b", work="matrices"),
+    *_rows("linear algebra", "linalg_solve_triangular cholesky_solve", "... _ _, ... _ _ -> ... _ _", work="matrices"),
+    *_rows("linear algebra", "linalg_lu_solve", "... _ _, ... _, ... _ _ -> ... _ _", work="matrices"),
+    *_rows("linear algebra", "lu_unpack", "... _ _, ... _ -> ... _ _, ... _ _, ... _ _"),
+    *_rows("linear algebra", "linalg_cross", "... _, ... _ -> ... _ | linear {0} {1}", "a, b, dim=-1", **_AT_DIM),
+)
 
 # n batch, g groups, i and o channels of a group
 CONVOLUTION: tuple[Row, ...] = (
@@ -147,6 +168,8 @@ VIEW: tuple[Row, ...] = (
     *_rows("view", "unfold", computed_layout.unfold, "x, dimension=, size=, step=", alias=True),
     *_rows("view", "unfold_backward", computed_layout.unfold_backward, "grad, input_sizes=, dim=, size=, step=", **_INPUT_SIZES),
     *_rows("view", "diagonal", computed_layout.diagonal, "x, offset=0, dim1=0, dim2=1", alias=True),
+    *_rows("view", "diag_embed", computed_layout.diagonal_embedded, "x, offset=0, dim1=-2, dim2=-1", work="none"),
+    *_rows("view", "diagonal_scatter", computed_layout.diagonal_scatter, "x, src, offset=0, dim1=0, dim2=1", work="none"),
     *_rows("view", "pixel_shuffle", "... (c p! q!) h w -> ... c (h p!) (w q!) | linear {0}", work="none"),
     *_rows("view", "pixel_unshuffle", "... c (h p!) (w q!) -> ... (c p! q!) h w | linear {0}", work="none"),
     *_rows("view", "diagonal_backward", computed_layout.diagonal_backward, "grad, input_sizes=, offset=, dim1=, dim2=", **_INPUT_SIZES),
@@ -291,5 +314,6 @@ SCAN: tuple[Row, ...] = (
 )
 
 ROWS: tuple[Row, ...] = (
-    *POINTWISE, *CONTRACTION, *CONVOLUTION, *ATTENTION, *REDUCTION, *VIEW, *SLICE, *NORMALISATION, *POOLING, *GATHER, *FACTORY, *SCAN,
+    *POINTWISE, *CONTRACTION, *LINEAR_ALGEBRA, *CONVOLUTION, *ATTENTION, *REDUCTION, *VIEW, *SLICE, *NORMALISATION, *POOLING, *GATHER,
+    *FACTORY, *SCAN,
 )  # fmt: skip

@@ -56,6 +56,12 @@ def _contraction(op: Op, tensors: Mapping[str, Tensor]) -> float:
     return 2.0 * math.prod(find_rule(op, tensors).extent.values())
 
 
+def _matrices(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """2 n for each element of the largest tensor: of the order of what factorisations of n x n matrices take (2/3 to 20 n^3)."""
+    largest = max((tensors[name] for name in (*op.inputs, *op.outputs)), key=lambda tensor: tensor.elements)
+    return 2.0 * largest.elements * max(largest.shape[-2:], default=1)
+
+
 def _grouped(op: Op, tensors: Mapping[str, Tensor]) -> float:
     """Each row by one expert's matrix, however many experts there are; the same for the gradient of the matrices."""
     (rows, inner), second = tensors[op.inputs[0]].shape, tensors[op.inputs[1]].shape
@@ -97,6 +103,7 @@ _WORK: Mapping[str, Callable[[Op, Mapping[str, Tensor]], float]] = {
     "none": _none,
     "elements": _elements,
     "contraction": _contraction,
+    "matrices": _matrices,
     "grouped": _grouped,
     "convolution": _convolution,
     "attention": _attention,

@@ -157,7 +157,7 @@ class _Binding:
 
     def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool) -> None:
         self.schedule, self.backend, self.device, self.dropout = schedule, backend, device, dropout
-        self.fusion = _fusion(schedule, in_place)
+        self.fusion = fusion_of(schedule, in_place)
         self.pairs = {pair.addition: pair for pair in self.fusion.pairs.values()}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.fusion.pairs}
         self.calls: dict[str, Call] = {}
@@ -344,7 +344,8 @@ def groups_needed(schedule: Schedule) -> tuple[tuple[SubAxis, ...], ...]:
 # --- what fusion sees --------------------------------------------------------------------------------------------------
 
 
-def _fusion(schedule: Schedule, in_place: bool) -> Fusion:
+def fusion_of(schedule: Schedule, in_place: bool) -> Fusion:
+    """What of the schedule runs as one kernel, and what in place."""
     leaving = [value for _, value in schedule.outputs]
     lines = [_line(schedule, item) for item in schedule.instructions]
     return find_fusion(lines, schedule.storage, leaving, lambda value: _local(schedule, value), in_place=in_place)

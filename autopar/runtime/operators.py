@@ -17,6 +17,8 @@ from autopar.errors import MismatchError
 from autopar.graph import Argument, Dtype, Op, Ref
 
 _AS_RESHAPE = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+_READS_MEMORY = ("aten.native_group_norm.default", "aten.native_group_norm_backward.default")
+"""Kernels that take their operands to lie alike in memory, as torch's own callers see to: else an error, or wrong numbers."""
 
 
 @lru_cache(maxsize=4096)
@@ -32,10 +34,19 @@ def find_operator(target: str) -> Callable[..., Any]:
     try:
         for word in target.split("."):
             found = getattr(found, word)
+        if target in _READS_MEMORY:
+            return _of_contiguous(found)
     except AttributeError:
         hint = "use the torch version that the plan was made with, and import the package that registers the operator"
         raise MismatchError(f"this torch ({torch.__version__}) has no operator {target}", hint) from None
     return found
+
+
+def _of_contiguous(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return function(*(item.contiguous() if isinstance(item, torch.Tensor) else item for item in args))
+
+    return run
 
 
 def takes_device(op: Op) -> bool:

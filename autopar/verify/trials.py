@@ -32,7 +32,7 @@ from autopar.runtime.placement import from_placements, gather, replica_differenc
 from autopar.runtime.weights import Place
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import map_tensors, replaced_on_cpu, replaced_operators
+from autopar.torch_compat import autocast_on_cpu, map_tensors, replaced_on_cpu, replaced_operators
 from autopar.verify.live_memory import LiveMemory
 from cost_models import find_optimizer
 
@@ -151,13 +151,14 @@ class Case:
 
 @contextmanager
 def without_chance() -> Iterator[None]:
-    """Within it, torch's random operators draw on the CPU what ``execution.STILL`` draws on the ranks."""
+    """Within it, torch's random operators draw on the CPU what ``execution.STILL`` draws on the ranks, and autocast is the CPU's."""
     kept = {"dropout": _keep_all, "feature_dropout": _keep_all, "alpha_dropout": _keep_all_alpha, "feature_alpha_dropout": _keep_all_alpha}
     with ExitStack() as stack:
         for name, function in kept.items():
             stack.enter_context(replaced_on_cpu(name, function))
             stack.enter_context(replaced_on_cpu(f"{name}_", lambda x, p, train, function=function: x.copy_(function(x, p, train))))
         stack.enter_context(replaced_operators(STILL_DRAWS))
+        stack.enter_context(autocast_on_cpu())
         yield
 
 

@@ -11,17 +11,18 @@ from typing import Any, Literal
 
 import torch
 
-from autopar.errors import UsageError
+from autopar.errors import AutoparError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.runtime.calls import leaves
 from autopar.runtime.compiling import check_torch, compile_schedule, rebuild
 from autopar.schedule import Schedule
 from autopar.target import Target
-from autopar.verify.comparison import Verification, compare
+from autopar.verify.comparison import Values, Verification, coarsest, compare, compare_values
 from autopar.verify.examples import with_example_values, with_values
 from autopar.verify.launch import run_ranks
 from autopar.verify.trials import Case, Say, Trial, run_sharded, run_simulated, run_single, silent
+from autopar.verify.widened import Widening, wide_tensors, widened, widened_case
 
 Backend = Literal["gloo", "simulate"]
 
@@ -67,7 +68,29 @@ def verify(
         trials = run_ranks(rank_main, schedule.machine.mesh.ranks, timeout=timeout)
     else:
         trials = run_ranks(lambda _: run_simulated(case, schedule, constants, progress), 1, alone=True)
-    return compare(plan, schedule, single, trials)
+    wide = None
+    if coarsest(schedule.graph) == "float32" and compare_values(trials[0], single, "float32").problems:
+        wide = _in_float64(case, schedule, constants)
+    return compare(plan, schedule, single, trials, wide)
+
+
+def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Tensor]) -> Values | None:
+    """Both sides once more in float64, all ranks in one process; None where the model cannot be run in it."""
+    wide = widened(schedule)
+
+    def alone(_: int) -> Trial:
+        torch.set_default_dtype(torch.float64)
+        with Widening():
+            return run_single(widened_case(case, wide.graph))
+
+    def ranks(_: int) -> Trial:
+        return run_simulated(widened_case(case, wide.graph), wide, wide_tensors(dict(constants)))
+
+    try:
+        single, trials = run_ranks(alone, 1, alone=True)[0], run_ranks(ranks, 1, alone=True)
+    except AutoparError:
+        return None
+    return compare_values(trials[0], single, "float64")
 
 
 def _read(target: Any) -> Target:

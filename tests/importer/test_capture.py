@@ -12,6 +12,9 @@ from autopar import zoo
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, capture, capture_graph
+from autopar.importer.deferred import CheckpointWarning
+from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
+from autopar.rules import find_rule
 from tests.importer.graph_interpreter import run_graph
 
 torch.set_num_threads(1)
@@ -379,6 +382,32 @@ def test_losses():
     assert not {name for name in targets(graph) if "nll_loss" in name and name.startswith("aten")}
 
 
+class Factorisations(nn.Module):
+    """Linear algebra that torch checks by values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(3, 3, dtype=torch.float64))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x @ self.weight
+        definite = x @ x.mT + torch.eye(3, dtype=x.dtype)
+        solved = torch.linalg.solve(definite, y) + torch.linalg.inv(definite) @ y + torch.inverse(definite).sum()
+        vectors = torch.linalg.solve(definite, y[..., 0])
+        return (solved * torch.linalg.cholesky(definite)[..., :1]).sum() + vectors.square().sum() + torch.logdet(definite).sum()
+
+
+def test_linear_algebra_has_its_checks_left_out_and_says_nan():
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(4, 3, 3, dtype=torch.float64), "y": torch.randn(4, 3, 2, dtype=torch.float64)}
+    graph = _same_as_eager(Factorisations(), inputs)
+    assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+    singular = torch.zeros(2, 3, 3)
+    singular[1] = torch.eye(3)
+    assert inverse(singular).isnan().all((1, 2)).tolist() == [True, False]
+    assert cholesky(-torch.eye(3)).isnan().all() and solve(singular, torch.ones(2, 3)).isnan().all(1).tolist() == [True, False]
+
+
 class Regions(nn.Module):
     """Layers under no_grad and under autocast, a checkpoint, views written in place."""
 
@@ -400,9 +429,37 @@ class Regions(nn.Module):
 
 def test_regions_and_views_written_in_place():
     torch.manual_seed(0)
-    graph = _same_as_eager(Regions(), {"x": torch.randn(2, 3, 4)}, tolerance=2e-2)
+    with pytest.warns(CheckpointWarning, match=r"test_capture.py:\d+: torch.utils.checkpoint is not followed"):
+        graph = _same_as_eager(Regions(), {"x": torch.randn(2, 3, 4)}, tolerance=2e-2)
     contraction = next(op for op in graph.ops if op.module == "b" and op.target == "autopar.contract.default")
     assert graph.tensors[contraction.name].dtype == "bfloat16"
+
+
+class Mixed(nn.Module):
+    """Losses under autocast, of whatever device, and a part that is in evaluation mode."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device, self.layer, self.drop = device, nn.Linear(8, 8), nn.Dropout(0.5)
+        self.drop.eval()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(self.device, dtype=torch.bfloat16):
+            logits = self.drop(self.layer(x))
+            total = nn.functional.cross_entropy(logits, y) + nn.functional.mse_loss(logits, x)
+        return total + nn.functional.cross_entropy(logits, torch.softmax(x, -1)).float()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_is_honoured_whatever_the_device_and_losses_are_precise(device):
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(4, 8), "y": torch.randint(8, (4,))}
+    graph = capture_graph(Mixed(device), (inputs["x"], inputs["y"]))
+    dtypes = {op.target.split(".")[1]: graph.tensors[op.outputs[0]].dtype for op in graph.ops if op.phase == "forward"}
+    assert dtypes["contract"] == "bfloat16" and dtypes["nll_loss"] == "float32" and "dropout" not in dtypes
+    assert [graph.tensors[op.outputs[0]].dtype for op in graph.ops if "_log_softmax.default" in op.target] == ["float32", "bfloat16"]
+    if device == "cpu":
+        _same_as_eager(Mixed(device), inputs, tolerance=2e-2)
 
 
 class Torsos(nn.Module):

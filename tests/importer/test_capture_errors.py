@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autopar.errors import CaptureError
 from autopar.importer import capture
@@ -119,6 +122,30 @@ def test_the_cause_and_the_line(function, message, hint, capfd):
     assert caught.value.__cause__ is None and (caught.value.__suppress_context__ or caught.value.__context__ is None)
     assert capfd.readouterr() == ("", "")
     assert model.layer.weight is weight and model.scale is scale and "scale" in vars(model) and model.training
+
+
+def reduced(model, x):
+    y = model.layer(x)
+    dist.all_reduce(y)  # here
+    return y
+
+
+def gathered(model, x):
+    return functional.all_gather_tensor(model.layer(x), 0, dist.group.WORLD)  # here
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("function", [reduced, gathered])
+def test_collectives_of_the_models_own_are_refused(function, ranks):
+    if ranks:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        with pytest.raises(CaptureError, match=r"the model calls .*torch.distributed itself") as caught:
+            capture(Model(function), (torch.randn(4, 4),))
+    finally:
+        if ranks:
+            dist.destroy_process_group()
+    assert "# here" in str(caught.value) and "hint: leave it out: the model is written for one device" in str(caught.value)
 
 
 @pytest.mark.parametrize("function", [

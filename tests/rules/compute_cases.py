@@ -42,6 +42,48 @@ def grouped_outer(rows: int, inner: int, outer: int) -> Callable[[], tuple[Any, 
     return lambda: (F(rows, inner).tensor(), F(rows, outer).tensor(), torch.tensor([3, 3, 5, rows]), 4, 0, 0)
 
 
+def definite(*names: str) -> Any:
+    """Symmetric positive definite matrices, or what the operators named make of them: the first's results and then the last's."""
+
+    def made() -> tuple[Any, ...]:
+        x = torch.randn(4, 6, 6, dtype=torch.float64)
+        x = x @ x.mT + torch.eye(6, dtype=torch.float64)
+        for name in names:
+            x = getattr(torch.ops.aten, name).default(x)
+        return x if isinstance(x, tuple) else (x,)
+
+    return made
+
+
+LINEAR_ALGEBRA: tuple[Case, ...] = (
+    Case("aten.linalg_matrix_exp.default", (F(4, 6, 6),), "a _ _ -> a _ _"),
+    Case("aten.cholesky.default", definite(), "a _ _ -> a _ _"),
+    Case("aten.cholesky_inverse.default", definite("cholesky"), "a _ _ -> a _ _"),
+    *(Case(f"aten.{name}.default", definite(), "a _ _ -> a _ _, a") for name in ("linalg_inv_ex", "linalg_cholesky_ex")),
+    *(Case(f"aten.{name}.default", definite(), "a _ _ -> a _ _, a _, a") for name in ("linalg_lu_factor_ex", "linalg_ldl_factor_ex")),
+    Case("aten.linalg_lu.default", (F(2, 4, 6, 5),), "a b _ _ -> a b _ _, a b _ _, a b _ _"),
+    Case("aten._linalg_det.default", (F(4, 6, 6),), "a _ _ -> a, a _ _, a _"),
+    Case("aten._linalg_slogdet.default", (F(4, 6, 6),), "a _ _ -> a, a, a _ _, a _"),
+    Case("aten._linalg_eigh.default", definite(), "a _ _ -> a _, a _ _"),
+    Case("aten._linalg_eigh.default", lambda: (*definite()(), "L", False), "a _ _ -> a _, _ ~a"),
+    Case("aten.linalg_eig.default", (F(4, 6, 6),), "a _ _ -> a _, a _ _"),
+    Case("aten.linalg_eigvals.default", (F(4, 6, 6),), "a _ _ -> a _"),
+    Case("aten._linalg_svd.default", (F(4, 6, 5), False, True), "a _ _ -> a _ _, a _, a _ _"),
+    Case("aten._linalg_svd.default", (F(4, 6, 5), False, False), "a _ _ -> _ ~a, a _, _ ~a"),
+    Case("aten.linalg_qr.default", (F(4, 6, 5),), "a _ _ -> a _ _, a _ _"),
+    Case("aten.linalg_qr.default", (F(4, 6, 5), "r"), "a _ _ -> _ ~a, a _ _"),
+    Case("aten.linalg_pinv.atol_rtol_tensor", (F(4, 6, 5),), "a _ _, () -> a _ _", {"rtol": P()}),
+    Case("aten.linalg_pinv.atol_rtol_tensor", (F(4, 6, 5),), "a _ _, a -> a _ _", {"rtol": P(4)}),
+    Case("aten._linalg_solve_ex.default", (F(4, 6, 6), F(4, 6, 3)), "a _ _, a _ _ -> a _ _, a _ _, a _, a"),
+    Case("aten._linalg_solve_ex.default", (F(6, 6, 6), F(6, 6)), "a _ _, a _ -> a _, a _ _, a _, a"),
+    Case("aten._linalg_solve_ex.default", (F(6, 6), F(6)), "_ _, _ -> _, _ _, _, ()"),
+    Case("aten.linalg_solve_triangular.default", (F(4, 6, 6), F(4, 6, 3)), "a _ _, a _ _ -> a _ _", {"upper": True}),
+    Case("aten.cholesky_solve.default", lambda: (F(4, 6, 3), *definite("cholesky")()), "a _ _, a _ _ -> a _ _"),
+    Case("aten.linalg_lu_solve.default", lambda: (*definite("linalg_lu_factor_ex")()[:2], F(4, 6, 3)), "a _ _, a _, a _ _ -> a _ _"),
+    Case("aten.lu_unpack.default", lambda: definite("linalg_lu_factor_ex")()[:2], "a _ _, a _ -> a _ _, a _ _, a _ _"),
+    Case("aten.linalg_cross.default", (F(4, 3, 6), F(4, 3, 6)), "a _ b, a _ b -> a _ b | linear {0} {1}", {"dim": 1}),
+)
+
 CASES: tuple[Case, ...] = (
     # pointwise
     Case("aten.add.Tensor", (F(4, 6), F(4, 6)), "a b, a b -> a b | linear {0 1}"),
@@ -90,7 +132,7 @@ CASES: tuple[Case, ...] = (
     Case("aten._to_copy.default", (F32(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
     Case("aten._to_copy.default", (I(9, 4, 6),), "a b -> a b", {"dtype": torch.float64}),
     Case("aten._to_copy.default", (F(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
-    Case("aten.linalg_matrix_exp.default", (F(4, 6, 6),), "a _ _ -> a _ _"),
+    *LINEAR_ALGEBRA,
     Case("aten._cdist_forward.default", (F(2, 4, 3), F(2, 6, 3), 2.0, None), "a m _, a n _ -> a m n"),
     Case("aten._cdist_backward.default", cdist_backward, "a m n, a m _, a n _, a m n -> a m _ +n | linear {0}"),
     Case("autopar.grouped_mm.default", grouped(8, 4, 6), "s k, e k n, _ -> s n +k +e | linear {0} {1}"),

@@ -20,12 +20,14 @@ import autopar
 from autopar import zoo
 from autopar.errors import FileError, MismatchError, UsageError, VerificationError
 from autopar.plan import Plan
+from autopar.runtime.compiling import rebuild
+from autopar.runtime.footprint import spared_bytes
 from autopar.target import Target
 from autopar.verify import trials, verify, verifying
 from autopar.verify.comparison import MEMORY_TOLERANCE, error, relative
 from autopar.verify.examples import index_bound, with_values
 
-KEYS = {"passed", "ranks", "outputs", "gradients", "losses", "collectives", "peak_memory_bytes_per_rank"}
+KEYS = {"passed", "ranks", "compared_in", "outputs", "gradients", "losses", "collectives", "peak_memory_bytes_per_rank"}
 
 
 @lru_cache
@@ -189,6 +191,32 @@ def test_a_wrong_program_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
     assert "FAILED" in str(found) and "problem" in str(found)
 
 
+class Cancelling(nn.Module):
+    """A sum of large numbers that is small: the order in which it is made shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * torch.ones((), dtype=torch.float32) * self.scale).float().sum()
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-2])
+def test_rounding_is_told_from_error(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    large = torch.randn(2048) * 1e6
+    x = torch.cat([large + torch.rand(2048), -large[torch.randperm(2048)]])
+    pins = {"input:x": "S0", "op:mul": "S0", "op:mul_1": "S0", "op:mul_2": "S0"}
+    plan = autopar.plan(Cancelling(), (x,), mesh="dp=4", hardware="cpu-cluster", constraints=pins, cost_model="communication")
+    if error:
+        whole = trials.gather
+        monkeypatch.setattr(trials, "gather", lambda *args: whole(*args) * (1 + error))
+    found = verify(plan, (Cancelling(), (x,)), backend="simulate", steps=1)
+    assert abs(found.single[0] - found.sharded[0]) > 1e-4 * abs(found.single[0])
+    assert found.compared_in == "float64" and found.passed == (error == 0), found.problems
+
+
 def test_collectives_that_were_not_planned_fail() -> None:
     first, *others = plan_of().collectives
     other = plan_of().model_copy(update={"collectives": (first.model_copy(update={"bytes": first.bytes + 8}), *others)})
@@ -204,6 +232,25 @@ def test_memory_that_was_not_predicted_fails() -> None:
         found = verify(other, target(), backend="simulate", steps=2)
         assert found.passed == passes
         assert passes or "peak memory" in found.problems[0]
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.relu(x @ self.w) @ self.w).sum()
+
+
+def test_memory_that_operators_in_place_do_not_take_is_known() -> None:
+    torch.manual_seed(0)
+    model, x = InPlace(), torch.randn(4, 8, 8)
+    plan = autopar.plan(model, (x,), mesh="dp=2", hardware="cpu-cluster", constraints={"input:x": "R R R"})
+    _, schedule = rebuild(model, plan, example=((x,), {}, ()))
+    found = verify(plan, (model, (x,)), backend="simulate", steps=2)
+    assert found.passed, found.problems
+    assert found.predicted_bytes - found.measured_bytes == spared_bytes(schedule, "adamw") > MEMORY_TOLERANCE * found.predicted_bytes
 
 
 def test_a_plan_of_another_model_is_refused() -> None:

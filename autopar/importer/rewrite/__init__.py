@@ -4,7 +4,7 @@ One table at the end: torch operator to a function of the same arguments. The fu
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
 
 contractions, convolutions, attentions, normalisation, losses, reductions, draws, strides, selection, bags, experts,
-concatenation: the functions, by kind.
+concatenation, factorisations: the functions, by kind.
 patterns: dialect operators that a model writes out.
 """
 
@@ -21,6 +21,7 @@ from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linea
 from autopar.importer.rewrite.convolutions import convolution, convolve
 from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
+from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.importer.rewrite.losses import (
     Flattened,
     binary_cross_entropy,
@@ -29,6 +30,7 @@ from autopar.importer.rewrite.losses import (
     huber_loss,
     mse_loss,
     nll_loss,
+    precise,
     smooth_l1_loss,
     soft_margin_loss,
 )
@@ -43,6 +45,10 @@ Replacement = Callable[..., Any]
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Export's own checks of what it recorded, which hold no longer where a replacement computes in another dtype."""
+
+
+WITHOUT_CHECKS: dict[Any, Replacement] = {aten._linalg_check_errors.default: _nothing}
+"""What raises by values, left out wherever torch's own operators call it."""
 
 
 def seeded(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
@@ -79,17 +85,21 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.reshape.default: flattened.noting(aten.reshape.default),
         aten.flatten.using_ints: flattened.noting(aten.flatten.using_ints),
         aten.cross_entropy_loss.default: flattened.cross_entropy,
-        aten.nll_loss.default: nll_loss,
-        aten.nll_loss_nd.default: nll_loss,
-        aten.nll_loss2d.default: nll_loss,
-        aten.mse_loss.default: mse_loss,
-        aten.smooth_l1_loss.default: smooth_l1_loss,
-        aten.huber_loss.default: huber_loss,
-        aten.soft_margin_loss.default: soft_margin_loss,
-        aten.binary_cross_entropy.default: binary_cross_entropy,
-        aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
+        aten.nll_loss.default: precise(nll_loss),
+        aten.nll_loss_nd.default: precise(nll_loss),
+        aten.nll_loss2d.default: precise(nll_loss),
+        aten.mse_loss.default: precise(mse_loss),
+        aten.smooth_l1_loss.default: precise(smooth_l1_loss),
+        aten.huber_loss.default: precise(huber_loss),
+        aten.soft_margin_loss.default: precise(soft_margin_loss),
+        aten.binary_cross_entropy.default: precise(binary_cross_entropy),
+        aten.binary_cross_entropy_with_logits.default: precise(binary_cross_entropy_with_logits),
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
+        aten.inverse.default: inverse,
+        aten.linalg_inv.default: inverse,
+        aten.linalg_cholesky.default: cholesky,
+        aten.linalg_solve.default: solve,
         aten.masked_scatter.default: masked_scatter,
         aten.as_strided.default: as_strided,
         aten.as_strided_scatter.default: as_strided_scatter,

@@ -19,6 +19,19 @@ def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad
     return torch.ops.autopar.embedding.default(weight, indices, 0)
 
 
+def precise(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The loss in float32 under ``torch.autocast``, as torch computes it there."""
+
+    def replacement(*args: Any, **kwargs: Any) -> Tensor:
+        return loss(*map(_wide, args), **{name: _wide(item) for name, item in kwargs.items()})
+
+    return replacement
+
+
+def _wide(item: Any) -> Any:
+    half = isinstance(item, Tensor) and item.dtype in (torch.float16, torch.bfloat16)
+    return item.float() if half and torch.is_autocast_enabled("cpu") else item
+
 
 class Flattened:
     """Remembers which tensors are others with their leading dims merged, for as long as one walk over the graph.
@@ -61,12 +74,13 @@ class Flattened:
         dim = 0 if x.dim() == 1 else 1
         logits = x.movedim(dim, -1)
         if target.is_floating_point():
-            return _soft_cross_entropy(torch.log_softmax(logits, -1), target.movedim(dim, -1), weight, reduction, label_smoothing)
+            logp = torch.log_softmax(_wide(logits), -1)
+            return _soft_cross_entropy(logp, _wide(target).movedim(dim, -1), _wide(weight), reduction, label_smoothing)
         if x.dim() == 2 and reduction != 0 and self.original(x) is not x:
             logits = self.original(x)
             before = self.original(target)
             target = before if before.shape == logits.shape[:-1] else target.view(logits.shape[:-1])
-        return _cross_entropy(torch.log_softmax(logits, -1), target, weight, reduction, ignore_index, label_smoothing)
+        return _cross_entropy(torch.log_softmax(_wide(logits), -1), target, _wide(weight), reduction, ignore_index, label_smoothing)
 
 
 def _cross_entropy(
