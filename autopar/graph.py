@@ -116,7 +116,7 @@ class GraphOutput:
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A captured model.
 
@@ -136,6 +136,12 @@ class Graph:
     outputs: tuple[GraphOutput, ...]
     groups: tuple[tuple[tuple[str, ...], ...], ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """On one line: a graph has thousands of operators."""
+        layers = " and ".join(f"{len(repeats)} equal layers of {len(repeats[0])}" for repeats in self.groups)
+        weights = sum(self.tensors[item.tensor].elements for item in self.of_kind("parameter"))
+        return f"<Graph for {self.mode}: {len(self.ops)} operators{f', {layers}' if layers else ''}, {weights} parameters>"
 
     @cached_property
     def op(self) -> Mapping[str, Op]:

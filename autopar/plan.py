@@ -77,6 +77,7 @@ class Objective(_Row):
     """Seconds of the step, with the bound proved over all plans for this mesh.
 
     The step is ``predicted.step_seconds``; under the communication cost model, where nothing overlaps, it is the sum of the collectives.
+    ``tied_seconds`` of it are the price of equal layers that lie alike.
     """
 
     seconds: Seconds
@@ -84,6 +85,7 @@ class Objective(_Row):
     gap: float
     status: Status
     solve_seconds: Seconds
+    tied_seconds: Seconds | None = None
 
 
 class MemoryParts(_Row):
@@ -397,10 +399,20 @@ class Plan(_Row):
 
         return summary(self)
 
-    def _repr_html_(self) -> str:
-        from autopar.report import html
+    def __repr__(self) -> str:
+        """On one line; ``print(plan)`` shows the tables."""
+        mesh = ",".join(f"{name}={size}" for name, size in self.mesh.items())
+        figures = f"{self.objective.seconds:.4g} s, gap {100 * self.objective.gap:.2g} %, {self.predicted.peak_memory_bytes_per_rank} bytes"
+        return f"<Plan of {self.model.target}, {self.model.mode}, on {mesh} of {self.hardware.get('name')}: {figures}>"
 
-        return html(self)
+    def __dir__(self) -> list[str]:
+        """What a plan is and does, without what its base class brings along."""
+        return [*type(self).model_fields, *(name for name in vars(Plan) if not name.startswith(("_", "model_")))]
+
+    def _repr_html_(self) -> str:
+        from autopar.report import fragment
+
+        return fragment(self)
 
 
 def _unreadable(text: str, name: str, error: ValidationError) -> FileError:

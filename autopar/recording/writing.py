@@ -60,7 +60,8 @@ def record(found: Found, *, target: str, memory_bytes: int, pins: Mapping[str, s
     cost_model = found.schedule.machine.cost_model
     return write(
         found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_bytes=memory_bytes, pins=pins or {},
-        bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, baselines=dict(sorted(baselines.items())),
+        bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
+        baselines=dict(sorted(baselines.items())),
         created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model),
     )  # fmt: skip
 
@@ -77,6 +78,7 @@ def write(
     solve_seconds: float,
     baselines: dict[str, BaselinePlan],
     created_by: CreatedBy,
+    tied_seconds: float = 0.0,
 ) -> Plan:
     """The plan of a schedule: its rows, and the figures that follow from it."""
     graph, machine = schedule.graph, schedule.machine
@@ -99,6 +101,7 @@ def write(
             gap=gap,
             status="optimal" if gap <= PROOF else "feasible",
             solve_seconds=solve_seconds,
+            tied_seconds=tied_seconds or None,
         ),
         predicted=Predicted(
             compute_seconds=compute,

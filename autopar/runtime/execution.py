@@ -31,6 +31,8 @@ from cost_models import SubAxis
 
 Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
 """What an instruction does to the values of each hosted rank and to the calls under way."""
+Land = Callable[[Sequence[Values]], None]
+"""Waits for what is late and puts it among the values of each hosted rank."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,14 @@ class Executable:
 
     Args:
         forward_actions, backward_actions: what its instructions do, in order.
+        late: waits for the loss, when nothing in the program needs it and the backend would hold this thread up for it.
     """
 
     schedule: Schedule
     backend: Backend
     forward_actions: tuple[Action, ...]
     backward_actions: tuple[Action, ...]
+    late: Action | None = None
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -66,7 +70,17 @@ class Executable:
             ranks: the values of each rank that the backend hosts.
             observed: the collectives that are executed are appended.
         """
-        _run(self.forward_actions, ranks, observed)
+        self.forward_but_late(ranks, observed)(ranks)
+
+    def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> Land:
+        """The same but for the loss, if it is ``late``: what is returned waits for it and puts it among the values it is given."""
+        flights = _run(self.forward_actions, ranks, observed)
+
+        def land(ranks: Sequence[Values]) -> None:
+            if self.late is not None:
+                self.late(ranks, flights, None)
+
+        return land
 
     def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """Runs the backward instructions on what ``forward`` left."""
@@ -76,10 +90,12 @@ class Executable:
 @torch.no_grad()
 @torch.autocast("cpu", enabled=False)
 @torch.autocast("cuda", enabled=False)
-def _run(actions: Sequence[Action], ranks: Sequence[Values], observed: list[Observed] | None) -> None:
+def _run(actions: Sequence[Action], ranks: Sequence[Values], observed: list[Observed] | None) -> Flights:
+    """What is still under way afterwards."""
     flights: Flights = {}
     for action in actions:
         action(ranks, flights, observed)
+    return flights
 
 
 _LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
@@ -119,8 +135,21 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
     """
     binding = _Binding(schedule, backend, device, dropout, in_place)
     actions = [(item.half, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
+    late, place = None, _late(schedule, binding)
+    if place is not None:
+        late, actions[place] = actions[place][1], ("forward", None)
     forward, backward = (tuple(action for of, action in actions if of == phase and action is not None) for phase in ("forward", "backward"))
-    return Executable(schedule, backend, forward, backward)
+    return Executable(schedule, backend, forward, backward, late)
+
+
+def _late(schedule: Schedule, binding: _Binding) -> int | None:
+    """The place of the wait for the loss, if the loss is all that it brings, nothing in the program reads it, and waiting holds this
+    thread up."""
+    loss = next((value for output, value in schedule.outputs if output.kind == "output" and output.name == "loss"), None)
+    if schedule.graph.mode != "train" or binding.backend.traced or any(loss in item.reads for item in schedule.instructions):
+        return None
+    waits = ((index, item) for index, item in enumerate(schedule.instructions) if item.kind == "wait" and item.writes == (loss,))
+    return next((index for index, item in waits if not binding.backend.streams(binding.calls[item.of].exchange)), None)
 
 
 class _Binding:

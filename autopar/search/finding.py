@@ -18,6 +18,7 @@ from autopar.errors import TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
+from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
 from autopar.search.building import build_model
 from autopar.search.folded import FoldedModel, folded
@@ -67,6 +68,7 @@ class Found:
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
+        tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
     """
 
     schedule: Schedule
@@ -84,6 +86,7 @@ class Found:
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
+    tied_seconds: float = 0.0
 
 
 def find_plan(
@@ -181,8 +184,9 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
         asked.bounds.append(search.bound)
         return None
     clock.lap("solve")
-    best = search.best
-    assert best is not None
+    best, free = search.best, search.best
+    assert best is not None and free is not None
+    best = tied(search) or best
     check_legal(best.schedule, "the search")
     bound = min(search.bound, best.seconds)
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
@@ -191,6 +195,7 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
         space.optimizer, best.memory,
         {name: _baseline(rival, limit) for name, rival in rivals.items()},
         contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
+        max(best.seconds - free.seconds, 0.0),
     )  # fmt: skip
 
 

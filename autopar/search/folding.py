@@ -118,7 +118,7 @@ def fold(whole: Graph) -> Folding | None:
     """The graph with the repeats of its largest group left out; None when it has none that folds."""
     for repeats in sorted(whole.groups, key=lambda group: -len(group) * len(group[0])):
         if len(repeats) >= FEWEST:
-            group = _group(whole, repeats)
+            group = grouped(whole, repeats)
             toward = _toward(whole, group)
             if toward is not None and _leave_alike(whole, group):
                 graph, outputs = _without(whole, group, group.left_out)
@@ -126,7 +126,8 @@ def fold(whole: Graph) -> Folding | None:
     return None
 
 
-def _group(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
+def grouped(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
+    """Equal layers with their tensors: what their operators make, and what enters in one of them alone."""
     ops = {name: (repeat, place) for repeat, names in enumerate(repeats) for place, name in enumerate(names)}
     tensors: dict[str, tuple[int, Key]] = {}
     for name, (repeat, place) in ops.items():

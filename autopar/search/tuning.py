@@ -65,15 +65,16 @@ class Timed:
 
     def better(self, other: Timed | None, limit: int) -> bool:
         """Whether this is the one to keep: what fits before what does not, then the shorter, or where neither fits or both take as long
-        the smaller."""
+        the smaller, or where that is equal too the one that sets less aside: what is used soon is still in the cache."""
         if other is None:
             return True
-        mine, theirs = self.memory.peak <= limit, other.memory.peak <= limit
-        if mine != theirs:
-            return mine
-        if mine and abs(self.seconds - other.seconds) > EQUAL * other.seconds:
+        fits = self.memory.peak <= limit
+        if fits != (other.memory.peak <= limit):
+            return fits
+        if fits and abs(self.seconds - other.seconds) > EQUAL * other.seconds:
             return self.seconds < other.seconds
-        return self.memory.peak < other.memory.peak
+        mine, theirs = ((item.memory.peak, item.schedule.limits.aside_bytes) for item in (self, other))
+        return mine < theirs
 
 
 class _Trying:
