@@ -1,9 +1,9 @@
 """``kernel``: a loop over arrays that numba compiles when it is first called for a large problem, and keeps on disk.
 
 Compiling all kernels takes some 40 s, once an installation. Only very large problems wait for that (``solving.PATIENT``), given the time,
-and small ones never need it: for them, and where numba is missing or switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain Python, or in a
-second form written with NumPy where a loop is run millions of times. Tests hold the two forms against each other. Compiled kernels hold
-no interpreter lock, so that two threads use two cores on the same arrays.
+and small ones never need it: for them, and where numba is missing or switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain
+Python, or in a second form written with NumPy where a loop is run millions of times. Tests hold the two forms against each other.
+Compiled kernels hold no interpreter lock, so that two threads use two cores on the same arrays.
 """
 
 from __future__ import annotations
