@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper
+from hashlib import sha1
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -85,9 +86,11 @@ def is_first_use() -> bool:
     """Whether the kernels are still to be compiled (some 40 s): there is no machine code of them where numba keeps it."""
     if not AVAILABLE or any(made._machine is not None and made._machine.signatures for made in _made):
         return False
-    named, here = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).parent
-    places = [Path(named)] if named else [here / "__pycache__", Path.home() / ".cache/numba", Path.home() / "Library/Caches/numba"]
-    return not any(next(place.glob(found), None) for place in places for found in ("propagation.*.nbi", "*/propagation.*.nbi"))
+    named, here = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).absolute().parent
+    own = f"{here.name}_{sha1(str(here).encode(), usedforsecurity=False).hexdigest()}"  # as numba names it
+    shared = [Path(named)] if named else [Path.home() / ".cache/numba", Path.home() / "Library/Caches/numba"]
+    places = [*(place / own for place in shared), *([] if named else [here / "__pycache__"])]
+    return not any(next(place.glob("propagation.*.nbi"), None) for place in places)
 
 
 def _compilable(function: Callable[..., Any]) -> Any:

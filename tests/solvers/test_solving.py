@@ -159,8 +159,13 @@ def test_machine_code_is_looked_for_where_it_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "_made", [])
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert compiled.is_first_use()
-    (tmp_path / "solvers_1").mkdir()
-    (tmp_path / "solvers_1" / "propagation.pop_node-1.py311.nbi").touch()
+    numba = pytest.importorskip("numba")
+    folder = tmp_path / numba.core.caching._CacheLocator.get_suitable_cache_subpath(compiled.__file__)
+    other = tmp_path / "solvers_of_another_installation"
+    for place in (other, folder):
+        assert compiled.is_first_use()
+        place.mkdir()
+        (place / "propagation.pop_node-1.py311.nbi").touch()
     assert not compiled.is_first_use()
 
 
