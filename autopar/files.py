@@ -23,14 +23,21 @@ def read_text(path: str | os.PathLike[str], what: str, hint: str) -> str:
         hint: what to give instead where it cannot be read.
 
     Raises:
-        FileError: it cannot be read, or is not UTF-8.
+        FileError: it cannot be read, or is not UTF-8. UsageError: no path at all.
     """
+    check_path(path, what, hint)
     try:
         data = sys.stdin.buffer.read() if Path(path) == STANDARD else Path(path).read_bytes()
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
         raise FileError(f"cannot read {what} {path}: {reason}", hint) from error
+
+
+def check_path(path: object, what: str, hint: str) -> None:
+    """Raises UsageError: something else than a path was given."""
+    if not isinstance(path, str) and not (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
+        raise UsageError(f"{what} is {path!r}, which is no path", hint)
 
 
 def check_writable(path: Path, *sources: Path | None) -> None:
@@ -57,6 +64,7 @@ def check_writable(path: Path, *sources: Path | None) -> None:
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Writes the file whole or not at all: a temporary file beside it, then a rename. Raises FileError, the old file as it was."""
+    check_path(path, "what to write", "give the path of a file")
     target = Path(path)
     check_writable(target)
     name = ""

@@ -6,13 +6,35 @@ inside the functions, so that importing this module costs only torch itself.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+
+TESTED = ("2.13",)
+"""The minor versions of torch that the tests pass with; ``.ci/torch-versions`` tries others."""
+
+
+class UntestedTorchWarning(UserWarning):
+    """A torch that autopar was not tested with: the private names used here may have changed."""
+
+
+@cache
+def check_tested() -> None:
+    """Says once, at the first capture or compile, that this torch is none of ``TESTED``."""
+    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
+        warnings.warn(
+            f"autopar was tested with torch {' and '.join(TESTED)}, this is torch {torch.__version__}: what fails may be due to that, and "
+            "autopar verify shows whether a plan computes what the model does",
+            UntestedTorchWarning,
+            stacklevel=3,
+        )
+
 
 # --- fake tensors -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import io
 import re
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def test_the_example_prints_what_it_says(
     else:
         assert steady(printed) == steady(expected)
     assert (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("package", ["autopar", "cost_models", "solvers"])
+def test_the_packages_pages_run(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(str(import_module(package).__file__)).parent / "README.md"
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    blocks = [text for language, _, text in BLOCK.findall(page.read_text()) if language == "python"]
+    assert blocks
+    for text in blocks:
+        exec(compile(text, str(page), "exec"), names)
 
 
 def test_the_training_script_trains_as_one_device_does(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from autopar import torch_compat
 from autopar.verify.launch import run_ranks
 
 ROOT = Path(torch_compat.__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[1]
 Pair = namedtuple("Pair", "first second")
 
 
@@ -127,6 +128,21 @@ def test_a_group_tells_its_timeout():
         return torch_compat.timeout_of(world).total_seconds(), torch_compat.timeout_of(other).total_seconds()
 
     assert run_ranks(rank_main, 1, timeout=7.0) == [(7.0, 3.0)]
+
+
+def test_an_untested_torch_is_said_once(monkeypatch):
+    torch_compat.check_tested()
+    torch_compat.check_tested.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
+    with pytest.warns(torch_compat.UntestedTorchWarning, match=r"tested with torch .*2\.13.*, this is torch 2\.99\.1\+cpu"):
+        torch_compat.check_tested()
+    torch_compat.check_tested()
+
+
+def test_the_pin_is_the_versions_that_were_tested():
+    (pin,) = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', (CHECKOUT / "pyproject.toml").read_text())
+    major, minor = map(int, torch_compat.TESTED[-1].split("."))
+    assert pin == (torch_compat.TESTED[0], f"{major}.{minor + 1}")
 
 
 def test_a_tensor_class_of_ones_own_is_asked_for_everything():

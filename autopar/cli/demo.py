@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autopar.cli.terminal import note, out
+from autopar.cli.planning import progress
+from autopar.cli.terminal import Line, note, out
 from autopar.errors import UsageError, VerificationError
+from autopar.report import tables
+from autopar.report.ways import ways
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from autopar.plan import Plan
 
 SIZES = {"batch": 16, "seq": 64, "layers": 2, "width": 128, "heads": 8, "vocab": 256}
 """A GPT of 0.5 million parameters on bytes: a step takes a tenth of a second on one core."""
 LEARNING_RATE = 1e-3
 TOLERANCE = 1e-3
 """Largest relative difference of two losses of the same step."""
-BAR = 40
+HEIGHT = 12
+"""Lines of the drawing of both curves."""
 
 
 def demo(
@@ -42,18 +48,24 @@ def demo(
     mesh = {"dp": ranks // 2, "tp": 2} if ranks >= 4 else {"dp": ranks}
     target = zoo.build("gpt2", **{key: str(value) for key, value in SIZES.items()})
     batches = list(_batches(_text(), steps))
+    line = Line()
     note(f"planning a byte-level GPT for {ranks} local ranks")
     # Collectives alone are priced: with arithmetic priced too, a model this small is best computed whole on every rank, and shows nothing.
-    plan = autopar.plan(target.model, target.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication", target="zoo:gpt2")
-    out(plan)
+    with line:
+        line.say("capturing", now=True)
+        plan = autopar.plan(
+            target.model, target.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication", target="zoo:gpt2",
+            progress=progress(line),
+        )  # fmt: skip
+    out("\n".join(_glance(plan)))
     note(f"training {steps} steps in a single process")
     started = time.monotonic()
-    single = run_ranks(lambda _: _train(target.model, batches), 1, alone=True)[0]
+    single = run_ranks(lambda _: _train(target.model, batches, line), 1, alone=True)[0]
     note(f"took {time.monotonic() - started:.1f} s; training the same steps on {ranks} ranks")
     started = time.monotonic()
-    sharded = run_ranks(lambda _: _train(autopar.compile(target.model, plan), batches), ranks)[0]
+    sharded = run_ranks(lambda rank: _train(autopar.compile(target.model, plan), batches, line if rank == 0 else None), ranks)[0]
     note(f"took {time.monotonic() - started:.1f} s (the ranks share this machine's cores)")
-    out("\n".join(_curves(single, sharded)))
+    out("\n".join([*_drawn(single, sharded), *_curves(single, sharded)]))
     worst = max(abs(a - b) / abs(b) for a, b in zip(sharded, single, strict=True))
     out(f"largest difference between the two curves: {worst:.1e} (relative)")
     if not worst <= TOLERANCE:
@@ -79,7 +91,7 @@ def _batches(text: bytes, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.stack([data[s : s + seq] for s in starts]), torch.stack([data[s + 1 : s + seq + 1] for s in starts])
 
 
-def _train(model: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+def _train(model: Any, batches: Sequence[tuple[Tensor, Tensor]], line: Line | None) -> list[float]:
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -90,11 +102,38 @@ def _train(model: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if line is not None:
+            line.say(f"step {len(losses)} of {len(batches)}: loss {losses[-1]:.4f}")
+    if line is not None:
+        line.clear()
     return losses
 
 
+def _glance(plan: Plan) -> Iterator[str]:
+    """The plan at a glance: figures, what others would write, and how each kind of layer lies."""
+    rows = tuple((way.title, str(len(way.layers)), way.spec or "R", way.words) for way in ways(plan))
+    lies = tables.Table(("layer", "times", "spec", "how it lies"), rows, frozenset({"times"}))
+    for table in (tables.overview(plan), tables.baselines(plan), lies, tables.collectives(plan)):
+        yield from (*table.lines(), "")
+
+
+def _drawn(single: Sequence[float], sharded: Sequence[float]) -> Iterator[str]:
+    """Both curves over the steps: ``o`` the single process, ``x`` the ranks, ``*`` where both are."""
+    low, high = min(*single, *sharded), max(*single, *sharded)
+    yield "loss: o one process, x sharded, * both at the same place"
+    for row in range(HEIGHT - 1, -1, -1):
+        marks = []
+        for one, other in zip(single, sharded, strict=True):
+            here = [round((value - low) / (high - low or 1.0) * (HEIGHT - 1)) == row for value in (one, other)]
+            marks.append("*" if all(here) else "o" if here[0] else "x" if here[1] else " ")
+        yield f"{low + (high - low) * row / (HEIGHT - 1):8.3f} |{''.join(marks)}".rstrip()
+    yield f"{'':8} +{'-' * len(single)} step {len(single) - 1}"
+
+
 def _curves(single: Sequence[float], sharded: Sequence[float]) -> Iterator[str]:
-    top = max(*single, *sharded)
+    """The figures, about ten of them, the last among them."""
+    every = max(len(single) // 10, 1)
     yield f"{'step':>4}  {'single':>9}  {'sharded':>9}"
     for step, (one, other) in enumerate(zip(single, sharded, strict=True)):
-        yield f"{step:4}  {one:9.5f}  {other:9.5f}  {'#' * round(BAR * min(one, other) / top)}"
+        if step % every == 0 or step == len(single) - 1:
+            yield f"{step:4}  {one:9.5f}  {other:9.5f}"

@@ -107,7 +107,7 @@ def words_on_stderr() -> Iterator[None]:
     """autopar's warnings as one line each; others are left to Python."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        if issubclass(category, api.UnknownOperatorWarning):
+        if category.__module__.startswith("autopar."):
             note(f"warning: {message}")
         else:
             usual(message, category, *rest, **more)

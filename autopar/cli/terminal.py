@@ -76,6 +76,10 @@ class Line:
             self.shown = time.monotonic()
             print(f"\r\x1b[K{printable(text)}", end="\r", file=sys.stderr, flush=True)
 
+    def elapsed(self, text: str) -> None:
+        """Shows ``text`` with the seconds since the line began."""
+        self.say(f"{text}, {time.monotonic() - self.began:.0f} s", now=True)
+
     def clear(self) -> None:
         """Takes the line away."""
         if self.on:

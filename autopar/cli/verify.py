@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +30,8 @@ def verify(
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     with printing_aside(), Line() as line:
-        line.say(f"verifying {target} on {math.prod(read.sizes)} ranks, {steps} steps", now=True)
-        found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed)
+        line.say(f"loading {target}", now=True)
+        found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed, progress=line.elapsed)
     out(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
     if not found.passed:
         first, *more = found.problems

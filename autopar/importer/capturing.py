@@ -71,6 +71,7 @@ def capture(
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
     """
+    torch_compat.check_tested()
     check_compute_dtype(compute_dtype)
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
     check_hooks(model)

@@ -108,7 +108,7 @@ def _mesh(plan: Plan) -> str:
 
 
 def _ways(plan: Plan) -> str:
-    rows = tuple((way.name, str(len(way.layers)), units.shape(way.shape), way.spec or "R", way.words) for way in ways(plan))
+    rows = tuple((way.title, str(len(way.layers)), units.shape(way.shape), way.spec or "R", way.words) for way in ways(plan))
     table = _table(Table(("layer", "times", "shape", "spec", "how it lies"), rows, frozenset({"times"})))
     said = [f"<li>{escape(sentence)}</li>" for sentence in differing(plan)]
     if not said:

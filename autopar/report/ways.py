@@ -44,6 +44,11 @@ class Way:
     words: str
     layers: tuple[str, ...]
 
+    @property
+    def title(self) -> str:
+        """The name, with its number where it is one layer alone."""
+        return self.layers[0] if len(self.layers) == 1 else self.name
+
 
 def ways(plan: Plan) -> tuple[Way, ...]:
     """Parameters and attentions by name; layers that lie in other ways have rows of their own."""

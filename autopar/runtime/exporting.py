@@ -24,6 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.errors import FileError, MismatchError, UsageError
+from autopar.files import check_path
 from autopar.plan import Plan
 from autopar.recording import graph_of, load, machine_of, replay
 from autopar.runtime.agreement import check_agreement, together
@@ -99,6 +100,9 @@ def export_program(
         shutil.rmtree(made, ignore_errors=True)
 
 
+EXPORTED = "give the folder that autopar export wrote"
+
+
 def load_program(
     folder: str | os.PathLike[str],
     *,
@@ -115,7 +119,10 @@ def load_program(
     Raises:
         FileError: a file that is missing or not what was written. MismatchError: another torch or mesh, or files not of one export.
     """
+    check_path(folder, "the program", EXPORTED)
     place_of = Path(folder)
+    if not (place_of / PLAN).is_file():
+        raise FileError(f"there is no program in {folder!s}: it has no {PLAN}", EXPORTED)
     plan = load(place_of / PLAN)
     check_torch(plan)
     if mesh is None:

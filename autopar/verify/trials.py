@@ -41,6 +41,19 @@ LEARNING_RATE = 2e-4
 MEASURED = 3
 """Steps after the first whose memory is measured."""
 Tensors = dict[str, torch.Tensor]
+Say = Callable[[str], None]
+"""Is told what is being done, for a line of progress."""
+
+
+def silent(_: str) -> None:
+    """Says nothing."""
+
+
+def told(turns: int, say: Say, where: str) -> Iterator[int]:
+    """The turns of a trial, each said as it begins."""
+    for turn in range(turns):
+        say(f"step {turn + 1} of {turns} {where}")
+        yield turn
 
 
 @dataclass
@@ -241,13 +254,13 @@ def trainer(name: str, parameters: Any) -> Any:
     return Own(trained, find_optimizer(name).state_bytes, lr=LEARNING_RATE)
 
 
-def run_single(case: Case) -> Trial:
+def run_single(case: Case, say: Say = silent) -> Trial:
     """The model as the user wrote it, on one device."""
     trial = Trial()
     model = case.model if case.trains else case.model.eval()
     optimizer = trainer(case.optimizer, model.parameters()) if case.trains else None
     inputs = case.inputs()
-    for turn in range(case.turns):
+    for turn in told(case.turns, say, "on one device"):
         with without_chance(), torch.set_grad_enabled(case.trains):
             args, kwargs = renewed((case.args, dict(case.kwargs)))
             result = call_in(model, case.graph.arguments.get("compute_dtype"), args, kwargs)
@@ -279,7 +292,7 @@ def _forget_gradients(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> N
         tensor.grad = None
 
 
-def run_sharded(case: Case, module: ShardedModule) -> Trial:
+def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     """The compiled module on this rank of the default process group. Whole tensors are put together on rank 0, and missing elsewhere.
 
     The first step is given plain inputs, whole on all ranks, as users call it; later ones placed inputs, and ``MEASURED`` of them are
@@ -289,7 +302,7 @@ def run_sharded(case: Case, module: ShardedModule) -> Trial:
     optimizer = trainer(case.optimizer, module.parameters()) if case.trains else None
     plain = case.inputs()
     placed = {name: _placed(tensor, schedule.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
-    for turn in range(case.turns):
+    for turn in told(case.turns, say, f"on {place.mesh.ranks} ranks"):
         inputs = plain if turn == 0 else placed
         args, kwargs = _with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
         measured = min(1, case.turns - 1) <= turn <= MEASURED
@@ -352,7 +365,7 @@ def _collect(tensor: torch.Tensor, trial: Trial, place: Place) -> torch.Tensor:
     return gather(parts, spec, place.mesh)
 
 
-def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.Tensor]) -> Trial:
+def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.Tensor], say: Say = silent) -> Trial:
     """The schedule on all ranks in this process, in lockstep; parameters are updated rank by rank."""
     trial, graph, mesh = Trial(), case.graph, schedule.machine.mesh
     executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"), dropout=False)
@@ -368,7 +381,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
         for part in parts:
             part.requires_grad_(True)
     optimizer = trainer(case.optimizer, (part for parts in trained.values() for part in parts)) if case.trains else None
-    for turn in range(case.turns):
+    for turn in told(case.turns, say, f"on {mesh.ranks} simulated ranks"):
         observed: list[Observed] = []
         ranks: list[Values] = [{name: parts[rank] for name, parts in entering.items()} for rank in range(mesh.ranks)]
         measured = turn == min(1, case.turns - 1)

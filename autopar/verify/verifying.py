@@ -21,12 +21,14 @@ from autopar.target import Target
 from autopar.verify.comparison import Verification, compare
 from autopar.verify.examples import with_example_values, with_values
 from autopar.verify.launch import run_ranks
-from autopar.verify.trials import Case, Trial, run_sharded, run_simulated, run_single
+from autopar.verify.trials import Case, Say, Trial, run_sharded, run_simulated, run_single, silent
 
 Backend = Literal["gloo", "simulate"]
 
 
-def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 10, seed: int = 0, timeout: float = 300.0) -> Verification:
+def verify(
+    plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 10, seed: int = 0, timeout: float = 300.0, progress: Say = silent
+) -> Verification:  # fmt: skip
     """Runs the plan and the plain model side by side and compares them. The target's model is not changed.
 
     Args:
@@ -35,6 +37,7 @@ def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 1
         backend: ``gloo``: one process a rank; ``simulate``: all ranks in one process.
         steps: of the plan's optimizer, for a training plan.
         timeout: seconds that a rank waits for the others in a collective.
+        progress: called with what is being done, in the process that does it.
 
     Raises:
         MismatchError: the plan is not for this model. VerificationError: a rank died.
@@ -45,21 +48,25 @@ def verify(plan: Plan, target: Any, *, backend: Backend = "gloo", steps: int = 1
     parts = _read(target)
     model = with_values(parts.model, seed)
 
+    progress("capturing the model")
+
     def alone(_: int) -> tuple[Schedule, Mapping[str, torch.Tensor], Case, Trial]:
         captured, schedule = rebuild(model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
         case = _case(captured.graph, model, parts, steps, seed, plan.model.optimizer)
-        return schedule, captured.constants, _without_model(case), run_single(case)
+        return schedule, captured.constants, _without_model(case), run_single(case, progress)
 
     schedule, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
     case = Case(**{**vars(bare), "model": model, "loss": parts.loss})
 
-    def rank_main(_: int) -> Trial:
-        return run_sharded(case, compile_schedule(model, schedule, constants, plan=plan, device="cpu", dropout=False))
+    def rank_main(rank: int) -> Trial:
+        say = progress if rank == 0 else silent
+        say(f"compiling for {schedule.machine.mesh.ranks} ranks")
+        return run_sharded(case, compile_schedule(model, schedule, constants, plan=plan, device="cpu", dropout=False), say)
 
     if backend == "gloo":
         trials = run_ranks(rank_main, schedule.machine.mesh.ranks, timeout=timeout)
     else:
-        trials = run_ranks(lambda _: run_simulated(case, schedule, constants), 1, alone=True)
+        trials = run_ranks(lambda _: run_simulated(case, schedule, constants, progress), 1, alone=True)
     return compare(plan, schedule, single, trials)
 
 

@@ -85,6 +85,13 @@ def test_meta_models_are_filled_from_files_block_by_block(tmp_path: Path) -> Non
         assert value == pytest.approx(wanted, rel=1e-6) == again and right and missing == []
 
 
+@pytest.mark.parametrize("folder", [5, None, b"program"])
+def test_what_is_no_path_is_refused(folder: object) -> None:
+    for load in (autopar.load, autopar.load_program):
+        with pytest.raises(UsageError, match="which is no path"):
+            load(folder)
+
+
 def test_a_stale_folder_is_refused(tmp_path: Path) -> None:
     model, plan = tied()
     export_program(plan, model, tmp_path / "program")
@@ -107,4 +114,4 @@ def test_a_stale_folder_is_refused(tmp_path: Path) -> None:
         assert "were written for another plan than its plan.json" in edited
         assert ("cannot read the weights" if rank == 1 else "rank 1 refuses: cannot read the weights") in torn
         assert ("is not the program of rank 0" if rank == 0 else "rank 0 refuses") in swapped
-        assert "cannot read the plan" in absent
+        assert "there is no program in" in absent and "the folder that autopar export wrote" in absent

@@ -1,0 +1,91 @@
+"""What else could have been chosen for one tensor or operator, and what that would add: each choice fixed in turn, all else solved once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from autopar.errors import UsageError
+from autopar.schedule import Assignment, Schedule, simulated
+from autopar.search.building import build_model
+from autopar.search.exposure import Exposure
+from autopar.search.extract import extract
+from autopar.search.fitting import choices_of
+from autopar.search.model import InSequence, Weights
+from autopar.search.pins import Pins
+from autopar.search.rounds import CLOSE
+from autopar.search.space import Space
+from autopar.search.tuning import best_schedule
+from autopar.sharding import ShardingSpec, Strategy
+
+TRIES = 6
+"""Limits of schedules looked at for each choice."""
+LEAST_SECONDS = 0.5
+"""For one solve."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One other choice.
+
+    Args:
+        words: the spec, or an operator's specs.
+        seconds: the objective with it.
+        peak: bytes on a rank.
+    """
+
+    words: str
+    seconds: float
+    peak: int
+
+
+def alternatives(
+    schedule: Schedule, given: Assignment, name: str, *, optimizer: str, limit: int, pins: Pins, seconds: float, seed: int = 0
+) -> tuple[Alternative, ...]:  # fmt: skip
+    """The other choices for ``name`` within ``limit`` bytes a rank, the best first.
+
+    Args:
+        schedule, given: the plan as it is, with what it decides.
+        name: the tensor of a graph input, or an operator.
+        pins: what stays fixed; a pin on ``name`` itself is taken off.
+        seconds: for all of them; those left then are not there.
+
+    Raises:
+        UsageError: neither an input of the graph nor an operator.
+    """
+    graph, machine = schedule.graph, schedule.machine
+    inputs = {tensor: spec for tensor, spec in pins.inputs.items() if tensor != name}
+    model = build_model(Space(graph, machine, optimizer, Pins(inputs, pins.outputs, pins.tensors)))
+    choices: Sequence[ShardingSpec | Strategy]
+    if ("input", name) in model.number:
+        choices = [spec for spec in model.nodes[model.number["input", name]].specs if spec != given.inputs[name]]
+    elif name in graph.op:
+        choices = [one for one in model.space.op_choices(graph.op[name]).strategies if one != given.strategies[name]]
+    else:
+        raise UsageError(f"{name!r} is no parameter, buffer, input or operator", "name one of these: only they are chosen for themselves")
+    communication = machine.cost_model == "communication"
+    slowdown = machine.hardware.overlap_slowdown
+    weights: Weights = InSequence() if communication else Exposure.first(slowdown).learn(schedule, simulated(schedule))
+    problem, _ = model.problem(limit, weights)
+    ends, found = perf_counter() + seconds, dict[str, Alternative]()
+    for number, choice in enumerate(choices):
+        left = ends - perf_counter()
+        if left <= 0:
+            break
+        fixed = Assignment({name: choice}, {}) if isinstance(choice, ShardingSpec) else Assignment({}, {name: choice})
+        share = max(left / (len(choices) - number), LEAST_SECONDS)
+        made = choices_of(model, problem, fixed, seed, gap=CLOSE, seconds=share)
+        if made is None:
+            continue
+        timed = best_schedule(graph, extract(model, made), machine, optimizer, limit, start=schedule.limits, tries=TRIES)
+        if timed.memory.peak <= limit:
+            found[_words(choice)] = Alternative(_words(choice), timed.seconds, timed.memory.peak)
+    return tuple(sorted(found.values(), key=lambda one: (one.seconds, one.peak)))
+
+
+def _words(choice: ShardingSpec | Strategy) -> str:
+    if isinstance(choice, ShardingSpec):
+        return f"'{choice}'"
+    reads, makes = (", ".join(f"'{spec}'" for spec in specs) for specs in (choice.inputs, choice.outputs))
+    return f"{reads} -> {makes}"

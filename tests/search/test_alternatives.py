@@ -1,0 +1,40 @@
+"""What explain says of other choices is what a plan with that choice pinned costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar.plan import Plan
+from autopar.recording import graph_of, machine_of, replay
+from autopar.recording.replaying import assignment_of
+from autopar.search import find_plan
+from autopar.search.alternatives import alternatives
+from autopar.search.pins import Pins
+from tests.cli.running import autopar, refused
+from tests.graphs import two_layer_plan
+
+
+def test_an_alternative_costs_what_a_plan_pinned_so_costs() -> None:
+    plan: Plan = two_layer_plan()
+    graph, machine = graph_of(plan), machine_of(plan)
+    tensor = plan.parameters["layers.0.weight"].tensor
+    found = alternatives(
+        replay(plan, graph), assignment_of(plan, graph), tensor, optimizer="adamw", limit=2**34, pins=Pins({}, {}, {}), seconds=600
+    )  # fmt: skip
+    assert len(found) > 1 and [one.seconds for one in found] == sorted(one.seconds for one in found)
+    assert f"'{plan.parameters['layers.0.weight'].spec}'" not in [one.words for one in found]
+    for one in found:
+        pinned = find_plan(graph, machine, constraints={"layers.0.weight": one.words.strip("'")}, baselines=False)
+        assert one.seconds == pytest.approx(pinned.seconds, rel=2e-3) and one.seconds >= plan.objective.bound_seconds
+
+
+def test_explain_tells_the_next_best(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = autopar(capsys, "explain", plan_file, "layers.0.weight", "--next", 2).out.splitlines()
+    (start,) = [number for number, line in enumerate(out) if line.startswith("next best, all else solved again once")]
+    assert len(out) == start + 3 and all("a rank at the peak" in line for line in out[start + 1 :])
+    assert any(line.startswith("  'S") or "->" in line for line in autopar(capsys, "explain", plan_file, "h", "--next", 1).out.splitlines())
+    refused(autopar(capsys, "explain", plan_file, "output:loss", "--next", 1), 2, "is no parameter, buffer, input or operator")
+    for limit in ("0", "nan", "inf"):
+        refused(autopar(capsys, "explain", plan_file, "h", "--next", 1, "--time-limit", limit), 2, "the time limit is")
