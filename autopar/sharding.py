@@ -75,6 +75,20 @@ class ShardingSpec:
         """Every axis over which the value is still to be reduced."""
         return tuple(axis for axis, _ in self.partial)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dims, self.partial_axes))
+
+    def __hash__(self) -> int:
+        return self._hash  # specs are looked up by the million
+
+    def renamed(self, names: Sequence[int]) -> ShardingSpec:
+        """The same over other axes: ``names[axis]`` in the place of each."""
+        return ShardingSpec(
+            tuple([tuple([names[axis] for axis in axes]) for axes in self.dims]),
+            tuple([(names[axis], reduction) for axis, reduction in self.partial]),
+        )
+
     @property
     def is_replicated(self) -> bool:
         """True when every rank holds the whole value."""

@@ -1,9 +1,9 @@
 """``kernel``: a loop over arrays that numba compiles when it is first called for a large problem, and keeps on disk.
 
-Compiling all kernels takes some 40 s, once an installation. Only very large problems wait for that (``solving.PATIENT``), and small ones
-never need it: for them, and where numba is missing or switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain Python, or in a
-second form written with NumPy where a loop is run millions of times. Tests hold the two forms against each other. Compiled kernels hold
-no interpreter lock, so that two threads use two cores on the same arrays.
+Compiling all kernels takes some 40 s, once an installation. Only very large problems wait for that (``solving.PATIENT``), given the time,
+and small ones never need it: for them, and where numba is missing or switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain
+Python, or in a second form written with NumPy where a loop is run millions of times. Tests hold the two forms against each other.
+Compiled kernels hold no interpreter lock, so that two threads use two cores on the same arrays.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper
+from hashlib import sha1
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -26,6 +27,7 @@ AVAILABLE = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT
 announce: Callable[[], None] | None = None
 """Called before the kernels are compiled for the first time on a machine, for a program that can say so."""
 
+_made: list[Kernel] = []
 _lock = Lock()
 _state = {"known": False}
 _wanted: ContextVar[bool] = ContextVar("wanted", default=AVAILABLE)
@@ -38,6 +40,7 @@ class Kernel:
     def __init__(self, function: Callable[..., Any], plain: Callable[..., Any]) -> None:
         self.function, self.plain, self._machine = function, plain, None
         update_wrapper(self, function)
+        _made.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
         return (self.machine if _wanted.get() else self.plain)(*arguments)
@@ -80,11 +83,14 @@ def runs_compiled() -> bool:
 
 
 def is_first_use() -> bool:
-    """Whether the kernels are still to be compiled on this machine (some 40 s, once); False where that cannot be told."""
-    here = Path(__file__).parent
-    if not AVAILABLE or os.environ.get("NUMBA_CACHE_DIR") or not os.access(here, os.W_OK):
+    """Whether the kernels are still to be compiled (some 40 s): there is no machine code of them where numba keeps it."""
+    if not AVAILABLE or any(made._machine is not None and made._machine.signatures for made in _made):
         return False
-    return not any((here / "__pycache__").glob("propagation.*.nbi"))
+    named, here = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).absolute().parent
+    own = f"{here.name}_{sha1(str(here).encode(), usedforsecurity=False).hexdigest()}"  # as numba names it
+    shared = [Path(named)] if named else [Path.home() / ".cache/numba", Path.home() / "Library/Caches/numba"]
+    places = [*(place / own for place in shared), *([] if named else [here / "__pycache__"])]
+    return not any(next(place.glob("propagation.*.nbi"), None) for place in places)
 
 
 def _compilable(function: Callable[..., Any]) -> Any:

@@ -33,6 +33,8 @@ SMALL = 30_000
 """Entries of edge tables up to which a problem is solved without compiled code, which would hardly gain."""
 PATIENT = 1_000_000
 """Entries up to which it is where that code is still to be compiled on this machine: that takes longer than the plain form loses."""
+COMPILING = 40.0
+"""Seconds that compiling takes: nothing is compiled where no more are left."""
 LEAN_SECONDS = 2.0
 """Time to look for a feasible limit where the given one was not met, at least."""
 INTERRUPTED = "interrupted; this is the best so far"
@@ -63,12 +65,19 @@ def solve(
     if start is not None:
         record.offer(np.asarray(start))
     try:
-        with compiled.machine_code(len(problem.edge_costs) > (PATIENT if compiled.is_first_use() else SMALL)):
+        with compiled.machine_code(_worth_compiling(len(problem.edge_costs), time_limit)):
             METHODS[method](record)
             find_smallest_limit(record)
     except KeyboardInterrupt:
         record.message = INTERRUPTED
     return record.solution(method)
+
+
+def _worth_compiling(entries: int, seconds: float) -> bool:
+    """Whether a problem of so many entries, to be solved in so many seconds, runs as machine code."""
+    if entries <= SMALL or not compiled.is_first_use():
+        return entries > SMALL
+    return entries > PATIENT and seconds > COMPILING
 
 
 def find_smallest_limit(record: Record) -> None:

@@ -68,6 +68,20 @@ def test_sampled_pairs_on_larger_meshes(mesh: str) -> None:
         check_pair(shape, source, target, on)
 
 
+def test_axes_alike_stand_for_each_other() -> None:
+    on = Machine(Mesh.parse("2x2x2"), load_hardware("v100"))
+    for one, other in (("S0 R S12", "S1 S0 R"), ("R S2 +P0 +P1", "S0 S2"), ("S201 R R", "R S1 R"), ("R R +P1", "S1 R")):
+        source, target = spec(one), spec(other)
+        shape = (16, 48, 8)[: len(source.dims)]
+        first = find_reshard(shape, 8, source, target, on)
+        assert first is not None
+        for names in itertools.permutations(range(3)):
+            check_pair(shape, source.renamed(names), target.renamed(names), on)
+            again = find_reshard(shape, 8, source.renamed(names), target.renamed(names), on)
+            assert again is not None
+            assert sorted((step.kind, step.seconds) for step in again.steps) == sorted((step.kind, step.seconds) for step in first.steps)
+
+
 @pytest.mark.parametrize("reduction", ["max", "min"])
 def test_other_reductions(reduction: str) -> None:
     on = machine("2x2", 1.0)

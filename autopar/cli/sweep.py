@@ -15,7 +15,7 @@ from autopar.cli.terminal import note, out
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.files import STANDARD
 from autopar.plan import Plan
-from autopar.report import units
+from autopar.report import curve, units
 from autopar.report.tables import Table
 
 
@@ -31,7 +31,7 @@ def sweep(
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the table as JSON")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the table as FILE.csv or JSON, or drawn as FILE.svg")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     from autopar.cli.target import capture_target
@@ -56,7 +56,8 @@ def sweep(
     rows = [_row(count, plan) for count, plan in found.items()]
     text = json_format.dumps({"target": target, "mode": chosen, "rows": rows}, indent=1)
     if output is not None:
-        write_text(output, text + "\n")
+        written = {".csv": curve.table, ".svg": curve.drawing}.get(output.suffix)
+        write_text(output, written(rows) if written else text + "\n")
     if output != STANDARD:
         out(text if json else "\n".join(_table(found).lines()))
     if not any(isinstance(plan, Plan) for plan in found.values()):

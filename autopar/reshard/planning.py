@@ -36,6 +36,71 @@ def find_reshard(
     There is none when the target is partial by another reduction than a sum over an axis that the source is not, or when axes with
     different reductions are pending and one of them has to be done (their order would change the value).
     """
+    if fine is None:
+        fine = sum(size > 1 for size in machine.mesh.sizes) <= FINE_AXES
+    names = None if fine else renaming(source, target, machine)
+    asked = (source, target) if names is None else (source.renamed(names), target.renamed(names))
+    plan = _plan(shape, itemsize, *asked, machine, fine)
+    if plan is None:
+        return None
+    moves, parts, order = plan
+    if names is not None:
+        back = {new: old for old, new in enumerate(names)}
+        parts = tuple([SubAxis(back[part.axis], part.outer, part.size) for part in parts])
+    full = math.prod(shape) * itemsize
+    reduction = next((reduction for axis, reduction in source.partial if axis not in target.partial_axes), "")
+    steps = tuple([_step(move, parts, order, full, reduction, machine) for move in moves])
+    masked = tuple([axis for axis, reduction in target.partial if axis not in source.partial_axes])
+    if masked:
+        steps += (Step("mask", tuple(machine.mesh.whole(axis) for axis in masked), (), "sum"),)
+    return Reshard(
+        shape,
+        itemsize,
+        source,
+        target,
+        steps,
+        sum([step.seconds for step in steps]),
+        sum([step.received_bytes_per_rank for step in steps]),
+        machine.mesh,
+    )
+
+
+def renaming(source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tuple[int, ...] | None:
+    """For each axis the one that stands for it: axes alike (in size and links) are named in the order in which the two specs use them,
+    so that pairs of specs that differ in such names alone are planned, and priced, once. None where every axis stands for itself."""
+    alike = _alike(machine)
+    if not alike:
+        return None
+    names = list(range(len(machine.mesh.sizes)))
+    used = dict.fromkeys((*source.split_axes, *source.partial_axes, *target.split_axes, *target.partial_axes))
+    same = True
+    for group in alike:
+        order = [axis for axis in used if axis in group]
+        if len(order) < len(group):
+            order += [axis for axis in group if axis not in used]
+        for axis, name in zip(order, group, strict=True):
+            names[axis] = name
+            same &= axis == name
+    return None if same else tuple(names)
+
+
+@lru_cache(maxsize=256)
+def _alike(machine: Machine) -> tuple[tuple[int, ...], ...]:
+    """Axes of more than one rank that no price tells apart, in groups of two or more."""
+    groups: dict[object, list[int]] = {}
+    for axis, size in enumerate(machine.mesh.sizes):
+        parts = machine.mesh.whole(axis).primes
+        if parts:
+            links = tuple((machine.link_name(part), machine.link(part)) for part in parts)
+            groups.setdefault((size, links), []).append(axis)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+@lru_cache(maxsize=1 << 20)
+def _plan(
+    shape: tuple[int, ...], itemsize: int, source: ShardingSpec, target: ShardingSpec, machine: Machine, fine: bool
+) -> tuple[tuple[Move, ...], tuple[SubAxis, ...], tuple[int, ...]] | None:
+    """The moves, the parts of axes that their letters stand for, and the tensor's dims in their order; None where there is no way."""
     pending = dict(source.partial)
     kept = dict(target.partial)
     masked = [axis for axis, reduction in kept.items() if axis not in pending and reduction == "sum"]
@@ -48,32 +113,17 @@ def find_reshard(
     whole = math.prod(size for axis, size in enumerate(machine.mesh.sizes) if axis not in kept)
     full = math.prod(shape) * itemsize
     order = sorted(range(len(shape)), key=lambda dim: (source.dims[dim], target.dims[dim], math.gcd(shape[dim], whole)))
-    capacities = tuple(math.gcd(shape[dim], whole) for dim in order)
-    best = Way((), math.inf)
-    if fine is None:
-        fine = sum(size > 1 for size in machine.mesh.sizes) <= FINE_AXES
+    capacities = tuple([math.gcd(shape[dim], whole) for dim in order])
+    best, parts = Way((), math.inf), tuple[SubAxis, ...]()
     for cut in cuts(machine, tuple(kept))[: None if fine else 1]:
-        before, after = (tuple(cut.spell(spec.dims[dim]) for dim in order) for spec in (source, target))
+        before, after = (tuple([cut.spell(spec.dims[dim]) for dim in order]) for spec in (source, target))
         way = solve(Question(cut.alphabet, capacities, before, after, cut.spell(reduced), float(full), best.seconds))
         if way is not None and way.seconds < best.seconds * (1 - 1e-9):
             best, parts = way, cut.parts
         if not best.seconds:
             break
     assert not math.isinf(best.seconds), "gathering everything and slicing is always possible"
-    reduction = next(iter(reduced.values()), "")
-    steps = tuple(_step(move, parts, order, full, reduction, machine) for move in _merged(best.moves))
-    if masked:
-        steps += (Step("mask", tuple(SubAxis(axis, 1, machine.mesh.sizes[axis]) for axis in sorted(masked)), (), "sum"),)
-    return Reshard(
-        shape,
-        itemsize,
-        source,
-        target,
-        steps,
-        sum(step.seconds for step in steps),
-        sum(step.received_bytes_per_rank for step in steps),
-        machine.mesh,
-    )
+    return tuple(_merged(best.moves)), parts, tuple(order)
 
 
 def _merged(moves: Sequence[Move]) -> list[Move]:
@@ -101,6 +151,8 @@ def _step(move: Move, parts: tuple[SubAxis, ...], order: Sequence[int], full: in
         before, after = (tuple(tuple(parts[letter] for letter in letters) for letters in layout) for layout in (move.before, move.after))
         moved = list(moving_parts(before, after))
         sources = permute_sources(machine.mesh, before, after)
+    elif move.kind == "all_reduce":
+        moved.sort(key=lambda part: (part.axis, part.outer))
     axes = joined(moved)
     size = math.prod(part.size for part in axes)
     scale = size if move.kind in ("all_gather", "all_to_all", "permute") else 1

@@ -15,6 +15,7 @@ from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard import find_reshard
 from autopar.reshard.cuts import prime_cut
+from autopar.reshard.planning import FINE_AXES, renaming
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT
 from autopar.schedule.instructions import copied_alone
@@ -71,6 +72,7 @@ class Space:
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
     _prices: dict[object, tuple[float, ...]] = field(default_factory=dict)
+    _specs: dict[object, ShardingSpec] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -191,8 +193,9 @@ class Space:
             small = np.array([[self._price(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(
                 len(distinct_s), len(distinct_t), 3 + len(self.links)
             )
-            rows = [distinct_s.index(s) for s in sources] if len(distinct_s) < len(sources) else slice(None)
-            columns = [distinct_t.index(t) for t in targets] if len(distinct_t) < len(targets) else slice(None)
+            row, column = ({spec: place for place, spec in enumerate(distinct)} for distinct in (distinct_s, distinct_t))
+            rows = [row[s] for s in sources] if len(distinct_s) < len(sources) else slice(None)
+            columns = [column[t] for t in targets] if len(distinct_t) < len(targets) else slice(None)
             whole = small[rows][:, columns]
             found = self._tables[key] = tuple(np.ascontiguousarray(whole[:, :, index]) for index in range(whole.shape[2]))
             for table in found:
@@ -210,6 +213,16 @@ class Space:
             found.setflags(write=False)
         return found
 
+    def _renamed(self, spec: ShardingSpec, names: tuple[int, ...]) -> ShardingSpec:
+        found = self._specs.get((spec, names))
+        if found is None:
+            found = self._specs[spec, names] = spec.renamed(names)
+        return found
+
+    @cached_property
+    def _renames(self) -> bool:
+        return sum(size > 1 for size in self.sizes) > FINE_AXES
+
     def _price(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[float, ...]:
         """Seconds of a reshard with its copies, then for how long it holds each link without latencies, then the copies with
         and without launches."""
@@ -219,6 +232,9 @@ class Space:
         new = [item for item in target.partial if item[0] not in source.partial_axes and item[1] == "sum"]
         if new:  # a whole value becomes a partial sum for nothing: the same price as without, asked once
             return self._price(tensor, source, ShardingSpec(target.dims, tuple(item for item in target.partial if item not in new)))
+        names = renaming(source, target, self.machine) if self._renames else None
+        if names is not None:
+            source, target = self._renamed(source, names), self._renamed(target, names)
         key = (tensor.shape, tensor.dtype, source, target)
         price = self._prices.get(key)
         if price is None:

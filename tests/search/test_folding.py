@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -10,15 +12,18 @@ import pytest
 from autopar.cli.target import load_target
 from autopar.graph import Graph, Phase
 from autopar.importer import capture_graph
+from autopar.schedule.legality import check_legal
 from autopar.search import find_plan
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Answer, Cuts, Term
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
+from autopar.search.extract import extract
 from autopar.search.folded import Decomposition, FoldedModel, folded
 from autopar.search.folding import FEWEST, Folding, fold
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
+from autopar.search.rounds import Asked, Search
 from autopar.search.space import Space
 from cost_models import Machine, Mesh, load_hardware
 from solvers import solve
@@ -157,3 +162,24 @@ def test_pins_on_some_of_the_layers_are_kept() -> None:
     assert folding().pins(some) is None
     everywhere = resolve_pins(graph(), machine().mesh, {item.name.replace(".3.", ".*."): "R R" for item in inputs})
     assert folding().pins(everywhere) is not None
+
+
+def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.search.folded.SHORT", (5, 6))
+    monkeypatch.setattr("autopar.search.folded.DEEP", FEWEST + 1)
+    model = replace(models("dp=4")[1])
+    limit = 2**33
+    search = Search(model, Asked(limit, "adamw", 60.0, perf_counter(), 1e-6, 0, None, False, False), False)
+    problem, _ = model.problem(None)
+    answer = solve(problem, time_limit=60.0, gap=1e-2).choices
+    assert answer is not None
+    found = search.schedule(extract(model, model.expand(answer)), None, tries=0)
+    assert found.estimated and len(found.schedule.graph.ops) == len(graph().ops) - len(folding().group.repeats[0])
+    assert search.offer(found, "auto")
+    best = search.best
+    assert best is not None and not best.estimated and best.schedule.graph is graph(), "what is kept was scheduled whole"
+    check_legal(best.schedule, "whole")
+    assert found.memory.peak == pytest.approx(best.memory.peak, rel=1e-3)
+    assert found.seconds == pytest.approx(best.seconds, rel=0.03)
+    near = Search(model, replace(Asked(limit, "adamw", 60.0, perf_counter(), 1e-6, 0, None, False, False), limit=best.memory.peak), False)
+    assert not near.schedule(found.assignment, None, tries=0).estimated, "near the limit nothing is guessed"

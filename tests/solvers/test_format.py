@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from functools import reduce
 
 import numpy as np
 import pytest
 
-from solvers import Problem, ProblemError, solve
+from solvers import Problem, ProblemError, evaluate, solve
 from solvers.contest_format import _from_json, _from_scan
 from tests.solvers.problems import brute_force, random_problem, shared_folder
 
@@ -148,3 +150,45 @@ def test_a_real_instance_survives_saving(tmp_path):
     problem.save(tmp_path / "g.json.gz")
     assert _same(Problem.load(tmp_path / "g.json.gz"), problem)
     assert _same(_from_json(gzip.decompress(source.read_bytes())), problem)
+
+
+EXTREME = (-1, 0, 1, 2, 7, 10**17 - 1, 10**17, 2**62 - 1, 2**62, 2**63 - 1, -(2**63))
+
+
+def _numbers(value, path=()):
+    if isinstance(value, int):
+        yield path
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(inner, (*path, key))
+
+
+def test_a_hostile_file_is_refused_or_solved_as_it_says(tmp_path):
+    """Numbers at the edges of what int64 holds, lists that grow and shrink: nothing is looked up outside of an array."""
+    solved = 0
+    for seed in range(150):
+        chance = random.Random(seed)
+        random_problem(seed).save(tmp_path / "p.json")
+        document = json.loads((tmp_path / "p.json").read_text())
+        for _ in range(chance.randint(1, 3)):
+            *path, last = chance.choice(list(_numbers(document)))
+            owner = reduce(lambda value, key: value[key], path, document)
+            change = chance.random()
+            if change < 0.7 or not isinstance(owner, list):
+                owner[last] = chance.choice(EXTREME)
+            elif change < 0.85:
+                owner.append(chance.choice(EXTREME))
+            else:
+                owner.pop()
+        (tmp_path / "p.json").write_text(json.dumps(document))
+        try:
+            problem = Problem.load(tmp_path / "p.json")
+        except ProblemError:
+            continue
+        found = solve(problem, method=chance.choice(["auto", "messages"]), time_limit=1.0)
+        if found.choices is not None:
+            cost, _, feasible = evaluate(problem, found.choices)
+            assert (cost, feasible) == (found.objective, True), seed
+            assert found.bound <= found.objective, seed
+            solved += 1
+    assert solved > 20

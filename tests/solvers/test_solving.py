@@ -148,8 +148,25 @@ def test_nobody_waits_for_a_compiler_whom_the_plain_form_serves(monkeypatch, siz
     monkeypatch.setattr(compiled, "machine_code", lambda value: asked.append(value) or contextlib.nullcontext())
     monkeypatch.setitem(solving.METHODS, "auto", lambda record: record.offer([0, 0]))
     monkeypatch.setattr(solving, "PATIENT", 3000 * 3000)
-    solve(Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))]))
-    assert asked == [wanted]
+    large = Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))])
+    solve(large)
+    solve(large, time_limit=solving.COMPILING / 2)
+    assert asked == [wanted, wanted and not first], "and nothing is compiled where that takes more time than there is"
+
+
+def test_machine_code_is_looked_for_where_it_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled, "AVAILABLE", True)
+    monkeypatch.setattr(compiled, "_made", [])
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert compiled.is_first_use()
+    numba = pytest.importorskip("numba")
+    folder = tmp_path / numba.core.caching._CacheLocator.get_suitable_cache_subpath(compiled.__file__)
+    other = tmp_path / "solvers_of_another_installation"
+    for place in (other, folder):
+        assert compiled.is_first_use()
+        place.mkdir()
+        (place / "propagation.pop_node-1.py311.nbi").touch()
+    assert not compiled.is_first_use()
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
