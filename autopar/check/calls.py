@@ -10,8 +10,8 @@ from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Call, Leg
 from autopar.check.walk import Walk
 from autopar.graph import Op
-from autopar.plan import CollectivePlan, PartPlan
 from autopar.reshard import Step
+from autopar.rows import CollectivePlan, PartPlan
 from autopar.sharding import InnerCollective
 
 IN_BUCKETS = ("all_reduce", "all_gather", "reduce_scatter")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.plan import InstructionPlan
+from autopar.rows import InstructionPlan
 
 COMPUTE = "compute"
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from autopar.check.differences import Difference
 from autopar.check.legs import Call, Leg
 from autopar.check.walk import Walk, is_forward
-from autopar.plan import InstructionPlan
+from autopar.rows import InstructionPlan
 
 
 @dataclass

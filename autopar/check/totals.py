@@ -11,7 +11,7 @@ from autopar.check.legs import Call
 from autopar.check.lifetimes import Lifetimes
 from autopar.check.order import Order
 from autopar.check.walk import Walk
-from autopar.plan import TensorSpec
+from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, optimizer_bytes
 

@@ -14,8 +14,9 @@ from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Leg, legs
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
-from autopar.plan import OpPlan, Plan, ReshardPlan, TensorSpec, ValueSpec
+from autopar.plan import Plan
 from autopar.reshard import find_reshard
+from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
 from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator

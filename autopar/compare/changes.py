@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from autopar.compare.words import count, spec_text, where
-from autopar.plan import InstructionPlan, OpPlan, Plan, TensorSpec
+from autopar.plan import Plan
+from autopar.rows import InstructionPlan, OpPlan, TensorSpec
 
 
 def changes(first: Plan, second: Plan) -> Iterator[str]:

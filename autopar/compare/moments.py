@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.errors import FileError
-from autopar.plan import InstructionPlan, Plan
+from autopar.plan import Plan
+from autopar.rows import InstructionPlan
 from autopar.schedule import Instruction, Slot, simulate
 from cost_models import CostModelError, Hardware
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.plan import CollectivePlan, OpPlan
+from autopar.rows import CollectivePlan, OpPlan
 
 
 def call(row: CollectivePlan) -> str:

@@ -13,7 +13,8 @@ from autopar import pricing
 from autopar.check import illegal
 from autopar.errors import FileError, MismatchError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
-from autopar.plan import OpPlan, ParameterSpec, Plan
+from autopar.plan import Plan
+from autopar.rows import OpPlan, ParameterSpec
 from autopar.rules import find_rule, strategies
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction, Layout, Limits, Schedule
 from autopar.schedule.instructions import Cut, Operation, Part, Value

@@ -7,7 +7,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from autopar import __version__
-from autopar.plan import (
+from autopar.plan import Plan
+from autopar.pricing import whole_axes
+from autopar.recording.replaying import attributes, plain, split
+from autopar.rows import (
     BaselinePlan,
     CollectivePlan,
     CreatedBy,
@@ -22,13 +25,10 @@ from autopar.plan import (
     OutputSpec,
     ParameterSpec,
     PartPlan,
-    Plan,
     Predicted,
     ReshardPlan,
     ValueSpec,
 )
-from autopar.pricing import whole_axes
-from autopar.recording.replaying import attributes, plain, split
 from autopar.schedule import AGAIN, Collective, Instruction, Layout, Memory, Schedule, step_seconds
 from autopar.schedule.instructions import Part
 

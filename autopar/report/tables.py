@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.graph import DTYPE_BYTES
-from autopar.plan import Plan, TensorSpec
+from autopar.plan import Plan
 from autopar.report import units
+from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
 
 ROUNDING = 1e-9

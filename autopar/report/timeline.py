@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.compare.moments import Moments
-from autopar.plan import CollectivePlan, Plan
+from autopar.plan import Plan
+from autopar.rows import CollectivePlan
 from autopar.schedule.instructions import COMPUTE
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from autopar.graph import Graph
-from autopar.plan import CollectivePlan, Plan
+from autopar.plan import Plan
+from autopar.rows import CollectivePlan
 from autopar.schedule import Schedule
 from autopar.verify.trials import Trial
 
