@@ -17,6 +17,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from autopar.errors import FileError
 from autopar.files import parse_json, write_whole
 from autopar.rows import (
+    AccumulationPlan,
     BaselinePlan,
     CollectivePlan,
     Count,
@@ -49,6 +50,8 @@ class Plan(Row):
     hardware: dict[str, Any]
     mesh: dict[str, Annotated[int, Field(ge=1)]]
     microbatches: Annotated[int, Field(ge=1)] = 1
+    microbatches_tried: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    accumulation: AccumulationPlan | None = None
     memory_limit_bytes_per_rank: Count
     pins: dict[str, str] = Field(default_factory=dict)
     objective: Objective
@@ -117,6 +120,11 @@ class Plan(Row):
         found += [("gradient", row.name, row) for row in self.gradients]
         found += [("buffer", row.name, row) for row in self.buffer_updates]
         return tuple(sorted(found, key=lambda item: item[2].index))
+
+    def parts(self, tensor: str) -> int:
+        """How many parts of what enters are there at once: of an input that is cut, those of all microbatches."""
+        cut = self.accumulation.cut if self.accumulation is not None else ()
+        return self.microbatches if any(name in cut and row.tensor == tensor for name, row in self.inputs.items()) else 1
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file whole or not at all: a temporary file beside it, then a rename.

@@ -14,7 +14,7 @@ PhaseName = Literal["forward", "backward", "recompute"]
 Status = Literal["optimal", "feasible"]
 EnteringKind = Literal["input", "parameter", "buffer", "constant", "tangent"]
 LeavingKind = Literal["output", "gradient", "buffer"]
-InstructionKind = Literal["run", "start", "wait", "slice", "free"]
+InstructionKind = Literal["run", "start", "wait", "slice", "add", "free"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 
@@ -157,8 +157,8 @@ class ValueSpec(TensorSpec):
 class OpPlan(Row):
     """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule.
 
-    A row of phase ``recompute`` is the second run of a forward operator: ``NAME@again`` of ``NAME``, the same but for what it reads and
-    the values that it makes.
+    ``times`` is how often it runs in a step: once for each microbatch. A row of phase ``recompute`` is the second run of a forward
+    operator: ``NAME@again`` of ``NAME``, the same but for what it reads and the values that it makes.
     """
 
     name: str
@@ -203,7 +203,7 @@ class PartPlan(Row):
 
 
 class CollectivePlan(Row):
-    """One call, in execution order; ``bytes`` and ``seconds`` are those of the whole call.
+    """One call, in execution order; ``bytes`` and ``seconds`` are those of the whole call, made ``times`` in a step.
 
     A call on one value names it itself; a bucket lists its ``parts``. ``id`` is what instructions call it; a collective inside the
     operator ``before`` has none.
@@ -252,20 +252,31 @@ class CollectivePlan(Row):
         )  # fmt: skip
 
 
+class AccumulationPlan(Row):
+    """How microbatches make up a step; the fields are those of ``autopar.graph.Accumulation``, inputs by their public names."""
+
+    cut: tuple[str, ...]
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    whole: bool = True
+    reason: str | None = None
+
+
 class LimitsPlan(Row):
-    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps, and
-    bytes held in all up to which anything is in flight (0: no limit)."""
+    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps, bytes
+    held in all up to which anything is in flight (0: no limit), and bytes that sums over microbatches hold more for being reduced once."""
 
     bucket_bytes: Count
     ahead_bytes: Count
     aside_bytes: Count
     held_bytes: Count = 0
+    summed_bytes: Count = 2**62
 
 
 class InstructionPlan(Row):
     """One instruction of the schedule; the fields are those of ``autopar.schedule.Instruction``.
 
-    ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice.
+    ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
+    the microbatches from ``microbatch`` on.
     """
 
     id: Count

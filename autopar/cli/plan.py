@@ -9,7 +9,7 @@ import typer
 
 from autopar.api import DEFAULT_HARDWARE
 from autopar.cli.files import check_writable, write_text
-from autopar.cli.planning import OPTIMIZER_HELP, open_pins, plan_target, read_mode
+from autopar.cli.planning import OPTIMIZER_HELP, open_pins, plan_target, read_microbatches, read_mode
 from autopar.cli.terminal import out
 from autopar.files import STANDARD
 
@@ -25,6 +25,7 @@ def plan(
     compute_dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")] = None,
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
     recompute: Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")] = "auto",
+    microbatches: Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")] = "1",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
@@ -40,8 +41,8 @@ def plan(
         check_writable(output)
     found = plan_target(
         target, mesh=mesh, devices=devices, hardware=hardware, mode=read_mode(mode), memory=memory, optimizer=optimizer,
-        compute_dtype=compute_dtype, cost_model=cost_model, recompute=recompute, constraints=open_pins(pin or []), time_limit=time_limit,
-        seed=seed,
+        compute_dtype=compute_dtype, cost_model=cost_model, recompute=recompute, microbatches=read_microbatches(microbatches),
+        constraints=open_pins(pin or []), time_limit=time_limit, seed=seed,
     )  # fmt: skip
     if output is not None:
         write_text(output, found.to_json())

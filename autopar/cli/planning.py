@@ -28,6 +28,16 @@ def read_mode(text: str) -> Literal["train", "inference"]:
     raise UsageError(f"unknown mode {text!r}", "use train or inference")
 
 
+def read_microbatches(text: str) -> int | str:
+    """The number of an option's text, or ``auto``. Raises UsageError."""
+    if text == api.AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"the number of microbatches is {text!r}", "give a whole number from 1 on, or auto") from None
+
+
 def open_pins(pins: Sequence[str]) -> dict[str, str]:
     """``NAME=SPEC`` texts as a mapping. Raises UsageError."""
     found = {}
@@ -107,7 +117,7 @@ def words_on_stderr() -> Iterator[None]:
     """autopar's warnings as one line each; others are left to Python."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        if issubclass(category, api.UnknownOperatorWarning):
+        if issubclass(category, (api.UnknownOperatorWarning, api.MicrobatchWarning)):
             note(f"warning: {message}")
         else:
             usual(message, category, *rest, **more)
@@ -115,6 +125,7 @@ def words_on_stderr() -> Iterator[None]:
     usual = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always", api.UnknownOperatorWarning)
+        warnings.simplefilter("always", api.MicrobatchWarning)
         warnings.showwarning = show
         try:
             yield

@@ -51,11 +51,12 @@ def _drawing(plan: Plan) -> str:
     height = len(rows) * _ROW + 4
     labels = [f'<text x="4" y="{2 + (row + 0.65) * _ROW:.0f}">{escape(stream)}</text>' for stream, row in rows.items()]
     drawn = [text for bar in found for text in _bar(bar, rows[bar.stream], end)]
+    last = f"The last of {plan.microbatches} microbatches; those before it leave out what runs once. " if plan.microbatches > 1 else ""
     return (
         f'<svg viewBox="0 0 {_LABELS + _WIDTH:.0f} {height:.0f}" role=img aria-label="timeline">{"".join(labels + drawn)}</svg>'
-        "<p class=note>One row a stream: the operators (blue forward, violet backward, pale violet what backward makes again, red where "
-        f"they stand still for a collective), then the collectives on each link; {units.seconds(end)} in all, the optimizer's step left "
-        "out. Point at a bar for its name.</p>"
+        f"<p class=note>{last}One row a stream: the operators (blue forward, violet backward, pale violet what backward makes again, red "
+        f"where they stand still for a collective), then the collectives on each link; {units.seconds(end)} in all, the optimizer's step "
+        "left out. Point at a bar for its name.</p>"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.compare.moments import Moments
 from autopar.plan import Plan
@@ -23,8 +23,17 @@ class Bar:
 
 
 def bars(plan: Plan) -> tuple[Bar, ...]:
-    """What holds each stream, in the order of the schedule. Raises FileError."""
-    return tuple(bar for bar in _bars(plan) if bar.end > bar.begin)
+    """What holds each stream, in the order of the schedule; of several microbatches in the last. Raises FileError."""
+    return tuple(bar for bar in _bars(plan, plan.microbatches - 1) if bar.end > bar.begin)
+
+
+def step_bars(plan: Plan) -> tuple[Bar, ...]:
+    """The same of all microbatches, one after another."""
+    found: list[Bar] = []
+    for number in range(plan.microbatches):
+        begin = max((bar.end for bar in found), default=0.0)
+        found += [replace(bar, begin=begin + bar.begin, end=begin + bar.end) for bar in _bars(plan, number) if bar.end > bar.begin]
+    return tuple(found)
 
 
 def streams(found: tuple[Bar, ...]) -> tuple[str, ...]:
@@ -39,9 +48,9 @@ def call_name(row: CollectivePlan) -> str:
     return f"{row.kind} of {row.tensor}" if row.parts is None else f"{row.kind} of {len(parts)} values from {parts[0].tensor}"
 
 
-def _bars(plan: Plan) -> Iterator[Bar]:
+def _bars(plan: Plan, microbatch: int) -> Iterator[Bar]:
     calls = {row.id: call_name(row) for row in plan.collectives if row.id is not None}
-    for slot in Moments(plan).slots:
+    for slot in Moments(plan).of(microbatch):
         item = slot.instruction
         begin = slot.begin + slot.stalled if item.kind == "wait" else slot.begin
         if slot.stalled > 0.0:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 from autopar.plan import Plan
-from autopar.report.timeline import bars, streams
+from autopar.report.timeline import step_bars, streams
 
 
 def chrome_trace(plan: Plan) -> str:
     """JSON with one complete event for each operator, collective and stall; a microsecond of the trace is one of the prediction."""
-    found = bars(plan)
+    found = step_bars(plan)
     threads = {stream: number for number, stream in enumerate(streams(found), 1)}
     events: list[dict[str, object]] = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": stream}} for stream, number in threads.items()

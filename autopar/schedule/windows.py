@@ -52,8 +52,9 @@ def moving(schedule: Schedule) -> list[Instruction]:
 
 
 def windows(schedule: Schedule) -> Mapping[int, Window]:
-    """The window of each start and slice, by instruction id. Their order in the list must be right: producers first."""
-    fixed, soft = anchors(schedule), moving(schedule)
+    """The window of each start and slice, by instruction id. Their order in the list must be right: producers first. A sum is there
+    when what is added to it is."""
+    fixed, soft = anchors(schedule), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
     bounds = _bounds(fixed)
     ready: dict[str, int] = {}
     phase_of: dict[str, Phase] = {}
@@ -66,7 +67,7 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
         begin = bounds[item.half][0]
         here = [value for value in item.reads if phase_of.get(value) == item.half]
         first[item.id] = max([ready[value] for value in here], default=begin)
-        level = 1 + max([depth.get(value, 0) for value in here], default=0)
+        level = (item.kind != "add") + max([depth.get(value, 0) for value in here], default=0)
         ready.update(dict.fromkeys(item.writes, first[item.id]))
         phase_of.update(dict.fromkeys(item.writes, item.half))
         depth.update(dict.fromkeys(item.writes, level))
@@ -80,7 +81,9 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
         for value in item.reads:
             key = item.half, value
             needed[key] = min(needed.get(key, bounds[item.half][1]), last[item.id])
-    return {item.id: Window(first[item.id], last[item.id], depth[item.writes[0]], *bounds[item.half]) for item in soft}
+    return {
+        item.id: Window(first[item.id], last[item.id], depth[item.writes[0]], *bounds[item.half]) for item in soft if item.kind != "add"
+    }
 
 
 def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:

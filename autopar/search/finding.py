@@ -52,7 +52,8 @@ class Found:
         schedule: what every rank runs.
         seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
             collectives.
-        bound_seconds: no plan for this mesh, in any order, costs less. Where the memory limit binds: no plan whose operators run as
+        bound_seconds: no plan for this mesh, in any order, costs less; of several microbatches no plan that runs them one after another and
+            gathers weights in each. Where the memory limit binds: no plan whose operators run as
             captured, since others may hold a little less at the peak than the problem counts.
         gap: (seconds - bound) / seconds.
         status: ``optimal`` or ``feasible``.
@@ -178,12 +179,12 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     best = search.best
     assert best is not None
     check_legal(best.schedule, "the search")
-    bound = min(search.bound, best.seconds)
+    bound, times = min(search.bound, best.seconds), model.whole_graph.microbatches
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return Found(
-        best.schedule, best.seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", search.seconds, search.method,
-        space.optimizer, best.memory,
-        {name: Baseline(rival.schedule, rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
+        best.schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
+        search.seconds, search.method, space.optimizer, best.memory,
+        {name: Baseline(rival.schedule, times * rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
         contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
     )  # fmt: skip
 

@@ -204,6 +204,7 @@ def _without(whole: Graph, group: Group, toward: Mapping[Key, int]) -> Folding:
     graph = Graph(
         whole.mode, {name: tensor for name, tensor in whole.tensors.items() if name not in gone},
         tuple(item for item in whole.inputs if item.tensor not in gone), ops, tuple(output for _, output in kept), (), whole.arguments,
+        whole.accumulation,
     )  # fmt: skip
     return Folding(whole, graph, group, toward, tuple(index for index, _ in kept))
 

@@ -108,7 +108,9 @@ def compare(plan: Plan, schedule: Schedule, single: Trial, trials: list[Trial]) 
         name: error(first.gradients[name], tensor, GRADIENT_FLOOR * largest) if name in first.gradients else sys.float_info.max
         for name, tensor in single.gradients.items()
     }
-    rows_planned = tuple(planned(row) for row in plan.collectives for _ in range(row.times))
+    rows_planned = tuple(
+        planned(row) for number in range(plan.microbatches) for row in plan.collectives if plan.microbatches - row.times <= number
+    )
     rows = [tuple(item.row(mesh) for item in trial.observed) for trial in trials]
     output_error = max(output_errors.values(), default=0.0)
     problems = [f"output {name} differs by {value:.2e}" for name, value in output_errors.items() if value > allowed.outputs]
