@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autopar.errors import AutoparError, FileError, InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
+from autopar.pareto import Pareto, climb
 from autopar.plan import Plan
 from cost_models import COST_MODELS, CostModelError, Hardware, Machine, Mesh, find_optimizer, load_hardware
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from autopar.importer import Captures
     from autopar.runtime import ShardedModule
-    from autopar.search import Found, Progress
+    from autopar.search import Found, Progress, Shared
 
 DEFAULT_HARDWARE = "h100-sxm"
 """What is planned for when no hardware is named; the plan and the command line say so."""
@@ -147,10 +148,73 @@ def plan(
         InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time; names the stage.
         KeyboardInterrupt: Ctrl-C before there was a plan; later it ends all searches with the best plan so far.
     """
+    ends = perf_counter() + time_limit if isinstance(time_limit, int | float) else 0.0
+    resolved = resolve_hardware(hardware)
+    limit = parse_memory(memory) if memory is not None else int(resolved.memory_bytes)
+    within = _planner(
+        model, args, kwargs, mesh=mesh, devices=devices, hardware=resolved, mode=mode, loss=loss, loss_args=loss_args,
+        compute_dtype=compute_dtype, optimizer=optimizer, constraints=constraints, cost_model=cost_model, recompute=recompute,
+        microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=target,
+    )  # fmt: skip
+    return within(limit, ends)
+
+
+def pareto(
+    model: nn.Module | Graph,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    rungs: int = 8,
+    time_limit: float = 60.0,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
+    **options: Any,
+) -> Pareto:
+    """The least step under each limit of a ladder, from the least memory known to do to what the best plan takes when it may take all.
+
+    Model and prices are shared, and what fits in less is an answer for more: more memory never costs more.
+
+    Args:
+        rungs: how many limits, the ends included; in even steps.
+        time_limit: seconds for the whole call, shared among the limits.
+        hardware, options: as of ``plan``, but for ``memory``.
+
+    Raises:
+        UsageError: fewer than 2 rungs, or ``memory``; else as ``plan``.
+    """
+    if not isinstance(rungs, int) or rungs < 2:
+        raise UsageError(f"the ladder has {rungs!r} rungs", "give a whole number from 2 on: the least memory and the most are two")
+    if "memory" in options:
+        raise UsageError("a ladder of memory limits has no one limit", "leave memory out, or plan without pareto")
+    ends = perf_counter() + time_limit
+    within = _planner(model, args, kwargs, hardware=resolve_hardware(hardware), time_limit=time_limit, **options)
+    return climb(within, rungs, ends)
+
+
+def _planner(
+    model: nn.Module | Graph,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    *,
+    mesh: MeshLike | None = None,
+    devices: int | None = None,
+    hardware: Hardware,
+    mode: Literal["train", "inference"] = "train",
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
+    optimizer: str = "adamw",
+    constraints: Mapping[str, str] | None = None,
+    cost_model: str = "roofline",
+    recompute: str = "auto",
+    microbatches: int | str = 1,
+    time_limit: float,
+    seed: int = 0,
+    progress: Progress | None = None,
+    target: str | None = None,
+) -> Callable[[int, float], Plan]:
+    """What plans within so many bytes until a moment, the model captured and everything shared between calls. See ``plan``."""
     began = perf_counter()
     meshes = list(_meshes(mesh, devices))
-    machine_hardware = resolve_hardware(hardware)
-    limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
     pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
     _one_of("way to recompute", recompute, RECOMPUTE)
@@ -180,29 +244,34 @@ def plan(
         from autopar.placements import placed_pins
 
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
-    machines = [Machine(candidate, machine_hardware, cost_model) for candidate in meshes]
-    tried: dict[int, Found] = {}
+    machines = [Machine(candidate, hardware, cost_model) for candidate in meshes]
+    common: dict[tuple[int, Machine], Shared] = {}
 
-    def find(number: int, seconds: float) -> Found:
-        ends, graph = perf_counter() + seconds, _unchanged(graph_of(number), microbatches)
-        found = _best_of(
-            machines,
-            lambda machine, seconds: _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress),
-            ends,
-        )
-        return tried.setdefault(number, found)
+    def plan_within(limit: int, ends: float) -> Plan:
+        tried: dict[int, Found] = {}
 
-    found = _best_of(list(numbers), find, began + time_limit, enough=lambda: _enough(tried, limit))
-    if len(tried) > 1:
-        found = _bounded(found, min(item.bound_seconds for item in tried.values()))
-    _warn_unknown(found)
-    _warn_microbatches(found)
-    from autopar.recording import record
+        def find(number: int, seconds: float) -> Found:
+            ends, graph = perf_counter() + seconds, _unchanged(graph_of(number), microbatches)
 
-    name = target or ("graph" if isinstance(model, Graph) else type(model).__name__)
-    made = record(found, target=name, memory_bytes=limit, pins=pins, tried=tuple(tried) if microbatches == AUTO else None)
-    made.remember_loss(loss)
-    return made
+            def on(machine: Machine, seconds: float) -> Found:
+                shared = _shared(common, number, machine)
+                return _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress, shared)
+
+            return tried.setdefault(number, _best_of(machines, on, ends))
+
+        found = _best_of(list(numbers), find, ends, enough=lambda: _enough(tried, limit))
+        if len(tried) > 1:
+            found = _bounded(found, min(item.bound_seconds for item in tried.values()))
+        _warn_unknown(found)
+        _warn_microbatches(found)
+        from autopar.recording import record
+
+        name = target or ("graph" if isinstance(model, Graph) else type(model).__name__)
+        made = record(found, target=name, memory_bytes=limit, pins=pins, tried=tuple(tried) if microbatches == AUTO else None)
+        made.remember_loss(loss)
+        return made
+
+    return plan_within
 
 
 def compile(
@@ -310,6 +379,13 @@ def _meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mesh]:
         raise UsageError("neither a mesh nor a number of devices is given", "give a mesh, e.g. dp=2,tp=4, or devices, e.g. 8")
 
 
+def _shared(common: dict[tuple[int, Machine], Shared], number: int, machine: Machine) -> Shared:
+    """What searches with so many microbatches on one machine share."""
+    from autopar.search import Shared
+
+    return common.setdefault((number, machine), Shared())
+
+
 def _find(
     graph: Graph,
     machine: Machine,
@@ -320,13 +396,14 @@ def _find(
     time_limit: float,
     seed: int,
     progress: Progress | None,
+    shared: Shared,
 ) -> Found:
     from autopar.search import find_plan
 
     with _user_errors():
         return find_plan(
             graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress,
-            recompute=recompute,
+            recompute=recompute, shared=shared,
         )  # fmt: skip
 
 

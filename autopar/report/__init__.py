@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from autopar.report.frontier import frontier, frontier_html
 from autopar.report.page import html
 from autopar.report.terminal import summary
 from autopar.report.trace import chrome_trace
 
-__all__ = ["chrome_trace", "html", "summary"]
+__all__ = ["chrome_trace", "frontier", "frontier_html", "html", "summary"]

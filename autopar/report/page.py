@@ -9,12 +9,13 @@ from autopar.report import tables, units
 from autopar.report.tables import Table
 from autopar.report.timeline import Bar, bars, streams
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1c1c1c; background: #fff }
 table { border-collapse: collapse; margin: 0 0 2rem } th, td { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
 th { border-bottom: 1px solid #888; font-weight: 600 } td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums }
 svg { width: 100%; height: auto; background: #f4f4f4; margin-bottom: .3rem } .note { color: #555; margin-bottom: 2rem }
 .forward { fill: #3b6fb6 } .backward { fill: #7a4fa3 } .recompute { fill: #b58ad6 } .moving { fill: #c9702b } .stalled { fill: #c33 }
+.step { stroke: #3b6fb6 } .bound { stroke: #c9702b }
 svg text { font-size: 13px; fill: #555 }
 @media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #161616 } svg { background: #242424 } .note { color: #aaa } }
 """
@@ -25,15 +26,16 @@ def html(plan: Plan) -> str:
     """The whole page as text."""
     title = f"autopar plan: {plan.model.target}"
     parts = [
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1>", _table(tables.overview(plan), header=False), "<h2>Against plans written by hand</h2>",
-        _table(tables.baselines(plan)), "<h2>One step, simulated</h2>", _drawing(plan), "<h2>Collectives</h2>",
-        _table(tables.collectives(plan)), "<h2>Tensors</h2>", _table(tables.tensors(plan)), "</body></html>",
+        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>", table_html(tables.overview(plan), header=False), "<h2>Against plans written by hand</h2>",
+        table_html(tables.baselines(plan)), "<h2>One step, simulated</h2>", _drawing(plan), "<h2>Collectives</h2>",
+        table_html(tables.collectives(plan)), "<h2>Tensors</h2>", table_html(tables.tensors(plan)), "</body></html>",
     ]  # fmt: skip
     return "\n".join(parts) + "\n"
 
 
-def _table(table: Table, header: bool = True) -> str:
+def table_html(table: Table, header: bool = True) -> str:
+    """The table's markup."""
     marks = [" class=figure" if name in table.right else "" for name in table.header]
     head = "<tr>" + "".join(f"<th{mark}>{escape(name)}</th>" for name, mark in zip(table.header, marks, strict=True)) + "</tr>"
     rows = [

@@ -117,7 +117,7 @@ def _microbatches(schedule: Schedule) -> Violations:
                 yield item.id, "runs in the last microbatch alone and reads what is of that one"
             made.update(item.writes)
     final = schedule.instructions[-1].id if schedule.instructions else 0
-    for output, value in schedule.outputs if last else ():
+    for output, value in schedule.outputs if last and summed else ():  # before ``accumulate`` there are no sums
         if output.kind == "gradient" and value not in made | summed:
             yield final, f"is the last, and the gradient {output.name} ({value}) is that of one microbatch"
 

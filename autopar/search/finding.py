@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -63,6 +63,7 @@ class Found:
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
+        timed: the schedule with its assignment, for searches that follow.
     """
 
     schedule: Schedule
@@ -80,6 +81,32 @@ class Found:
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
+    timed: Timed | None = None
+
+
+@dataclass
+class Shared:
+    """What searches of one graph, machine, optimizer and pins have in common, whatever memory they allow.
+
+    Args:
+        models: enumerated and priced, by kind.
+        known: the plans found.
+    """
+
+    models: dict[str, Model] = field(default_factory=dict)
+    known: list[Timed] = field(default_factory=list)
+
+    def model(self, kind: str, make: Callable[[], Model]) -> Model:
+        """The model of a kind, made once."""
+        if kind not in self.models:
+            self.models[kind] = make()
+        return self.models[kind]
+
+    def took(self, found: Found) -> Found:
+        """Keeps what was found for searches that follow."""
+        if found.timed is not None:
+            self.known.append(found.timed)
+        return found
 
 
 def find_plan(
@@ -95,10 +122,12 @@ def find_plan(
     progress: Progress | None = None,
     baselines: bool = True,
     recompute: bool = False,
+    shared: Shared | None = None,
 ) -> Found:
     """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
     Args:
+        shared: what an earlier search for the same under another limit has made; what this one makes is added.
         gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
         recompute: what backward needs of forward may be made again there; else all of it is kept. Nothing of it where only collectives
             count, since operators would run again for nothing.
@@ -115,15 +144,17 @@ def find_plan(
     clock = _Clock()
     folding = fold(graph) if machine.cost_model != "communication" else None
     kept = folding.pins(pins) if folding is not None else None
-    known: list[Timed] = []
+    shared = shared or Shared()
+    known = list(shared.known)
     if folding is not None and kept is not None:
-        model = folded(_model(Space(folding.graph, machine, asked.optimizer, kept), clock), folding)
+        graph_of, pinned = folding.graph, kept
+        model = folded(shared.model("folded", lambda: _model(Space(graph_of, machine, asked.optimizer, pinned), clock)), folding)
         found = _search(model, pins, asked, clock, known) if model is not None else None
         if found is not None:
-            return found
-    whole = _search(_model(Space(graph, machine, asked.optimizer, pins), clock), pins, asked, clock, known)
+            return shared.took(found)
+    whole = _search(shared.model("whole", lambda: _model(Space(graph, machine, asked.optimizer, pins), clock)), pins, asked, clock, known)
     assert whole is not None
-    return whole
+    return shared.took(whole)
 
 
 def _model(space: Space, clock: _Clock) -> Model:
@@ -148,7 +179,7 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     clock.lap("model")
     priced = perf_counter() - asked.began
     for schedule in known:
-        search.offer(schedule, "folded")
+        search.offer(schedule, "known")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
     if asked.baselines:
@@ -185,7 +216,7 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
         best.schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.method, space.optimizer, best.memory,
         {name: Baseline(rival.schedule, times * rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
-        contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
+        contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted, best,
     )  # fmt: skip
 
 
