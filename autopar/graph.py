@@ -134,7 +134,7 @@ class Accumulation:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A captured model.
 
@@ -165,6 +165,12 @@ class Graph:
     def parts(self, tensor: str) -> int:
         """How many parts of a graph input are there at once: of a cut one, those of all microbatches."""
         return self.microbatches if tensor in self.accumulation.cut else 1
+
+    def __repr__(self) -> str:
+        """On one line: a graph has thousands of operators."""
+        layers = " and ".join(f"{len(repeats)} equal layers of {len(repeats[0])}" for repeats in self.groups)
+        weights = sum(self.tensors[item.tensor].elements for item in self.of_kind("parameter"))
+        return f"<Graph for {self.mode}: {len(self.ops)} operators{f', {layers}' if layers else ''}, {weights} parameters>"
 
     @cached_property
     def op(self) -> Mapping[str, Op]:

@@ -155,10 +155,20 @@ class Plan(Row):
 
         return summary(self)
 
-    def _repr_html_(self) -> str:
-        from autopar.report import html
+    def __repr__(self) -> str:
+        """On one line; ``print(plan)`` shows the tables."""
+        mesh = ",".join(f"{name}={size}" for name, size in self.mesh.items())
+        figures = f"{self.objective.seconds:.4g} s, gap {100 * self.objective.gap:.2g} %, {self.predicted.peak_memory_bytes_per_rank} bytes"
+        return f"<Plan of {self.model.target}, {self.model.mode}, on {mesh} of {self.hardware.get('name')}: {figures}>"
 
-        return html(self)
+    def __dir__(self) -> list[str]:
+        """What a plan is and does, without what its base class brings along."""
+        return [*type(self).model_fields, *(name for name in vars(Plan) if not name.startswith(("_", "model_")))]
+
+    def _repr_html_(self) -> str:
+        from autopar.report import fragment
+
+        return fragment(self)
 
 
 def _unreadable(text: str, name: str, error: ValidationError) -> FileError:

@@ -68,6 +68,7 @@ class Objective(Row):
     """Seconds of the step, with the bound proved over all plans for this mesh.
 
     The step is ``predicted.step_seconds``; under the communication cost model, where nothing overlaps, it is the sum of the collectives.
+    ``tied_seconds`` of it are the price of equal layers that lie alike.
     """
 
     seconds: Seconds
@@ -75,6 +76,7 @@ class Objective(Row):
     gap: float
     status: Status
     solve_seconds: Seconds
+    tied_seconds: Seconds | None = None
 
 
 class MemoryParts(Row):

@@ -86,6 +86,18 @@ def children_of(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return items, lambda others: _pytree.tree_unflatten(others, structure)
 
 
+# --- tensors of one's own ---------------------------------------------------------------------------------------------
+
+NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
+"""``__torch_function__`` of a tensor class whose results are not of the class."""
+
+
+def wrapper_of(cls: type[torch.Tensor], like: torch.Tensor) -> Any:
+    """A tensor of the class with the shape, strides, dtype and device of another and no memory: the class's ``__torch_dispatch__`` is
+    asked for everything else (``_make_wrapper_subclass``)."""
+    return torch.Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+
+
 # --- operators --------------------------------------------------------------------------------------------------------
 
 

@@ -186,21 +186,21 @@ def test_auto_takes_more_where_memory_is_short_and_one_where_it_is_not() -> None
     assert (ample.microbatches, ample.microbatches_tried) == (1, (1,))
     one = autopar.plan(target.model, target.args, mesh="dp=2", optimizer="none", memory=10**9)
     short = autopar.plan(target.model, target.args, memory=int(0.5 * one.predicted.peak_memory_bytes_per_rank), **options)
-    assert short.microbatches > 1 and short.microbatches_tried is not None and 1 in short.microbatches_tried and check(short) == ()
+    assert short.microbatches > 1 and short.microbatches_tried and short.microbatches in short.microbatches_tried and check(short) == ()
     assert short.objective.bound_seconds <= short.objective.seconds
     assert "the bound over these" in str(short)
 
 
 def test_more_memory_never_costs_more() -> None:
     target = zoo.build("mlp", batch="256", width="16", layers="3")
-    found = autopar.pareto(target.model, target.args, mesh="dp=2", rungs=4, time_limit=60, hardware="h100-sxm")
+    found = autopar.pareto(target.model, target.args, mesh="dp=2", rungs=3, time_limit=12, hardware="h100-sxm")
     limits = [plan.memory_limit_bytes_per_rank for plan in found.plans]
     steps = [plan.objective.seconds for plan in found.plans]
-    assert len(limits) == 4 and limits == sorted(limits) and steps == sorted(steps, reverse=True)
+    assert len(limits) == 3 and limits == sorted(limits) and steps == sorted(steps, reverse=True)
     assert steps[0] > steps[-1] and all(check(plan) == () for plan in found.plans)
     assert found.plans[-1].predicted.peak_memory_bytes_per_rank <= limits[-1]
     rows = json.loads(found.to_json())["rows"]
-    assert [row["objective_seconds"] for row in rows] == steps and len(str(found).splitlines()) == 5
+    assert [row["objective_seconds"] for row in rows] == steps and len(str(found).splitlines()) == 4
     with pytest.raises(UsageError, match="1 rungs"):
         autopar.pareto(target.model, target.args, mesh="dp=2", rungs=1)
 

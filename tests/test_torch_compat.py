@@ -129,6 +129,22 @@ def test_a_group_tells_its_timeout():
     assert run_ranks(rank_main, 1, timeout=7.0) == [(7.0, 3.0)]
 
 
+def test_a_tensor_class_of_ones_own_is_asked_for_everything():
+    asked = []
+
+    class Own(torch.Tensor):
+        __torch_function__ = torch_compat.NO_TORCH_FUNCTION
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            asked.append(func)
+            return torch.zeros(2)
+
+    made = torch_compat.wrapper_of(Own, torch.empty(2, dtype=torch.float16))
+    assert type(made) is Own and made.shape == (2,) and made.dtype == torch.float16 and not asked
+    assert type(made + 1) is torch.Tensor and asked == [torch.ops.aten.add.Tensor]
+
+
 def test_no_other_file_touches_private_torch_names():
     private = re.compile(
         r"(?:from|import) torch(?:\.\w+)*\._\w+|from torch[\w.]* import .*\b_\w+"

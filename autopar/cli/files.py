@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,12 @@ def read_plan(path: Path) -> Plan:
     """The plan in a file; what was made anew of an older one is said on stderr. Raises FileError."""
     from autopar.recording import OldPlanWarning, load
 
+    gc.disable()  # rows have no cycles: the collector would go through all of a large plan again and again
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", OldPlanWarning)
         plan = load(path)
+    gc.freeze()
+    gc.enable()
     for warning in said:
         if issubclass(warning.category, OldPlanWarning):
             note(f"note: {warning.message}")

@@ -14,7 +14,7 @@ from autopar.cli.terminal import out
 from autopar.errors import UsageError
 from autopar.files import STANDARD
 from autopar.pareto import Pareto
-from autopar.report import frontier_html
+from autopar.report.frontier import frontier_html
 
 
 def plan(

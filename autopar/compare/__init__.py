@@ -2,6 +2,7 @@
 
 story    the lines about one thing
 changes  the lines about two plans
+axes     meshes that are the same but for the order or the names of their axes
 moments  when each instruction happens
 words    how rows are called
 """
@@ -9,7 +10,6 @@ words    how rows are called
 from __future__ import annotations
 
 from autopar.compare.changes import changes
-from autopar.compare.story import Story
 from autopar.plan import Plan
 
 __all__ = ["UNCHANGED", "diff", "explain"]
@@ -26,6 +26,8 @@ def explain(plan: Plan, name: str) -> tuple[str, ...]:
     Raises:
         UsageError: the plan has nothing of that name; names the nearest. FileError: a schedule that cannot be simulated.
     """
+    from autopar.compare.story import Story  # for start-up time: diff needs no simulation
+
     return tuple(Story(plan).tell(name))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from autopar.compare.words import count, spec_text, where
+from autopar.compare.axes import Axes, same_axes
+from autopar.compare.words import count, pattern, spec_text, where
 from autopar.plan import Plan
 from autopar.rows import InstructionPlan, OpPlan, TensorSpec
 
@@ -20,12 +21,16 @@ def changes(first: Plan, second: Plan) -> Iterator[str]:
     ):  # fmt: skip
         if old != new:
             yield f"{what}: {old} -> {new}"
+    axes = same_axes(first, second)
+    if axes is not None and not axes.trivial:
+        yield f"axes: {axes.words}; specs of the second are told in those of the first"
+    axes = axes or Axes({}, {}, "")
     yield from _figures(first, second)
     for kind in ("inputs", "parameters", "buffers", "constants", "outputs"):
-        yield from _specs(kind.removesuffix("s"), getattr(first, kind), getattr(second, kind))
-    yield from _operators(first, second)
+        yield from _specs(kind.removesuffix("s"), getattr(first, kind), getattr(second, kind), axes)
+    yield from _operators(first, second, axes)
     yield from _recomputed(first, second)
-    yield from _collectives(first, second)
+    yield from _collectives(first, second, axes)
     yield from _schedules(first, second)
 
 
@@ -42,23 +47,35 @@ def _figures(first: Plan, second: Plan) -> Iterator[str]:
             yield f"{key}: {old:.6g} -> {new:.6g}{change}"
 
 
-def _specs(kind: str, old: Mapping[str, TensorSpec], new: Mapping[str, TensorSpec]) -> Iterator[str]:
+def _specs(kind: str, old: Mapping[str, TensorSpec], new: Mapping[str, TensorSpec], axes: Axes) -> Iterator[str]:
+    """What lies in another way; of equal layers that change alike one line."""
+    found: dict[tuple[str, str], list[str]] = {}
     for name in [*old, *(name for name in new if name not in old)]:
         if name not in new:
-            yield f"{kind} {name}: only in the first, {spec_text(old[name].spec)}"
+            change = f"only in the first, {spec_text(old[name].spec)}"
         elif name not in old:
-            yield f"{kind} {name}: only in the second, {spec_text(new[name].spec)}"
+            change = f"only in the second, {spec_text(axes.spec(new[name].spec))}"
         elif old[name].shape != new[name].shape or old[name].dtype != new[name].dtype:
-            yield f"{kind} {name}: {old[name].dtype}{list(old[name].shape)} -> {new[name].dtype}{list(new[name].shape)}"
-        elif old[name].spec != new[name].spec:
-            yield f"{kind} {name}: {spec_text(old[name].spec)} -> {spec_text(new[name].spec)}"
+            change = f"{old[name].dtype}{list(old[name].shape)} -> {new[name].dtype}{list(new[name].shape)}"
+        elif old[name].spec != axes.spec(new[name].spec):
+            change = f"{spec_text(old[name].spec)} -> {spec_text(axes.spec(new[name].spec))}"
+        else:
+            continue
+        found.setdefault((pattern(name), change), []).append(name)
+    for (folded, change), names in found.items():
+        yield f"{kind} {names[0] if len(names) == 1 else f'{folded} ({len(names)})'}: {change}"
 
 
-def _operators(first: Plan, second: Plan) -> Iterator[str]:
+def _operators(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
     old, new = ({row.name: row for row in plan.captured} for plan in (first, second))
-    changed = [(old[name], new[name]) for name in old if name in new and _strategy(old[name]) != _strategy(new[name])]
-    for before, after in changed:
-        yield f"operator {where(before)}: {_strategy(before)} -> {_strategy(after)}"
+    same = Axes({}, {}, "")
+    found: dict[tuple[str, str, str], list[OpPlan]] = {}
+    for name, row in old.items():
+        if name in new and _specs_of(row, same) != _specs_of(new[name], axes):
+            change = f"{_strategy(row, same)} -> {_strategy(new[name], axes)}"
+            found.setdefault((row.op, pattern(row.module), change), []).append(row)
+    for (op, module, change), rows in found.items():
+        yield f"operator {where(rows[0]) if len(rows) == 1 else f'{rows[0].name} and {len(rows) - 1} like it ({op}, {module})'}: {change}"
     for names, word in (([n for n in old if n not in new], "first"), ([n for n in new if n not in old], "second")):
         if names:
             yield f"{len(names)} operators only in the {word}, e.g. {names[0]}"
@@ -72,20 +89,20 @@ def _recomputed(first: Plan, second: Plan) -> Iterator[str]:
             yield f"{count(len(only), 'operator')} made again in backward only in the {word}, e.g. {min(only)}"
 
 
-def _collectives(first: Plan, second: Plan) -> Iterator[str]:
-    old, new = _counts(first), _counts(second)
+def _collectives(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
+    old, new = _counts(first, Axes({}, {}, "")), _counts(second, axes)
     for key in [*old, *(key for key in new if key not in old)]:
         before, after = old.get(key, (0, 0, 0)), new.get(key, (0, 0, 0))
         if before != after:
-            kind, axes, phase = key
-            yield f"{kind} over {axes}, {phase}: {_counted(*before)} -> {_counted(*after)}"
+            kind, over, phase = key
+            yield f"{kind} over {over}, {phase}: {_counted(*before)} -> {_counted(*after)}"
 
 
-def _counts(plan: Plan) -> dict[tuple[str, str, str], tuple[int, int, int]]:
+def _counts(plan: Plan, axes: Axes) -> dict[tuple[str, str, str], tuple[int, int, int]]:
     """By kind, axes and phase: calls, values that they move, bytes in all."""
     found: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     for row in plan.collectives:
-        key = (row.kind, ",".join(row.axes), row.phase)
+        key = (row.kind, ",".join(map(axes.name, row.axes)), row.phase)
         calls, values, size = found.get(key, (0, 0, 0))
         found[key] = calls + row.times, values + (len(row.members) or 1) * row.times, size + row.bytes * row.times
     return found
@@ -102,7 +119,7 @@ def _schedules(first: Plan, second: Plan) -> Iterator[str]:
     if limits[0] != limits[1]:
         yield f"limits: {limits[0]} -> {limits[1]}"
     old, new = ([row for row in plan.schedule if row.kind != "free"] for plan in (first, second))
-    if list(map(_what, old)) == list(map(_what, new)):
+    if [(row.kind, row.of) for row in old] == [(row.kind, row.of) for row in new]:
         return
     place = next((index for index, pair in enumerate(zip(old, new, strict=False)) if _what(pair[0]) != _what(pair[1])), None)
     where_ = f", first at instruction {old[place].id}: {_what(old[place])} -> {_what(new[place])}" if place is not None else ""
@@ -116,8 +133,13 @@ def _what(row: InstructionPlan) -> str:
     return f"{row.kind} of {row.of}"
 
 
-def _strategy(row: OpPlan) -> str:
-    return f"{', '.join(spec_text(entry.spec) for entry in row.inputs)} -> {', '.join(spec_text(entry.spec) for entry in row.outputs)}"
+def _specs_of(row: OpPlan, axes: Axes) -> list[str]:
+    return [axes.spec(entry.spec) for entry in (*row.inputs, *row.outputs)]
+
+
+def _strategy(row: OpPlan, axes: Axes) -> str:
+    reads, makes = (", ".join(spec_text(axes.spec(entry.spec)) for entry in entries) for entries in (row.inputs, row.outputs))
+    return f"{reads} -> {makes}"
 
 
 def _mesh(plan: Plan) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from autopar.rows import CollectivePlan, OpPlan
 
 
@@ -24,3 +26,11 @@ def spec_text(text: str) -> str:
 def count(number: int, what: str) -> str:
     """``1 call``, ``2 calls``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def pattern(name: str) -> str:
+    """A name with the numbers of layers left out: ``layers.*.w1.weight``."""
+    return _NUMBER.sub("*", name)
+
+
+_NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")

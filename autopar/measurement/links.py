@@ -28,8 +28,8 @@ CALLS = (4, 12)
 WORK_SECONDS = 0.004
 """Of the processor, between two calls. Ranks that share cores take turns of milliseconds, so that they meet apart: a call that follows
 another at once shows nothing of it, and in a step there is work between calls."""
-OVERLAP_BYTES = 2**24
-"""Of the all-reduce beside which the computation is timed."""
+OVERLAP_BYTES, OVERLAP_ROUNDS = 2**24, 9
+"""Of the all-reduce beside which the computation is timed; and how often."""
 
 
 @dataclass(frozen=True)
@@ -86,29 +86,38 @@ def time_links(
     return found
 
 
-def time_overlap(ranks: Ranks, clock: Clock, stretch: float) -> float:
+def time_overlap(ranks: Ranks, clock: Clock, stretch: float, most_bytes: float) -> float:
     """The share of compute speed that is lost beside a collective, as this rank saw it. Collective.
 
-    A computation that takes as long as the collective is run beside it. If they take T each and M together, the computation advanced
-    by (1 - s) T during the collective, and M = T + s T.
+    As in a step, work comes before, so that ranks that share cores meet apart. What is timed in turn: the work and as much again (2 C
+    together), the same with a collective waited for in between (T longer), and with the second half beside it. If the computation
+    advances by (1 - s) T during the collective, that saves (1 - s) min(T, C).
     """
     mesh = Mesh((("all", ranks.count),))
-    collective = _call("all_reduce", OVERLAP_BYTES, mesh, 0, ranks, ProcessRanks(mesh, [(mesh.whole(0),)]))
+    collective = _call("all_reduce", min(OVERLAP_BYTES, int(most_bytes)), mesh, 0, ranks, ProcessRanks(mesh, [(mesh.whole(0),)]))
     a = torch.ones(256, 256, device=ranks.device)
+    times = max(1, round(most_over_ranks(_seconds(collective, clock)) / (stretch * clock.seconds(lambda: a @ a))))
 
-    def compute(times: int) -> None:
+    def compute() -> None:
         for _ in range(times):
             a @ a
 
-    one = stretch * clock.seconds(lambda: a @ a)
-    seen = []
-    for _ in range(WINDOWS):
-        alone = _seconds(collective, clock)
-        times = max(1, round(most_over_ranks(alone) / one))
-        both = _seconds(lambda times=times: collective(lambda: compute(times)), clock)
-        longer, shorter = max(alone, times * one), min(alone, times * one)
-        seen.append((both - longer) / shorter)
-    return min(1.0, max(0.0, median(seen)))
+    def apart() -> None:
+        compute()
+        collective()
+        compute()
+
+    def beside() -> None:
+        compute()
+        collective(compute)
+
+    def alone() -> None:
+        compute()
+        compute()
+
+    seen = [tuple(_window(sequence, 2, clock) for sequence in (apart, beside, alone)) for _ in range(OVERLAP_ROUNDS)]
+    long, short, work = map(median, zip(*seen, strict=True))
+    return min(1.0, max(0.0, 1.0 - (long - short) / max(min(long - work, work / 2), 1e-9)))
 
 
 def _seconds(call: Callable[[], Any], clock: Clock) -> float:

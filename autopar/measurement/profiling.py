@@ -122,7 +122,7 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
     links = time_links(ranks, clock, stretch, most_bytes, say) if ranks.count > 1 else []
     means = mean_over_ranks([time.seconds for _, time in links])
     collectives = [(link, replace(time, seconds=mean)) for (link, time), mean in zip(links, means, strict=True)]
-    slowdown = mean_over_ranks([time_overlap(ranks, clock, stretch)])[0] if ranks.count > 1 else 0.0
+    slowdown = mean_over_ranks([time_overlap(ranks, clock, stretch, most_bytes)])[0] if ranks.count > 1 else 0.0
     if ranks.rank:
         return None
     overlaps = ranks.device.type == "cuda"

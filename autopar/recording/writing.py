@@ -55,7 +55,7 @@ def record(
     baselines = {
         name: BaselinePlan(
             objective_seconds=baseline.seconds,
-            step_seconds=step_seconds(baseline.schedule, found.optimizer),
+            step_seconds=baseline.step_seconds,
             peak_memory_bytes_per_rank=baseline.memory.peak,
             feasible=baseline.feasible,
         )
@@ -65,7 +65,8 @@ def record(
     cost_model = found.schedule.machine.cost_model
     return write(
         found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_bytes=memory_bytes, pins=pins or {},
-        bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, baselines=dict(sorted(baselines.items())),
+        bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
+        baselines=dict(sorted(baselines.items())),
         created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model), tried=tried,
     )  # fmt: skip
 
@@ -83,6 +84,7 @@ def write(
     baselines: dict[str, BaselinePlan],
     created_by: CreatedBy,
     tried: tuple[int, ...] | None = None,
+    tied_seconds: float = 0.0,
 ) -> Plan:
     """The plan of a schedule: its rows, and the figures that follow from it."""
     graph, machine = schedule.graph, schedule.machine
@@ -108,6 +110,7 @@ def write(
             gap=gap,
             status="optimal" if gap <= PROOF else "feasible",
             solve_seconds=solve_seconds,
+            tied_seconds=tied_seconds or None,
         ),
         predicted=Predicted(
             compute_seconds=compute,

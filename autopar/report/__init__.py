@@ -1,10 +1,38 @@
-"""What a person reads of a plan: terminal tables, a self-contained HTML page, a chrome trace of the simulated timeline."""
+"""What a person reads of a plan: terminal tables, a self-contained HTML page, a chrome trace of the simulated timeline.
+
+Each is imported when it is asked for: what prints tables needs no simulation.
+"""
 
 from __future__ import annotations
 
-from autopar.report.frontier import frontier, frontier_html
-from autopar.report.page import html
-from autopar.report.terminal import summary
-from autopar.report.trace import chrome_trace
+from autopar.plan import Plan
 
-__all__ = ["chrome_trace", "frontier", "frontier_html", "html", "summary"]
+__all__ = ["chrome_trace", "fragment", "html", "summary"]
+
+
+def summary(plan: Plan) -> str:
+    """The plan's overview, baselines, tensors and collectives as plain text."""
+    from autopar.report import terminal
+
+    return terminal.summary(plan)
+
+
+def html(plan: Plan) -> str:
+    """The plan as one self-contained page. Raises FileError: a schedule that cannot be simulated."""
+    from autopar.report import page
+
+    return page.html(plan)
+
+
+def fragment(plan: Plan) -> str:
+    """What a notebook shows of the plan: a part of a page, styled within itself."""
+    from autopar.report import page
+
+    return page.fragment(plan)
+
+
+def chrome_trace(plan: Plan) -> str:
+    """The simulated step for chrome://tracing and Perfetto, as JSON. Raises FileError: a schedule that cannot be simulated."""
+    from autopar.report import trace
+
+    return trace.chrome_trace(plan)

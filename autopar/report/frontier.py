@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from autopar.report import units
-from autopar.report.page import STYLE, table_html
+from autopar.report.page import style, table_html
 from autopar.report.tables import Table
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def frontier_html(found: Pareto) -> str:
     title = f"autopar: step over memory, {found.plans[0].model.target}"
     return "\n".join(
         (
-            f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>", _drawing(found), table_html(table(found)), "</body></html>\n",
+            f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title><style>{style()}"
+            ".step { stroke: #3b6fb6 } .bound { stroke: #c9702b } circle { fill: #3b6fb6 }</style></head><body><div class=autopar>",
+            f"<h1>{escape(title)}</h1>", _drawing(found), table_html(table(found)), "</div></body></html>\n",
         )
     )  # fmt: skip
 

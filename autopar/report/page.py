@@ -1,37 +1,75 @@
-"""A plan as one self-contained HTML page: the tables of the terminal and the simulated step as a drawing. No script, nothing fetched."""
+"""A plan as one self-contained HTML page: how layers lie, the simulated step to zoom into, memory beside it, the tables.
+
+Nothing is fetched. The drawing is a canvas, since a step of tens of thousands of bars as elements would not scroll; its data is in the page
+as JSON.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
 from html import escape
+from importlib.resources import files
 
 from autopar.plan import Plan
 from autopar.report import tables, units
+from autopar.report.holding import Held, held
 from autopar.report.tables import Table
-from autopar.report.timeline import Bar, bars, streams
+from autopar.report.timeline import bars, layers, levels, streams
+from autopar.report.ways import differing, ways
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1c1c1c; background: #fff }
-table { border-collapse: collapse; margin: 0 0 2rem } th, td { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
-th { border-bottom: 1px solid #888; font-weight: 600 } td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums }
-svg { width: 100%; height: auto; background: #f4f4f4; margin-bottom: .3rem } .note { color: #555; margin-bottom: 2rem }
-.forward { fill: #3b6fb6 } .backward { fill: #7a4fa3 } .recompute { fill: #b58ad6 } .moving { fill: #c9702b } .stalled { fill: #c33 }
-.step { stroke: #3b6fb6 } .bound { stroke: #c9702b }
-svg text { font-size: 13px; fill: #555 }
-@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #161616 } svg { background: #242424 } .note { color: #aaa } }
-"""
-_WIDTH, _ROW, _LABELS = 1200.0, 26.0, 90.0
+KINDS = ("forward", "backward", "recompute", "moving", "stalled", "optimizer")
+LEVELS = 4000
+"""So many levels of memory are drawn, at most: of more that follow each other the highest."""
+RANKS = 128
+"""So many ranks are drawn, at most."""
+PARTS = 12
+"""So many of the largest items at the peak are listed."""
+_KEY = (
+    ("#3b6fb6", "forward"), ("#7a4fa3", "backward"), ("#b58ad6", "made again"), ("#c9702b", "collective"), ("#cc3333", "operators wait"),
+    ("#3a8f5c", "optimizer"),
+)  # fmt: skip
 
 
 def html(plan: Plan) -> str:
-    """The whole page as text."""
+    """The whole page as text. Raises FileError: a schedule that cannot be simulated."""
     title = f"autopar plan: {plan.model.target}"
-    parts = [
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1>", table_html(tables.overview(plan), header=False), "<h2>Against plans written by hand</h2>",
-        table_html(tables.baselines(plan)), "<h2>One step, simulated</h2>", _drawing(plan), "<h2>Collectives</h2>",
-        table_html(tables.collectives(plan)), "<h2>Tensors</h2>", table_html(tables.tensors(plan)), "</body></html>",
-    ]  # fmt: skip
-    return "\n".join(parts) + "\n"
+    return (
+        f"<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>body {{ margin: 1.5rem auto; max-width: 80rem; padding: 0 1rem }}\n{style()}</style></head>"
+        f"<body><div class=autopar>{_body(plan, title)}</div>\n<script>{_asset('page.js')}</script></body></html>\n"
+    )
+
+
+def fragment(plan: Plan) -> str:
+    """What a notebook shows: figures and tables, styled within themselves, no script."""
+    parts = [_tiles(plan), _ways(plan), table_html(tables.baselines(plan)), table_html(tables.collectives(plan))]
+    return f"<div class=autopar><style>{style()}</style><h1>{escape(plan.model.target)}</h1>{''.join(parts)}</div>"
+
+
+def _body(plan: Plan, title: str) -> str:
+    memory = held(plan)
+    return "\n".join(
+        [
+            f"<h1>{escape(title)}</h1>", _tiles(plan), "<h2>How the layers lie on the mesh</h2>", _mesh(plan), _ways(plan),
+            "<h2>One step, simulated</h2>", _step(plan, memory), "<h2>What fills the memory at the peak</h2>", _parts(plan, memory),
+            "<h2>Against plans written by hand</h2>", table_html(tables.baselines(plan)), "<h2>Collectives</h2>",
+            table_html(tables.collectives(plan)), "<h2>Tensors</h2>", table_html(tables.tensors(plan)), "<h2>Particulars</h2>",
+            table_html(tables.overview(plan), header=False),
+        ]
+    )  # fmt: skip
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("autopar.report") / name).read_text(encoding="utf-8")
+
+
+def style() -> str:
+    """Of every page."""
+    return _asset("page.css")
 
 
 def table_html(table: Table, header: bool = True) -> str:
@@ -41,33 +79,104 @@ def table_html(table: Table, header: bool = True) -> str:
     rows = [
         "<tr>" + "".join(f"<td{mark}>{escape(cell)}</td>" for cell, mark in zip(row, marks, strict=True)) + "</tr>" for row in table.rows
     ]
-    return "<table>" + (head if header else "") + "\n".join(rows) + "</table>"
+    return "<div class=wide><table>" + (head if header else "") + "\n".join(rows) + "</table></div>"
 
 
-def _drawing(plan: Plan) -> str:
-    found = bars(plan)
-    end = max((bar.end for bar in found), default=0.0)
-    if end == 0.0:
+def _tiles(plan: Plan) -> str:
+    objective, predicted = plan.objective, plan.predicted
+    used = predicted.peak_memory_bytes_per_rank / plan.memory_limit_bytes_per_rank if plan.memory_limit_bytes_per_rank else 0.0
+    what = "in collectives" if plan.created_by.cost_model == "communication" else "a step"
+    gap = objective.status if objective.gap == 0 else f"gap {units.percent(objective.gap)}"
+    found = (
+        (units.seconds(objective.seconds), what),
+        (gap, f"proved: not below {units.seconds(objective.bound_seconds)}"),
+        (units.size(predicted.peak_memory_bytes_per_rank), f"a rank at the peak, {units.percent(used)} of the limit"),
+        (units.size(predicted.received_bytes_per_rank), "received a rank and step"),
+        (" x ".join(f"{name}={size}" for name, size in plan.mesh.items()), f"mesh on {plan.hardware.get('name')}"),
+    )  # fmt: skip
+    return "<div class=tiles>" + "".join(f"<div class=tile><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in found) + "</div>"
+
+
+def _mesh(plan: Plan) -> str:
+    """The ranks, the last axis across."""
+    names, sizes = list(plan.mesh), plan.sizes
+    if not sizes or math.prod(sizes) > RANKS:
+        return ""
+    across, down = (names[-1], " x ".join(names[:-1])) if len(names) > 1 else (names[0], "")
+    cells = "".join(f"<i>{rank}</i>" for rank in range(math.prod(sizes)))
+    words = f"{math.prod(sizes)} ranks: {escape(across)} across" + (f", {escape(down)} down" if down else "")
+    grid = f"<div class=mesh style='grid-template-columns: repeat({sizes[-1]}, auto)'>{cells}</div>"
+    return f"<div class=wide>{grid}</div><p class=note>{words}</p>"
+
+
+def _ways(plan: Plan) -> str:
+    rows = tuple((way.name, str(len(way.layers)), units.shape(way.shape), way.spec or "R", way.words) for way in ways(plan))
+    table = table_html(Table(("layer", "times", "shape", "spec", "how it lies"), rows, frozenset({"times"})))
+    said = [f"<li>{escape(sentence)}</li>" for sentence in differing(plan)]
+    if not said:
+        return table + "<p class=note>Equal layers lie alike.</p>"
+    return f"{table}<p class=note>Equal layers that lie in different ways:</p><ul>{''.join(said)}</ul>"
+
+
+def _step(plan: Plan, memory: Held) -> str:
+    data = _data(plan, memory)
+    if not data["end"]:
         return "<p class=note>Nothing takes time under this cost model.</p>"
-    rows = {stream: row for row, stream in enumerate(streams(found))}
-    height = len(rows) * _ROW + 4
-    labels = [f'<text x="4" y="{2 + (row + 0.65) * _ROW:.0f}">{escape(stream)}</text>' for stream, row in rows.items()]
-    drawn = [text for bar in found for text in _bar(bar, rows[bar.stream], end)]
     last = f"The last of {plan.microbatches} microbatches; those before it leave out what runs once. " if plan.microbatches > 1 else ""
+    key = "".join(f"<i style='background: {colour}'></i>{name}" for colour, name in _KEY)
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    buttons = (("in", "+"), ("out", "\u2212"), ("left", "\u2190"), ("right", "\u2192"), ("all", "whole step"))
     return (
-        f'<svg viewBox="0 0 {_LABELS + _WIDTH:.0f} {height:.0f}" role=img aria-label="timeline">{"".join(labels + drawn)}</svg>'
-        f"<p class=note>{last}One row a stream: the operators (blue forward, violet backward, pale violet what backward makes again, red "
-        f"where they stand still for a collective), then the collectives on each link; {units.seconds(end)} in all, the optimizer's step "
-        "left out. Point at a bar for its name.</p>"
+        f"<p class='note key'>{key}</p><div class=buttons>"
+        + "".join(f"<button name={name} type=button>{text}</button>" for name, text in buttons)
+        + "</div><canvas class=steps></canvas><canvas class=memory></canvas><p class=said></p>"
+        f"<p class=note>{last}One row a stream: the operators, then the collectives on each link; below, what a rank holds. Scroll to "
+        "zoom, drag to move, double-click for the whole; point at a bar for its name.</p>"
+        f"<script type='application/json'>{text}</script>"
     )
 
 
-def _bar(bar: Bar, row: int, end: float) -> list[str]:
-    left, width = _LABELS + bar.begin / end * _WIDTH, (bar.end - bar.begin) / end * _WIDTH
-    if width < 0.02:
-        return []
-    title = escape(f"{bar.name}: {units.seconds(bar.end - bar.begin)}")
-    return [
-        f'<rect x="{left:.2f}" y="{2 + row * _ROW:.0f}" width="{width:.2f}" height="{_ROW - 4:.0f}" '
-        f"class={bar.kind}><title>{title}</title></rect>"
+def _data(plan: Plan, memory: Held) -> dict[str, object]:
+    """What the drawing draws. Bars are [stream, kind, begin, seconds, number of the name]; a name is what it is called, its module, its
+    operator and the user's line."""
+    found = bars(plan)
+    rows = streams(found)
+    number = {stream: place for place, stream in enumerate(rows)}
+    ops = {row.name: row for row in plan.ops}
+    names: dict[tuple[str, ...], int] = {}
+    drawn = []
+    for bar in found:
+        op = ops.get(bar.of)
+        words = (bar.name, op.module, op.op, op.location or "") if op is not None else (bar.name,)
+        name = names.setdefault(words, len(names))
+        drawn.append([number[bar.stream], KINDS.index(bar.kind), round(bar.begin, 10), round(bar.end - bar.begin, 10), name])
+    held_from = list(_thinned(levels(plan, memory.levels)))
+    return {
+        "end": max((bar.end for bar in found), default=0.0), "streams": rows, "kinds": KINDS, "bars": drawn, "names": list(names),
+        "layers": [[name, round(begin, 10), round(end, 10)] for name, begin, end in layers(plan, found)], "levels": held_from,
+        "peak": max(range(len(held_from)), key=lambda place: held_from[place][1]), "limit": plan.memory_limit_bytes_per_rank,
+    }  # fmt: skip
+
+
+def _thinned(found: tuple[tuple[float, int], ...]) -> Iterator[tuple[float, int]]:
+    share = -(-len(found) // LEVELS)
+    for place in range(0, len(found), share):
+        several = found[place : place + share]
+        yield round(several[0][0], 10), max(level for _, level in several)
+
+
+def _parts(plan: Plan, memory: Held) -> str:
+    """The largest items at the peak, as bars."""
+    if not memory.parts:
+        return ""
+    most, rest = memory.parts[0][1], memory.parts[PARTS:]
+    rows = [*memory.parts[:PARTS], *([(f"{len(rest)} smaller", sum(size for _, size in rest))] if rest else [])]
+    most = max(most, rows[-1][1])
+    drawn = [
+        f"<div class=part><span>{escape(name)}</span><i style='width: {100 * size / most:.1f}%'></i><b>{units.size(size)}</b></div>"
+        for name, size in rows
     ]
+    at = plan.schedule[memory.peak] if plan.schedule else None
+    where = f"{at.kind} of {at.of}, {at.phase}" if at is not None and at.of else "the end"
+    limit, peak = plan.memory_limit_bytes_per_rank, plan.predicted.peak_memory_bytes_per_rank
+    return f"<p class=note>{units.size(peak)} of {units.size(limit)}, at {escape(where)}; equal layers are one row.</p>{''.join(drawn)}"

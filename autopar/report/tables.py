@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.compare.words import pattern
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.report import units
@@ -53,6 +53,7 @@ def overview(plan: Plan) -> Table:
             f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s "
             f"by {plan.created_by.solver}",
         ),
+        *([("layers", _tied(plan))] if objective.tied_seconds else []),
         ("step", _step(plan)),
         ("schedule", _schedule(plan)),
         (
@@ -68,6 +69,13 @@ def overview(plan: Plan) -> Table:
         rows.append(("note", "no work is split: at these sizes every rank does it all sooner than it could share it"))
     rows += [("pin", f"{name} = {spec!r}") for name, spec in plan.pins.items()]
     return Table(("autopar", "plan"), tuple(rows))
+
+
+def _tied(plan: Plan) -> str:
+    """What it costs that equal layers lie alike."""
+    more = plan.objective.tied_seconds or 0.0
+    share = units.percent(more / plan.objective.seconds)
+    return f"equal ones lie alike, which takes {units.seconds(more)} ({share}) more than the best found"
 
 
 def _step(plan: Plan) -> str:
@@ -167,11 +175,6 @@ def _held(row: TensorSpec, plan: Plan) -> str:
     if row.dtype not in DTYPE_BYTES or spec.problem(row.shape, plan.sizes) is not None:
         return "-"
     return units.size(math.prod(spec.local_shape(row.shape, plan.sizes)) * DTYPE_BYTES[row.dtype])
-
-
-def pattern(name: str) -> str:
-    """A name with the numbers of layers left out: ``layers.*.w1.weight``."""
-    return re.sub(r"(?<![^._])\d+(?![^._])", "*", name)
 
 
 def _is_whole(plan: Plan) -> bool:

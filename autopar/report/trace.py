@@ -1,30 +1,46 @@
-"""The simulated step as a chrome trace (chrome://tracing, Perfetto): one thread a stream."""
+"""The simulated step as a chrome trace (chrome://tracing, Perfetto): one thread a stream, one for the layers, and a counter of memory."""
 
 from __future__ import annotations
 
 import json
 
 from autopar.plan import Plan
-from autopar.report.timeline import step_bars, streams
+from autopar.report.holding import held
+from autopar.report.timeline import Bar, bars, layers, levels, streams
+from autopar.rows import CollectivePlan, OpPlan
 
 
 def chrome_trace(plan: Plan) -> str:
-    """JSON with one complete event for each operator, collective and stall; a microsecond of the trace is one of the prediction."""
-    found = step_bars(plan)
-    threads = {stream: number for number, stream in enumerate(streams(found), 1)}
+    """JSON with one complete event for each operator, collective, stall, layer and the optimizer's step, and a counter of the bytes held; a
+    microsecond of the trace is one of the prediction."""
+    found = bars(plan)
+    threads = {stream: number for number, stream in enumerate((*streams(found), "layers"), 1)}
     events: list[dict[str, object]] = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": stream}} for stream, number in threads.items()
     ]
+    ops = {row.name: row for row in plan.ops}
+    calls = {row.id: row for row in plan.collectives if row.id is not None}
+    events += [_event(bar.name, bar.kind, threads[bar.stream], bar.begin, bar.end, _arguments(bar, ops, calls)) for bar in found]
+    events += [_event(name, "layer", threads["layers"], begin, end, {}) for name, begin, end in layers(plan, found)]
     events += [
-        {
-            "name": bar.name,
-            "cat": bar.kind,
-            "ph": "X",
-            "pid": 0,
-            "tid": threads[bar.stream],
-            "ts": bar.begin * 1e6,
-            "dur": (bar.end - bar.begin) * 1e6,
-        }
-        for bar in found
+        {"name": "memory", "ph": "C", "pid": 0, "ts": at * 1e6, "args": {"bytes": level}} for at, level in levels(plan, held(plan).levels)
     ]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+
+
+def _event(name: str, kind: str, thread: int, begin: float, end: float, arguments: dict[str, object]) -> dict[str, object]:
+    more = {"args": arguments} if arguments else {}
+    return {"name": name, "cat": kind, "ph": "X", "pid": 0, "tid": thread, "ts": begin * 1e6, "dur": (end - begin) * 1e6, **more}
+
+
+def _arguments(bar: Bar, ops: dict[str, OpPlan], calls: dict[str, CollectivePlan]) -> dict[str, object]:
+    """What is known of a bar: an operator's module, arguments, line and tensors, a collective's axes and bytes."""
+    if bar.of in ops:
+        op = ops[bar.of]
+        lies = {entry.tensor: f"{entry.dtype}{list(entry.shape)} {entry.spec}".strip() for entry in (*op.inputs, *op.outputs)}
+        return {"operator": op.op, "module": op.module, "line": op.location or "", "arguments": op.attributes, "tensors": lies}
+    if bar.of in calls:
+        call = calls[bar.of]
+        tensors = [part.tensor for part in call.members]
+        return {"axes": list(call.axes), "bytes": call.bytes, "phase": call.phase, "tensors": tensors, "before": call.members[0].before}
+    return {}

@@ -30,6 +30,8 @@ from cost_models import SubAxis
 
 Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
 """What an instruction does to the values of each hosted rank and to the calls under way."""
+Land = Callable[[Sequence[Values]], None]
+"""Waits for what is late and puts it among the values of each hosted rank."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Executable:
     Args:
         forward_actions, backward_actions: what its instructions do, in order.
         repeated_actions: what they do in backward of microbatches before the last.
+        late: waits for the loss, when nothing in the program needs it and the backend would hold this thread up for it.
     """
 
     schedule: Schedule
@@ -46,6 +49,7 @@ class Executable:
     forward_actions: tuple[Action, ...]
     backward_actions: tuple[Action, ...]
     repeated_actions: tuple[Action, ...] = ()
+    late: Action | None = None
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -67,7 +71,17 @@ class Executable:
             ranks: the values of each rank that the backend hosts.
             observed: the collectives that are executed are appended.
         """
-        _run(self.forward_actions, ranks, observed)
+        self.forward_but_late(ranks, observed)(ranks)
+
+    def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> Land:
+        """The same but for the loss, if it is ``late``: what is returned waits for it and puts it among the values it is given."""
+        flights = _run(self.forward_actions, ranks, observed)
+
+        def land(ranks: Sequence[Values]) -> None:
+            if self.late is not None:
+                self.late(ranks, flights, None)
+
+        return land
 
     def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
         """Runs the backward instructions on what ``forward`` left, and on the sums over microbatches; of the ``last`` of these or not."""
@@ -77,10 +91,12 @@ class Executable:
 @torch.no_grad()
 @torch.autocast("cpu", enabled=False)
 @torch.autocast("cuda", enabled=False)
-def _run(actions: Sequence[Action], ranks: Sequence[Values], observed: list[Observed] | None) -> None:
+def _run(actions: Sequence[Action], ranks: Sequence[Values], observed: list[Observed] | None) -> Flights:
+    """What is still under way afterwards."""
     flights: Flights = {}
     for action in actions:
         action(ranks, flights, observed)
+    return flights
 
 
 _LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
@@ -120,11 +136,25 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
     """
     binding = _Binding(schedule, backend, device, dropout, in_place)
     actions = [(item, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
+    late, place = None, _late(schedule, binding)
+    if place is not None:
+        late, actions[place] = actions[place][1], (actions[place][0], None)
     forward, backward = (
         tuple(action for item, action in actions if item.half == phase and action is not None) for phase in ("forward", "backward")
     )
-    repeated = tuple(action for item, action in actions if item.half == "backward" and action is not None and not item.microbatch)
-    return Executable(schedule, backend, forward, backward, repeated if schedule.graph.microbatches > 1 else ())
+    several = schedule.graph.microbatches > 1
+    repeated = tuple(action for item, action in actions if several and item.half == "backward" and action and not item.microbatch)
+    return Executable(schedule, backend, forward, backward, repeated, late)
+
+
+def _late(schedule: Schedule, binding: _Binding) -> int | None:
+    """The place of the wait for the loss, if the loss is all that it brings, nothing in the program reads it, and waiting holds this
+    thread up."""
+    loss = next((value for output, value in schedule.outputs if output.kind == "output" and output.name == "loss"), None)
+    if schedule.graph.mode != "train" or binding.backend.traced or any(loss in item.reads for item in schedule.instructions):
+        return None
+    waits = ((index, item) for index, item in enumerate(schedule.instructions) if item.kind == "wait" and item.writes == (loss,))
+    return next((index for index, item in waits if not binding.backend.streams(binding.calls[item.of].exchange)), None)
 
 
 class _Binding:

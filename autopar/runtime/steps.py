@@ -21,7 +21,8 @@ from autopar.graph import Graph, GraphInput
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable, loss_gradient
+from autopar.runtime.execution import Executable, Land, loss_gradient
+from autopar.runtime.late import Arrival, LateTensor
 from autopar.runtime.placement import local_part
 from autopar.runtime.weights import Place
 from autopar.sharding import ShardingSpec
@@ -212,6 +213,7 @@ class Call:
         self.tangents = {item.name: item for item in graph.of_kind("tangent")}
         self.updates = [(output, value) for output, value in schedule.outputs if output.kind == "buffer"]
         self.saved: Saved | None = None
+        self.arrival: Arrival | None = None
 
     def differentiable(self, name: str) -> bool:
         """Whether gradients of this output are used: it has a tangent, or it is the loss."""
@@ -227,14 +229,31 @@ class Call:
         executable = self.step.executable
         values: Values = dict(self.locals)
         with random_step(self.number):
-            executable.forward([values], self.observed)
-        outputs = tuple(self.step.leave(value, values[value]) for _, value in self.leaving)
+            if keep and isinstance(executable, Executable):
+                land = executable.forward_but_late([values], self.observed)
+            else:
+                executable.forward([values], self.observed)
+                land = None
+        outputs = tuple(self.step.leave(value, values[value]) if value in values else self._late(value, land) for _, value in self.leaving)
         kept = {name: values[name] for name in executable.kept if name in values} if keep else {}
         with torch.no_grad():
             self._update_buffers(values, kept)
         if keep:
             self.saved = Saved(kept, self.owners)
         return outputs
+
+    def _late(self, value: str, land: Land | None) -> torch.Tensor:
+        """The loss, whose sum over the ranks is on its way."""
+        assert land is not None
+
+        def wait() -> torch.Tensor:
+            found: Values = {}
+            land([found])
+            return self.step.leave(value, found[value])
+
+        tensor = self.step.graph.tensors[self.step.executable.schedule.values[value].tensor]
+        self.arrival = Arrival(wait)
+        return LateTensor(self.arrival, torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.step.place.device))
 
     def _update_buffers(self, values: Mapping[str, torch.Tensor], kept: Values) -> None:
         storage = self.step.executable.schedule.storage
@@ -257,6 +276,8 @@ class Call:
             elif name == self.loss:
                 scale = gradient
         early = self._run_backward(values, scale)
+        if self.arrival is not None:
+            self.arrival.get()  # long there; a rank that is gone is heard of within the step
         wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
         found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
         if scale is not None and not early and (scale.device.type != "cpu" or scale.item() != 1.0):

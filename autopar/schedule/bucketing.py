@@ -21,13 +21,12 @@ JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 def bucket(schedule: Schedule) -> Schedule:
     """The schedule with buckets of at most ``limits.bucket_bytes``; a value larger than that is a call of its own."""
-    depth = 1
-    while True:
-        found = windows(schedule)
-        if depth > max((window.depth for window in found.values()), default=0):
-            return schedule
-        schedule = _at_depth(schedule, found, depth)
+    depth, found = 1, windows(schedule) if schedule.limits.bucket_bytes else {}
+    while depth <= max((window.depth for window in found.values()), default=0):
+        before, schedule = schedule, _at_depth(schedule, found, depth)
+        found = found if schedule is before else windows(schedule)
         depth += 1
+    return schedule
 
 
 def size(call: Collective) -> int:

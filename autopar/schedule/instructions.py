@@ -27,7 +27,7 @@ from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphOutput, Op, Phase
 from autopar.reshard import Step
 from autopar.rules import is_alias
-from autopar.schedule.assignment import Layout, Moment, half
+from autopar.schedule.assignment import Layout, Moment
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, SubAxis
 
@@ -72,12 +72,19 @@ class Instruction:
     @property
     def half(self) -> Phase:
         """Whether it stands in forward or in backward."""
-        return half(self.phase)
+        return "forward" if self.phase == "forward" else "backward"  # ``half``, without a call: asked of each many times
 
     @property
     def streams(self) -> tuple[str, ...]:
         """The streams it holds."""
         return tuple(self.stream.split("+")) if self.stream else ()
+
+    def numbered(self, number: int) -> Instruction:
+        """The same with another id."""
+        return Instruction(
+            number, self.kind, self.phase, self.reads, self.writes, self.stream, self.seconds, self.bytes, self.of, self.stage,
+            self.microbatch,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

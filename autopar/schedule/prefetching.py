@@ -110,6 +110,11 @@ class _Placing:
         self.soft = moving(schedule)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
+        self.unread: dict[tuple[str, str], list[Instruction]] = {}
+        for item in self.soft:
+            if item.kind == "slice" and found[item.id].deadline == found[item.id].end:
+                for value in item.reads:
+                    self.unread.setdefault((item.half, value), []).append(item)
         self.out: list[Instruction] = []
         self.started: set[int] = set()
         self.done: set[int] = set()
@@ -240,11 +245,19 @@ class _Placing:
             self._arrive(value)
         if item.kind == "slice":
             self.out.append(item)
+            self._cut(item)
             return
         self.out.append(self.waits[item.of])
+        self._cut(item)
         window = self.found[item.id]
         if window.ahead:
             self.ahead -= self._held(item)
             self.leading.remove(item)
         elif window.behind:
             self.behind -= self._held(item)
+
+    def _cut(self, item: Instruction) -> None:
+        """Slices of what was just made that nobody in the phase reads, so that the whole can go."""
+        for value in item.writes:
+            for other in self.unread.get((item.half, value), ()):
+                self._finish(other)

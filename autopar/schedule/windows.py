@@ -56,33 +56,37 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
     when what is added to it is."""
     fixed, soft = anchors(schedule), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
     bounds = _bounds(fixed)
-    ready: dict[str, int] = {}
-    phase_of: dict[str, Phase] = {}
+    ready: dict[str, tuple[Phase, int, int]] = {}
+    needed: dict[Phase, dict[str, int]] = {"forward": {}, "backward": {}}
     for index, item in enumerate(fixed):
-        ready.update(dict.fromkeys(item.writes, index))
-        phase_of.update(dict.fromkeys(item.writes, item.half))
-    first: dict[int, int] = {}
-    depth: dict[str, int] = {}
-    for item in soft:
-        begin = bounds[item.half][0]
-        here = [value for value in item.reads if phase_of.get(value) == item.half]
-        first[item.id] = max([ready[value] for value in here], default=begin)
-        level = (item.kind != "add") + max([depth.get(value, 0) for value in here], default=0)
-        ready.update(dict.fromkeys(item.writes, first[item.id]))
-        phase_of.update(dict.fromkeys(item.writes, item.half))
-        depth.update(dict.fromkeys(item.writes, level))
-    needed: dict[tuple[Phase, str], int] = {}
-    for index, item in enumerate(fixed):
+        phase = item.half
+        for value in item.writes:
+            ready[value] = phase, index, 0
+        readers = needed[phase]
         for value in item.reads:
-            needed.setdefault((item.half, value), index)
+            if value not in readers:
+                readers[value] = index
+    first: dict[int, tuple[int, int]] = {}
+    for item in soft:
+        phase = item.half
+        begin, level, some = bounds[phase][0], 0, False
+        for value in item.reads:
+            made = ready.get(value)
+            if made is not None and made[0] == phase:
+                begin, level, some = made[1] if not some else max(begin, made[1]), max(level, made[2]), True
+        level += item.kind != "add"
+        first[item.id] = begin, level
+        for value in item.writes:
+            ready[value] = phase, begin, level
     last: dict[int, int] = {}
     for item in reversed(soft):
-        last[item.id] = min(needed.get((item.half, value), bounds[item.half][1]) for value in item.writes)
+        readers, end = needed[item.half], bounds[item.half][1]
+        due = last[item.id] = min([readers.get(value, end) for value in item.writes])
         for value in item.reads:
-            key = item.half, value
-            needed[key] = min(needed.get(key, bounds[item.half][1]), last[item.id])
+            if due < readers.get(value, end):
+                readers[value] = due
     return {
-        item.id: Window(first[item.id], last[item.id], depth[item.writes[0]], *bounds[item.half]) for item in soft if item.kind != "add"
+        item.id: Window(first[item.id][0], last[item.id], first[item.id][1], *bounds[item.half]) for item in soft if item.kind != "add"
     }
 
 

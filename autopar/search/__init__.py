@@ -11,6 +11,7 @@ lives        its memory items
 again        its second runs: what backward makes again
 beside       what only pairs of choices hold, as nodes between them
 fitting      makes answers fit: what schedules hold beyond what the problem counts
+alike        equal layers alike, where that costs next to nothing
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
 keeping      a plan that needs too much memory, with less kept

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from autopar.errors import TimeLimitError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
+from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
 from autopar.search.building import build_model
 from autopar.search.folded import FoldedModel, folded
@@ -35,11 +36,16 @@ from cost_models import Machine
 class Baseline:
     """A plan a person would write, in the same terms: its schedule and what it costs.
 
-    ``seconds`` is the objective: the step, or the sum of its collectives under the communication model.
+    Args:
+        schedule: of the graph that was planned, or where that is deep and the plan no candidate of one with fewer of its equal layers,
+            from which the figures follow.
+        seconds: the objective: the step, or the sum of its collectives under the communication model.
+        step_seconds: the step.
     """
 
     schedule: Schedule
     seconds: float
+    step_seconds: float
     memory: Memory
     feasible: bool
 
@@ -64,6 +70,7 @@ class Found:
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
         timed: the schedule with its assignment, for searches that follow.
+        tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
     """
 
     schedule: Schedule
@@ -81,6 +88,7 @@ class Found:
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
+    tied_seconds: float = 0.0
     timed: Timed | None = None
 
 
@@ -146,13 +154,19 @@ def find_plan(
     kept = folding.pins(pins) if folding is not None else None
     shared = shared or Shared()
     known = list(shared.known)
-    if folding is not None and kept is not None:
-        graph_of, pinned = folding.graph, kept
-        model = folded(shared.model("folded", lambda: _model(Space(graph_of, machine, asked.optimizer, pinned), clock)), folding)
-        found = _search(model, pins, asked, clock, known) if model is not None else None
-        if found is not None:
-            return shared.took(found)
-    whole = _search(shared.model("whole", lambda: _model(Space(graph, machine, asked.optimizer, pins), clock)), pins, asked, clock, known)
+    try:
+        if folding is not None and kept is not None:
+            graph_of, pinned = folding.graph, kept
+            model = folded(shared.model("folded", lambda: _model(Space(graph_of, machine, asked.optimizer, pinned), clock)), folding)
+            found = _search(model, pins, asked, clock, known) if model is not None else None
+            if found is not None:
+                return shared.took(found)
+        whole = _search(
+            shared.model("whole", lambda: _model(Space(graph, machine, asked.optimizer, pins), clock)), pins, asked, clock, known
+        )
+    except InfeasibleError:
+        shared.known += known[len(shared.known) :]
+        raise
     assert whole is not None
     return shared.took(whole)
 
@@ -193,8 +207,9 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
         by_worth = sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
         for name in by_worth[: TUNED if search.large else 0]:
             rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
-        for rival in rivals.values():
-            search.offer(rival, "baseline")
+        for name in by_worth:
+            rivals[name] = search.sure(rivals[name])
+            search.offer(rivals[name], "baseline")
         search.rivals = tuple(rivals.values())
     clock.lap("baselines")
     if search.left <= 0 and (search.best is None or search.best.memory.peak > limit):
@@ -202,33 +217,41 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
             f"the time limit of {asked.time_limit:.3g} s passed before the search: enumerating and pricing choices took {priced:.1f} s",
             "allow more time (--time-limit), or fewer choices by pins",
         )
-    if not search.run():
-        known += [search.best] if search.best is not None else []
+    try:
+        ended = search.run()
+    except InfeasibleError:  # what needs the least is an answer where that is allowed
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        raise
+    if not ended:
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
         asked.bounds.append(search.bound)
         return None
     clock.lap("solve")
-    best = search.best
-    assert best is not None
+    best, free = search.best, search.best
+    assert best is not None and free is not None
+    best = tied(search) or best
     check_legal(best.schedule, "the search")
     bound, times = min(search.bound, best.seconds), model.whole_graph.microbatches
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return Found(
         best.schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.method, space.optimizer, best.memory,
-        {name: Baseline(rival.schedule, times * rival.seconds, rival.memory, rival.memory.peak <= limit) for name, rival in rivals.items()},
-        contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted, best,
+        {name: _baseline(rival, limit, times) for name, rival in rivals.items()},
+        contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
+        times * max(best.seconds - free.seconds, 0.0), replace(best, assignment=model.whole(best.assignment)),
     )  # fmt: skip
 
 
 def _rivals(model: Model, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
-    """The baselines of the whole graph, and the reasons why others are none."""
+    """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
     found, contradicted = find_baselines(model.space)
-    if isinstance(model, FoldedModel):
-        unfolded = {name: model.fold.unfold(assignment) for name, assignment in found.items()}
-        if None in unfolded.values():  # layers that are not alike in a baseline: it walks the whole graph
-            return find_baselines(replace(model.space, graph=model.whole_graph, pins=pins))
-        found = {name: assignment for name, assignment in unfolded.items() if assignment is not None}
+    if isinstance(model, FoldedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
+        return find_baselines(replace(model.space, graph=model.whole_graph, pins=pins))
     return found, contradicted
+
+
+def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
+    return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
 
 
 def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:

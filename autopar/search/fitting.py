@@ -134,10 +134,15 @@ class Reserves:
         return bool((before - self.bytes > self.limit // COARSE).any())
 
 
-def choices_of(model: Model, problem: Problem, assignment: Assignment, seed: int) -> np.ndarray | None:
-    """Choices that stand for the inputs' specs and the strategies of an assignment, its reshards as cheap as the problem allows.
+def choices_of(
+    model: Model, problem: Problem, assignment: Assignment, seed: int, *, gap: float = 0.01, seconds: float = 60.0
+) -> np.ndarray | None:  # fmt: skip
+    """Choices that stand for the inputs' specs and the strategies of an assignment, all that it leaves open as cheap as the problem allows.
 
     None where the search does not offer what it takes, or no reshards fit.
+
+    Args:
+        gap, seconds: at which the solve ends.
     """
     costs = problem.costs.copy()
     space = model.space
@@ -146,13 +151,15 @@ def choices_of(model: Model, problem: Problem, assignment: Assignment, seed: int
         offered: Sequence[object]
         wanted: object
         if node.kind == "input":
-            offered, wanted = node.specs, assignment.inputs[node.name]
+            offered, wanted = node.specs, assignment.inputs.get(node.name)
         elif node.kind == "op":
-            offered, wanted = space.op_choices(space.graph.op[node.name]).strategies, assignment.strategies[node.name]
+            offered, wanted = space.op_choices(space.graph.op[node.name]).strategies, assignment.strategies.get(node.name)
         else:
+            continue
+        if wanted is None:
             continue
         if wanted not in offered:
             return None
         others = np.arange(last - first) != offered.index(wanted)
         costs[first:last][others] = INFINITE
-    return solve(replace(problem, costs=costs), time_limit=60.0, gap=0.01, seed=seed).choices
+    return solve(replace(problem, costs=costs), time_limit=seconds, gap=gap, seed=seed).choices

@@ -21,8 +21,9 @@ import numpy as np
 
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
-from autopar.search.folding import PATTERN, Folding
+from autopar.search.folding import PATTERN, Folding, shortened
 from autopar.search.model import InSequence, Model, Priced, Weights, in_units
+from autopar.search.tuning import Sample
 from solvers import Problem, solve
 
 Table = np.ndarray
@@ -32,6 +33,9 @@ ENOUGH = 1e-3
 """Share of the tied optimum that may be missing from the bound when the steps end."""
 CLOSE = 1e-3
 """The gap at which the solve of a piece stops."""
+SHORT, DEEP = (8, 14), 44
+"""From ``DEEP`` equal layers on, schedules are tried on graphs with so many of them, and what they take at full depth is read off the line
+through both: a schedule in its steady state takes as long for each further layer."""
 
 
 @dataclass
@@ -98,9 +102,27 @@ class FoldedModel(Model):
         return found
 
     def whole(self, assignment: Assignment) -> Assignment:
+        if len(assignment.strategies) == len(self.whole_graph.ops):
+            return assignment  # of the whole graph already
         found = self.fold.unfold(assignment)
         assert found is not None, "a tied answer is alike in all layers between"
         return found
+
+    def short(self, assignment: Assignment) -> tuple[Sample, ...]:
+        if not self._short or len(assignment.strategies) == len(self.whole_graph.ops):
+            return ()
+        found = [fold.unfold(assignment) for fold in self._short]
+        share = (len(self.fold.group.repeats) - SHORT[0]) / (SHORT[1] - SHORT[0])
+        weights = 1.0 - share, share
+        return tuple(
+            Sample(weight, fold.whole, one) for weight, fold, one in zip(weights, self._short, found, strict=True) if one is not None
+        )
+
+    @cached_property
+    def _short(self) -> tuple[Folding, ...]:
+        """The shorter graphs whose schedules stand for the whole one, where they are much shorter together."""
+        deep = len(self.fold.group.repeats) >= DEEP
+        return tuple(shortened(self.fold, repeats) for repeats in SHORT) if deep else ()
 
     @property
     def whole_graph(self) -> Graph:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from autopar.graph import Graph, GraphOutput, Op
@@ -104,19 +105,29 @@ class Folding:
         """The assignment of the whole graph; None where pattern and echo do not agree."""
         return _Unfolding(self, assignment).run()
 
+    def agrees(self, assignment: Assignment) -> bool:
+        """Whether an assignment of the folded graph is one of the whole: seen where one repeat is left out, as all are alike."""
+        return self._with_one_left_out.unfold(assignment) is not None
+
+    @cached_property
+    def _with_one_left_out(self) -> Folding:
+        return shortened(self, FEWEST - 1)
+
 
 def fold(whole: Graph) -> Folding | None:
     """The graph with the repeats of its largest group left out; None when it has none that folds."""
     for repeats in sorted(whole.groups, key=lambda group: -len(group) * len(group[0])):
         if len(repeats) >= FEWEST:
-            group = _group(whole, repeats)
+            group = grouped(whole, repeats)
             toward = _toward(whole, group)
             if toward is not None and _leave_alike(whole, group):
-                return _without(whole, group, toward)
+                graph, outputs = _without(whole, group, group.left_out)
+                return Folding(whole, graph, group, toward, outputs)
     return None
 
 
-def _group(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
+def grouped(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
+    """Equal layers with their tensors: what their operators make, and what enters in one of them alone."""
     ops = {name: (repeat, place) for repeat, names in enumerate(repeats) for place, name in enumerate(names)}
     tensors: dict[str, tuple[int, Key]] = {}
     for name, (repeat, place) in ops.items():
@@ -188,25 +199,40 @@ def _leave_alike(whole: Graph, group: Group) -> bool:
     return len(signatures) == 1
 
 
-def _without(whole: Graph, group: Group, toward: Mapping[Key, int]) -> Folding:
-    """The graph without the repeats left out: pattern and echo read each other where they read those between."""
-    gone = {tensor for tensor, (repeat, _) in group.tensors.items() if repeat in group.left_out}
+def shortened(folding: Folding, repeats: int) -> Folding:
+    """The folding of the same graph with fewer repeats, as many at its beginning as at its end: the folded graph stays what it is."""
+    group, count = folding.group, len(folding.group.repeats)
+    left_out = range(repeats // 2, count - (repeats - repeats // 2))
+    whole, outputs = _without(folding.whole, group, left_out)
+    number = {repeat: place for place, repeat in enumerate(repeat for repeat in range(count) if repeat not in left_out)}
+    kept = Group(
+        tuple(group.repeats[repeat] for repeat in number),
+        {name: (number[repeat], place) for name, (repeat, place) in group.ops.items() if repeat in number},
+        {name: (number[repeat], key) for name, (repeat, key) in group.tensors.items() if repeat in number},
+        tuple(group.named[repeat] for repeat in number),
+    )
+    return Folding(whole, folding.graph, kept, folding.toward, tuple(outputs.index(index) for index in folding.outputs))
+
+
+def _without(whole: Graph, group: Group, left_out: range) -> tuple[Graph, tuple[int, ...]]:
+    """The graph without some repeats that follow one another, and the numbers of its outputs: those before and after them read each other
+    where they read what is gone."""
+    gone = {tensor for tensor, (repeat, _) in group.tensors.items() if repeat in left_out}
 
     def rewired(op: Op) -> Op:
         if op.name not in group.ops or not gone & set(op.inputs):
             return op
-        repeat = group.ops[op.name][0]
-        source = group.echo if repeat == PATTERN else PATTERN
+        source = left_out.stop if group.ops[op.name][0] < left_out.start else left_out.start - 1
         return replace(op, inputs=tuple(group.moved(tensor, source) if tensor in gone else tensor for tensor in op.inputs))
 
-    ops = tuple(rewired(op) for op in whole.ops if op.name not in group.ops or group.ops[op.name][0] not in group.left_out)
+    ops = tuple(rewired(op) for op in whole.ops if op.name not in group.ops or group.ops[op.name][0] not in left_out)
     kept = [(index, output) for index, output in enumerate(whole.outputs) if output.tensor not in gone]
     graph = Graph(
         whole.mode, {name: tensor for name, tensor in whole.tensors.items() if name not in gone},
         tuple(item for item in whole.inputs if item.tensor not in gone), ops, tuple(output for _, output in kept), (), whole.arguments,
         whole.accumulation,
     )  # fmt: skip
-    return Folding(whole, graph, group, toward, tuple(index for index, _ in kept))
+    return graph, tuple(index for index, _ in kept)
 
 
 class _Unfolding:

@@ -31,6 +31,7 @@ import numpy as np
 from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
 from autopar.search.space import IMPOSSIBLE, Space
+from autopar.search.tuning import Sample
 from autopar.sharding import ShardingSpec
 from solvers import INFINITE, Problem
 
@@ -305,6 +306,10 @@ class Model:
     def whole(self, assignment: Assignment) -> Assignment:
         """The assignment of the graph that is planned."""
         return assignment
+
+    def short(self, assignment: Assignment) -> tuple[Sample, ...]:
+        """The assignment in shorter graphs that tell what it costs in the graph that is planned; none where only that itself tells."""
+        return ()
 
     def expand(self, choices: np.ndarray) -> np.ndarray:
         """A choice for each node, from one for each node of the problem."""

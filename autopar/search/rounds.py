@@ -8,8 +8,8 @@ time (``again``, ``keeping``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from time import perf_counter
 
@@ -29,7 +29,7 @@ from autopar.search.keeping import fit
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import TIES, InSequence, Model, Weights
 from autopar.search.recompute import recompute
-from autopar.search.tuning import Timed, best_schedule
+from autopar.search.tuning import Sample, Timed, best_schedule
 from solvers import INTERRUPTED, Solution, Status, solve
 
 PROOF = 1e-6
@@ -70,6 +70,8 @@ TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several; the first may take half."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
+NEAR, HOPE = 0.2, 5e-3
+"""Where an estimate of memory is so near the limit, or one of seconds so near the best, the whole schedule is made."""
 SHARE = 0.3
 """Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
@@ -144,6 +146,7 @@ class Search:
 
     def offer(self, found: Timed, method: str) -> bool:
         """Takes a schedule in; whether it is a gain."""
+        found = self.sure(found)
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
@@ -365,11 +368,27 @@ class Search:
             self.offer(self.schedule(best.assignment, best.schedule.limits, tries=4 * self.tries), self.method)
 
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
-        """The best schedule of an assignment of the whole graph in a few tries."""
-        space = self.model.space
+        """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
+        found = self._schedule(assignment, self.model.short(assignment), start, tries, beside)
+        near = abs(found.memory.peak - self.limit) < NEAR * self.limit
+        return self._exact(found) if found.estimated and near else found
+
+    def sure(self, found: Timed) -> Timed:
+        """The same at full depth, where it may be the best."""
+        hopeful = replace(found, seconds=found.seconds * (1 - HOPE))
+        return self._exact(found) if found.estimated and hopeful.better(self.best, self.limit) else found
+
+    def _exact(self, found: Timed) -> Timed:
+        return self._schedule(found.assignment, (), found.schedule.limits, tries=0)
+
+    def _schedule(
+        self, assignment: Assignment, short: Sequence[Sample], start: Limits | None, tries: int, beside: float = math.inf
+    ) -> Timed:  # fmt: skip
+        space, graph = self.model.space, self.model.whole_graph
+        samples = short or (Sample(1.0, graph, self.model.whole(assignment)),)
         return best_schedule(
-            self.model.whole_graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries,
-            until=self.began + self.time_limit, beside=beside,
+            graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries,
+            until=self.began + self.time_limit, beside=beside, samples=samples,
         )  # fmt: skip
 
     def _settle(self) -> None:
@@ -426,7 +445,7 @@ class Search:
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
         beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
         tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
-        found = self.schedule(self.model.whole(extract(self.model, self.start)), limits, tries, beside)
+        found = self.schedule(extract(self.model, self.start), limits, tries, beside)
         self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:

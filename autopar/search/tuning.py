@@ -30,14 +30,30 @@ HOPELESS = 1.5
 """Limits that are tried one by one gain less than this."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
+SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
+"""Of ``Memory``."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A graph to schedule, with its assignment, and how much of what its schedule takes counts: the graph that is planned counts whole;
+    of shorter ones, with fewer of its equal layers, one counts negative, so that their sum is the line through them at full depth."""
+
+    weight: float
+    graph: Graph
+    assignment: Assignment
 
 
 @dataclass(frozen=True)
 class Timed:
     """The schedule of an assignment with what it costs.
 
-    ``seconds`` is the objective: the step, or under the communication model the sum of its collectives; of several microbatches the share
-    of one.
+    Args:
+        assignment: of the graph that is searched.
+        schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers.
+        seconds: the objective: the step, or under the communication model the sum of its collectives; of several microbatches the
+            share of one.
+        estimated: whether seconds and memory follow from those of graphs with fewer layers.
     """
 
     assignment: Assignment
@@ -46,48 +62,53 @@ class Timed:
     seconds: float
     step_seconds: float
     memory: Memory
+    estimated: bool = False
 
     def better(self, other: Timed | None, limit: int) -> bool:
         """Whether this is the one to keep: what fits before what does not, then the shorter, or where neither fits or both take as long
-        the smaller."""
+        the smaller, or where that is equal too the one that sets less aside: what is used soon is still in the cache."""
         if other is None:
             return True
-        mine, theirs = self.memory.peak <= limit, other.memory.peak <= limit
-        if mine != theirs:
-            return mine
-        if mine and abs(self.seconds - other.seconds) > EQUAL * other.seconds:
+        fits = self.memory.peak <= limit
+        if fits != (other.memory.peak <= limit):
+            return fits
+        if fits and abs(self.seconds - other.seconds) > EQUAL * other.seconds:
             return self.seconds < other.seconds
-        return self.memory.peak < other.memory.peak
+        mine, theirs = ((item.memory.peak, item.schedule.limits.aside_bytes) for item in (self, other))
+        return mine < theirs
 
 
 class _Trying:
     """One assignment under one limits after another."""
 
-    def __init__(self, graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int) -> None:
-        self.first = ordered(graph, assignment, machine)
-        self.assignment, self.optimizer, self.limit = assignment, optimizer, limit
+    def __init__(self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int) -> None:
+        self.samples = [(sample.weight, ordered(sample.graph, sample.assignment, machine)) for sample in samples]
+        self.assignment, self.machine, self.optimizer, self.limit = assignment, machine, optimizer, limit
         self.best: Timed | None = None
         self.looked: set[Limits] = set()
 
     def look(self, limits: Limits) -> None:
         """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
         self.looked.add(limits)
-        placed = run_passes(replace(self.first, limits=limits), PLACING)
-        machine = placed.machine
-        step = step_seconds(placed, self.optimizer)
-        seconds = (placed.communication_seconds() if machine.cost_model == "communication" else step) / placed.graph.microbatches
+        placed = [(weight, run_passes(replace(first, limits=limits), PLACING)) for weight, first in self.samples]
+        step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
+        whole_seconds = step
+        if self.machine.cost_model == "communication":
+            whole_seconds = sum(weight * one.communication_seconds() for weight, one in placed)
+        seconds = whole_seconds / placed[-1][1].graph.microbatches
         if self.best is not None and self.best.memory.peak <= self.limit and not self._promises(limits, seconds, self.best):
             return
-        whole = free(placed)
-        slots = simulated(whole)
-        found = Timed(self.assignment, whole, slots, seconds, step, memory(whole, self.optimizer))
+        freed = [(weight, free(one)) for weight, one in placed]
+        held = _sum_of([(weight, memory(one, self.optimizer)) for weight, one in freed])
+        whole = freed[-1][1]
+        found = Timed(self.assignment, whole, simulated(whole), seconds, step, held, len(freed) > 1)
         if found.better(self.best, self.limit):
             self.best = found
-        if found.memory.peak > self.limit and limits.ahead_bytes:
+        if found.memory.peak > self.limit and limits.ahead_bytes and not found.estimated:
             within = replace(limits, held_bytes=max(self.limit - found.memory.optimizer, 1))
             if within not in self.looked:
                 self.look(within)
-        if found.memory.peak > self.limit and limits.summed_bytes and whole.sums:
+        if found.memory.peak > self.limit and limits.summed_bytes and whole.sums and not found.estimated:
             excess = found.memory.peak - self.limit
             less = replace(found.schedule.limits, summed_bytes=max(_summed(whole) - excess, 0))
             if less not in self.looked:
@@ -99,20 +120,29 @@ class _Trying:
         return seconds <= best.seconds * ((1 + EQUAL) if leaner else (1 - EQUAL))
 
 
+def _sum_of(found: Sequence[tuple[float, Memory]]) -> Memory:
+    """Memory by the weights of samples; its biggest items are the last one's."""
+    if len(found) == 1:
+        return found[0][1]
+    sizes = {name: sum(weight * getattr(one, name) for weight, one in found) for name in SIZES}
+    return replace(found[-1][1], **{name: max(round(size), 0) for name, size in sizes.items()})
+
+
 def best_schedule(
     graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, *, start: Limits | None = None, tries: int = 100,
-    until: float = math.inf, beside: float = math.inf,
+    until: float = math.inf, beside: float = math.inf, samples: Sequence[Sample] = (),
 ) -> Timed:  # fmt: skip
     """The best schedule found for an assignment within ``limit`` bytes a rank.
 
     Args:
+        samples: what is scheduled for it, where that is not the assignment of ``graph`` itself.
         start: the limits to begin from.
         tries: how many others are looked at, at most, beside the leanest where the first needs too much memory; none under the
             communication model, where nothing overlaps.
         beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at.
         until: the ``perf_counter`` from which no others are.
     """
-    trying = _Trying(graph, assignment, machine, optimizer, limit)
+    trying = _Trying(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit)
     trying.look(start or default_limits(machine))
     if trying.best is not None and trying.best.memory.peak > limit and machine.cost_model != "communication":
         trying.look(LEAN)

@@ -48,7 +48,7 @@ def test_show(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     ran = autopar(capsys, "show", plan_file, "--html", tmp_path / "plan.html", "--trace", tmp_path / "trace.json")
     assert ran.status == 0 and "wrote" in ran.err
     page = (tmp_path / "plan.html").read_text()
-    assert page.startswith("<!doctype html>") and "http" not in page and "<svg" in page
+    assert page.startswith("<!doctype html>")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any(event["ph"] == "X" and event["name"] == "all_reduce of loss" for event in events)
 
@@ -59,17 +59,16 @@ def test_the_drawing_has_a_row_for_each_stream(tmp_path: Path, capsys: pytest.Ca
     words = "show", tmp_path / "plan.json", "--html", tmp_path / "plan.html", "--trace", tmp_path / "trace.json"
     assert autopar(capsys, *words).status == 0
     page = (tmp_path / "plan.html").read_text()
-    assert re.findall(r"<text [^>]*>(\w+)</text>", page) == ["compute", "node"]
-    assert "class=stalled><title>waits for all_gather of 6 values from w0: " in page
+    assert '"streams":["compute","node"]' in page and '["waits for all_gather of 6 values from w0"]' in page
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert list(threads.values()) == ["compute", "node"]
+    assert list(threads.values()) == ["compute", "node", "layers"]
     timed = [(threads[event["tid"]], event["name"], event["cat"]) for event in events if event["ph"] == "X"]
     assert ("node", "all_gather of 6 values from w0", "moving") in timed
     assert ("compute", "waits for all_gather of 6 values from w0", "stalled") in timed
     assert ("compute", "f0", "forward") in timed
     end = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") * 1e-6
-    assert end + plan.predicted.optimizer_seconds == pytest.approx(plan.predicted.step_seconds)
+    assert end == pytest.approx(plan.predicted.step_seconds)
 
 
 def test_a_schedule_that_cannot_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +154,33 @@ def test_diff(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         and "all_reduce over dp,tp" in out
         and re.search(r"parameter layers\.0\.weight: 'S(01|10) R' -> 'S0 R'", out)
     )
+
+
+def test_diff_knows_an_axis_by_another_name_or_place(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(plan_file.read_text())
+    text = re.sub(r'"(dp|tp)"', lambda match: {"dp": '"data"', "tp": '"model"'}[match[1]], plan_file.read_text())
+    (tmp_path / "renamed.json").write_text(text)
+    assert autopar(capsys, "diff", plan_file, tmp_path / "renamed.json").out.splitlines() == [
+        "mesh: dp=2,tp=2 -> data=2,model=2",
+        "axes: dp is now data, tp is now model; specs of the second are told in those of the first",
+    ]
+    swapped = re.sub(r"(?<=[SP])[01]+", lambda match: match[0].translate({48: "1", 49: "0"}), json.dumps(data))
+    data = {**json.loads(swapped), "mesh": {"tp": 2, "dp": 2}}
+    (tmp_path / "swapped.json").write_text(json.dumps(data))
+    assert autopar(capsys, "diff", plan_file, tmp_path / "swapped.json").out.splitlines() == [
+        "mesh: dp=2,tp=2 -> tp=2,dp=2",
+        "axes: dp,tp stand as tp,dp; specs of the second are told in those of the first",
+    ]
+
+
+def test_diff_folds_equal_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = two_layer_plan()
+    row = next(iter(plan.parameters.values()))
+    for name, spec in (("a", "S0 R"), ("b", "R S0")):
+        rows = {f"layers.{index}.w": row.model_copy(update={"index": index, "spec": spec}) for index in range(32)}
+        plan.model_copy(update={"parameters": rows}).save(tmp_path / f"{name}.json")
+    out = autopar(capsys, "diff", tmp_path / "a.json", tmp_path / "b.json").out
+    assert out == "parameter layers.*.w (32): 'S0 R' -> 'R S0'\n"
 
 
 def test_diff_of_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,110 @@
+(function () {
+  "use strict";
+  const root = document.querySelector(".autopar"), data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
+  const steps = root.querySelector("canvas.steps"), memory = root.querySelector("canvas.memory"), said = root.querySelector(".said");
+  if (!steps || !data.end) return;
+  const colours = {forward: "#3b6fb6", backward: "#7a4fa3", recompute: "#b58ad6", moving: "#c9702b", stalled: "#cc3333", optimizer: "#3a8f5c"};
+  const row = 26, head = 40, left = 74;
+  let from = 0, to = data.end, drag = null;
+
+  function time(seconds) {
+    for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["us", 1e-6]]) if (Math.abs(seconds) >= size) return +(seconds / size).toPrecision(4) + " " + unit;
+    return seconds ? +(seconds * 1e9).toPrecision(3) + " ns" : "0";
+  }
+  function bytes(value) {
+    let unit = 0;
+    while (value >= 1000 && unit < 4) { value /= 1024; unit++; }
+    return +value.toPrecision(3) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
+  }
+  function prepare(canvas, height) {
+    const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
+    canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = height + "px";
+    const pen = canvas.getContext("2d");
+    pen.scale(ratio, ratio); pen.clearRect(0, 0, width, height);
+    pen.font = "12px system-ui, sans-serif"; pen.textBaseline = "middle";
+    return pen;
+  }
+  function place(second, width) { return left + (second - from) / (to - from) * (width - left - 8); }
+  function second(x, width) { return from + (x - left) / (width - left - 8) * (to - from); }
+  function ticks(pen, width, top, bottom) {
+    const rough = (to - from) / Math.max(2, (width - left) / 110), power = Math.pow(10, Math.floor(Math.log10(rough)));
+    const step = power * [1, 2, 5, 10].find(n => n * power >= rough);
+    pen.strokeStyle = "#ddd"; pen.fillStyle = "#5a5a5a";
+    for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
+      const x = place(at, width);
+      pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); pen.fillText(time(at), x + 3, top + 7);
+    }
+  }
+  function draw() {
+    const height = head + data.streams.length * row + 4, pen = prepare(steps, height), width = steps.clientWidth;
+    ticks(pen, width, 0, height);
+    pen.fillStyle = "#5a5a5a"; pen.fillText("layers", 4, 27);
+    for (const [name, begin, end] of data.layers) {
+      if (end < from || begin > to) continue;
+      const a = Math.max(place(begin, width), left), b = Math.min(place(end, width), width - 8);
+      if (b <= left) continue;
+      pen.strokeStyle = "#999"; pen.strokeRect(a + .5, 18.5, Math.max(b - a - 1, .5), 16);
+      for (const text of [name, name.replace(/^.*\./, "")]) if (pen.measureText(text).width < b - a - 4) { pen.fillText(text, a + 3, 27); break; }
+    }
+    data.streams.forEach((name, number) => { pen.fillStyle = "#5a5a5a"; pen.fillText(name, 4, head + number * row + row / 2); });
+    const shown = {};
+    for (const [stream, kind, begin, length, name] of data.bars) {
+      if (begin + length < from || begin > to) continue;
+      const a = Math.max(place(begin, width), left), b = Math.min(place(begin + length, width), width - 8), y = head + stream * row + 2;
+      const spot = stream + ":" + kind + ":" + Math.floor(a * 2);
+      if (b - a < .5 && shown[spot]) continue;
+      shown[spot] = true;
+      pen.fillStyle = colours[data.kinds[kind]]; pen.fillRect(a, y, Math.max(b - a, .5), row - 4);
+      if (b - a > 60) {
+        pen.save(); pen.beginPath(); pen.rect(a, y, b - a, row - 4); pen.clip(); pen.fillStyle = "#fff";
+        pen.fillText(data.names[name][0], a + 3, y + row / 2 - 2); pen.restore();
+      }
+    }
+    const tall = 150, ink = prepare(memory, tall), top = data.levels[data.peak][1], far = data.limit > 6 * top, most = (far ? top * 1.25 : Math.max(data.limit, top)) * 1.05;
+    const y = value => tall - 4 - value / most * (tall - 26);
+    ticks(ink, width, 0, tall);
+    ink.beginPath(); ink.moveTo(place(0, width), y(0));
+    let before = 0;
+    for (const [at, level] of data.levels) { const x = place(at, width); ink.lineTo(x, y(before)); ink.lineTo(x, y(level)); before = level; }
+    ink.lineTo(place(data.end, width), y(before)); ink.lineTo(place(data.end, width), y(0)); ink.closePath();
+    ink.fillStyle = "#3b6fb666"; ink.fill();
+    ink.clearRect(0, 0, left, tall); ink.fillStyle = "#5a5a5a"; ink.fillText("memory", 4, 14);
+    ink.strokeStyle = ink.fillStyle = "#cc3333";
+    if (!far) { ink.setLineDash([5, 4]); ink.beginPath(); ink.moveTo(left, y(data.limit)); ink.lineTo(width, y(data.limit)); ink.stroke(); ink.setLineDash([]); }
+    ink.fillText("limit " + bytes(data.limit) + (far ? ", far above" : ""), left + 4, far ? 24 : y(data.limit) + 9);
+    const peak = data.levels[data.peak];
+    if (peak[0] >= from && peak[0] <= to) {
+      ink.fillStyle = "#1c1c1c"; ink.beginPath(); ink.arc(place(peak[0], width), y(peak[1]), 3, 0, 7); ink.fill();
+      const text = "peak " + bytes(peak[1]);
+      ink.fillText(text, Math.min(place(peak[0], width) + 6, width - ink.measureText(text).width - 6), Math.min(y(peak[1]) + 10, tall - 8));
+    }
+  }
+  function zoom(factor, middle) {
+    const span = Math.min(data.end, Math.max((to - from) * factor, data.end * 1e-6)), share = (middle - from) / (to - from);
+    from = Math.min(Math.max(0, middle - share * span), data.end - span); to = from + span; draw();
+  }
+  function move(by) { const span = to - from; from = Math.min(Math.max(0, from + by), data.end - span); to = from + span; draw(); }
+  function tell(x, y) {
+    const at = second(x, steps.clientWidth), stream = Math.floor((y - head) / row);
+    let level = data.levels[0][1];
+    for (const [begin, value] of data.levels) { if (begin > at) break; level = value; }
+    const found = data.bars.filter(bar => bar[0] === stream && bar[2] <= at && at <= bar[2] + bar[3]).pop();
+    said.textContent = time(at) + ", " + bytes(level) + " held" + (found ? " \u2014 " + data.names[found[4]].filter(Boolean).join(", ") + ", " + time(found[3]) : "");
+  }
+  for (const canvas of [steps, memory]) {
+    canvas.addEventListener("wheel", event => { event.preventDefault(); zoom(event.deltaY > 0 ? 1.25 : .8, second(event.offsetX, canvas.clientWidth)); }, {passive: false});
+    canvas.addEventListener("pointerdown", event => { drag = event.offsetX; tell(event.offsetX, event.offsetY); });
+    canvas.addEventListener("pointermove", event => {
+      if (drag !== null && event.buttons) { move((drag - event.offsetX) / (canvas.clientWidth - left) * (to - from)); drag = event.offsetX; }
+      else tell(event.offsetX, canvas === steps ? event.offsetY : -1);
+    });
+    canvas.addEventListener("dblclick", () => { from = 0; to = data.end; draw(); });
+  }
+  window.addEventListener("pointerup", () => { drag = null; });
+  root.querySelectorAll("button").forEach(button => button.addEventListener("click", () => {
+    const middle = (from + to) / 2;
+    ({in: () => zoom(.5, middle), out: () => zoom(2, middle), all: () => { from = 0; to = data.end; draw(); }, left: () => move((from - to) / 3), right: () => move((to - from) / 3)})[button.name]();
+  }));
+  window.addEventListener("resize", draw); window.addEventListener("beforeprint", draw);
+  draw();
+})();

@@ -1,0 +1,67 @@
+"""Equal layers are made alike where that costs next to nothing, and left as they are where it would cost more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+
+import pytest
+
+from autopar.cli.target import load_target
+from autopar.importer import capture_graph
+from autopar.schedule import Assignment
+from autopar.search import alike
+from autopar.search.building import build_model
+from autopar.search.extract import extract
+from autopar.search.fitting import choices_of
+from autopar.search.folding import grouped
+from autopar.search.model import InSequence
+from autopar.search.pins import resolve_pins
+from autopar.search.rounds import Asked, Search
+from autopar.search.space import Space
+from cost_models import Machine, Mesh, load_hardware
+
+
+def searched() -> Search:
+    """A search that has ended, on three equal layers."""
+    target = load_target("zoo:gpt2,layers=3,width=64,heads=4,batch=8,seq=32,vocab=128", "train", device="meta")
+    graph = capture_graph(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args)
+    machine = Machine(Mesh.parse("dp=2,tp=2"), load_hardware("cpu-cluster"), "communication")
+    model = build_model(Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {})))
+    search = Search(model, Asked(2**34, "adamw", 1e6, perf_counter(), 0.05, 0, None, False, False), again=False)
+    search.run()
+    return search
+
+
+def ways(search: Search, assignment: Assignment) -> list[int]:
+    """How many ways there are in which the repeats of each group lie."""
+    graph = search.model.space.graph
+    groups = [grouped(graph, repeats) for repeats in graph.groups]
+    return [len({alike._way(group, repeat, assignment) for repeat in range(len(group.repeats))}) for group in groups]
+
+
+def test_a_layer_of_its_own_kind_joins_the_others() -> None:
+    search = searched()
+    assert search.best is not None
+    problem, _ = search.model.problem(search.limit, InSequence())
+    weight = next(item.tensor for item in search.model.space.graph.inputs if item.name == "layers.1.up.weight")
+    for spec in search.model.nodes[search.model.number["input", weight]].specs:
+        wanted = replace(search.best.assignment, inputs={**search.best.assignment.inputs, weight: spec}, strategies={})
+        choices = choices_of(search.model, problem, wanted, 0)
+        if spec != search.best.assignment.inputs[weight] and choices is not None:
+            break
+    odd = search.schedule(extract(search.model, choices), None, 0)
+    assert max(ways(search, odd.assignment)) > 1
+    search.best = odd
+    found = alike.tied(search)
+    assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + alike.SHARE)
+    entering = {found.assignment.inputs[item.tensor] for item in search.model.space.graph.inputs if item.name.endswith("up.weight")}
+    assert len(entering) == 1
+
+
+def test_layers_stay_as_they_are_where_alike_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = searched()
+    assert search.best is not None
+    monkeypatch.setattr(alike, "SHARE", -0.5)
+    monkeypatch.setattr(alike, "EQUAL", -0.5)
+    assert alike.tied(search) is None
