@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.api import capture, compile, load, plan
+    from autopar.api import capture, compile, load, pareto, plan
     from autopar.check import check
     from autopar.errors import AutoparError
     from autopar.graph import Graph
@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
-    "capture", "check", "compile", "load", "load_program", "plan", "reshard", "rule", "same_sharding", "verify",
+    "capture", "check", "compile", "load", "load_program", "pareto", "plan", "reshard", "rule", "same_sharding", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -43,6 +43,7 @@ _HOME = {
     "compile": "autopar.api",
     "load": "autopar.api",
     "load_program": "autopar.runtime",
+    "pareto": "autopar.api",
     "plan": "autopar.api",
     "reshard": "autopar.reshard",
     "rule": "autopar.rules.own",

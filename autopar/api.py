@@ -7,20 +7,23 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autopar.errors import AutoparError, FileError, InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
+from autopar.pareto import Pareto, climb
 from autopar.plan import Plan
 from cost_models import COST_MODELS, CostModelError, Hardware, Machine, Mesh, find_optimizer, load_hardware
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from autopar.importer import Captures
     from autopar.runtime import ShardedModule
-    from autopar.search import Found, Progress
+    from autopar.search import Found, Progress, Shared
 
 DEFAULT_HARDWARE = "h100-sxm"
 """What is planned for when no hardware is named; the plan and the command line say so."""
@@ -37,6 +40,14 @@ MeshLike = str | Mapping[str, int] | Mesh | Any
 """``"dp=2,tp=4"``, ``"2x4"``, ``{"dp": 2, "tp": 4}``, a Mesh, or torch's DeviceMesh."""
 
 
+Asked = TypeVar("Asked")
+AUTO = "auto"
+
+
+class MicrobatchWarning(UserWarning):
+    """Microbatches that are not known to make up the whole batch's step."""
+
+
 class UnknownOperatorWarning(UserWarning):
     """Operators without a sharding rule: they run whole on every rank."""
 
@@ -50,6 +61,7 @@ def capture(
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
     compute_dtype: str | None = None,
+    microbatches: int = 1,
 ) -> Graph:
     """The model's graph for example inputs of global shapes; ``plan`` takes it in place of the model, many times.
 
@@ -59,17 +71,33 @@ def capture(
         mode: ``train`` captures forward and backward, ``inference`` the forward in evaluation mode.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or there is none.
         compute_dtype: ``bfloat16`` or ``float16``: mixed precision; parameters, gradients and optimizer states keep their dtype.
+        microbatches: equal parts, along dim 0, that the example inputs are run in; the graph is that of one of them.
 
     Raises:
-        UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
+        UsageError: wrong arguments, or a step that microbatches cannot make up. CaptureError: a model that cannot be captured, with the
+            user's line.
     """
-    from autopar.importer import capture_graph
+    _check_number(microbatches)
+    graph: Graph = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype).of(microbatches)
+    return graph
+
+
+def _captures(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, mode: Literal["train", "inference"],
+    loss: Callable[..., Any] | None, loss_args: tuple[Any, ...], compute_dtype: str | None,
+) -> Captures:  # fmt: skip
+    """The model's graphs, captured when they are asked for."""
+    from autopar.importer import Captures, capture_graph
     from autopar.placements import without_placement
 
     args, kwargs, loss_args = without_placement((args, dict(kwargs or {}), loss_args))
-    with _capturing:
-        graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
-    return graph
+
+    def run(args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_args: tuple[Any, ...]) -> Graph:
+        with _capturing:
+            graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
+        return graph
+
+    return Captures(run, (args, kwargs, loss_args))
 
 
 def plan(
@@ -89,6 +117,7 @@ def plan(
     constraints: Mapping[str, str] | None = None,
     cost_model: str = "roofline",
     recompute: str = "auto",
+    microbatches: int | str = 1,
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -107,6 +136,8 @@ def plan(
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
         recompute: ``auto``: operators may run a second time in backward where that saves memory that is needed; ``off``: never.
+        microbatches: equal parts of the batch whose gradients are summed for a step; ``auto``: powers of two are tried as long as memory
+            is short or they help. A Graph has its own number.
         time_limit: seconds for the whole call, shared among the meshes tried; the answer then has a true bound and gap.
         seed: the same seed gives the same plan where the time limit does not bind.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
@@ -117,10 +148,73 @@ def plan(
         InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time; names the stage.
         KeyboardInterrupt: Ctrl-C before there was a plan; later it ends all searches with the best plan so far.
     """
+    ends = perf_counter() + time_limit if isinstance(time_limit, int | float) else 0.0
+    resolved = resolve_hardware(hardware)
+    limit = parse_memory(memory) if memory is not None else int(resolved.memory_bytes)
+    within = _planner(
+        model, args, kwargs, mesh=mesh, devices=devices, hardware=resolved, mode=mode, loss=loss, loss_args=loss_args,
+        compute_dtype=compute_dtype, optimizer=optimizer, constraints=constraints, cost_model=cost_model, recompute=recompute,
+        microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=target,
+    )  # fmt: skip
+    return within(limit, ends)
+
+
+def pareto(
+    model: nn.Module | Graph,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    rungs: int = 8,
+    time_limit: float = 60.0,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
+    **options: Any,
+) -> Pareto:
+    """The least step under each limit of a ladder, from the least memory known to do to what the best plan takes when it may take all.
+
+    Model and prices are shared, and what fits in less is an answer for more: more memory never costs more.
+
+    Args:
+        rungs: how many limits, the ends included; in even steps.
+        time_limit: seconds for the whole call, shared among the limits.
+        hardware, options: as of ``plan``, but for ``memory``.
+
+    Raises:
+        UsageError: fewer than 2 rungs, or ``memory``; else as ``plan``.
+    """
+    if not isinstance(rungs, int) or rungs < 2:
+        raise UsageError(f"the ladder has {rungs!r} rungs", "give a whole number from 2 on: the least memory and the most are two")
+    if "memory" in options:
+        raise UsageError("a ladder of memory limits has no one limit", "leave memory out, or plan without pareto")
+    ends = perf_counter() + time_limit
+    within = _planner(model, args, kwargs, hardware=resolve_hardware(hardware), time_limit=time_limit, **options)
+    return climb(within, rungs, ends)
+
+
+def _planner(
+    model: nn.Module | Graph,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    *,
+    mesh: MeshLike | None = None,
+    devices: int | None = None,
+    hardware: Hardware,
+    mode: Literal["train", "inference"] = "train",
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
+    optimizer: str = "adamw",
+    constraints: Mapping[str, str] | None = None,
+    cost_model: str = "roofline",
+    recompute: str = "auto",
+    microbatches: int | str = 1,
+    time_limit: float,
+    seed: int = 0,
+    progress: Progress | None = None,
+    target: str | None = None,
+) -> Callable[[int, float], Plan]:
+    """What plans within so many bytes until a moment, the model captured and everything shared between calls. See ``plan``."""
     began = perf_counter()
     meshes = list(_meshes(mesh, devices))
-    machine_hardware = resolve_hardware(hardware)
-    limit = parse_memory(memory) if memory is not None else int(machine_hardware.memory_bytes)
     pins = _pins(constraints)
     _one_of("cost model", cost_model, tuple(COST_MODELS))
     _one_of("way to recompute", recompute, RECOMPUTE)
@@ -130,10 +224,18 @@ def plan(
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"the seed is {seed!r}", "give a whole number from 0 on")
+    numbers: tuple[int, ...]
+    graph_of: Callable[[int], Graph]
     if isinstance(model, Graph):
-        graph = model
+        given = graph = model
+        numbers, graph_of = (model.microbatches,), lambda number: given
+        if microbatches not in (1, model.microbatches):
+            message = f"the graph is one of {model.microbatches} microbatches, asked are {microbatches}"
+            raise UsageError(message, "capture the model with microbatches=")
     else:
-        graph = capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
+        captures = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype)
+        numbers = captures.numbers() if microbatches == AUTO else (_check_number(microbatches),)
+        graph, graph_of = captures.of(numbers[0]), captures.of
     spent = perf_counter() - began
     if not isinstance(model, Graph) and spent >= time_limit:
         hint = "allow more time (--time-limit), or capture once and plan the graph"
@@ -142,18 +244,34 @@ def plan(
         from autopar.placements import placed_pins
 
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
-    found = _best_of(
-        [Machine(candidate, machine_hardware, cost_model) for candidate in meshes],
-        lambda machine, seconds: _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress),
-        began + time_limit,
-    )
-    _warn_unknown(found)
-    from autopar.recording import record
+    machines = [Machine(candidate, hardware, cost_model) for candidate in meshes]
+    common: dict[tuple[int, Machine], Shared] = {}
 
-    name = target or ("graph" if isinstance(model, Graph) else type(model).__name__)
-    made = record(found, target=name, memory_bytes=limit, pins=pins)
-    made.remember_loss(loss)
-    return made
+    def plan_within(limit: int, ends: float) -> Plan:
+        tried: dict[int, Found] = {}
+
+        def find(number: int, seconds: float) -> Found:
+            ends, graph = perf_counter() + seconds, _unchanged(graph_of(number), microbatches)
+
+            def on(machine: Machine, seconds: float) -> Found:
+                shared = _shared(common, number, machine)
+                return _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress, shared)
+
+            return tried.setdefault(number, _best_of(machines, on, ends))
+
+        found = _best_of(list(numbers), find, ends, enough=lambda: _enough(tried, limit))
+        if len(tried) > 1:
+            found = _bounded(found, min(item.bound_seconds for item in tried.values()))
+        _warn_unknown(found)
+        _warn_microbatches(found)
+        from autopar.recording import record
+
+        name = target or ("graph" if isinstance(model, Graph) else type(model).__name__)
+        made = record(found, target=name, memory_bytes=limit, pins=pins, tried=tuple(tried) if microbatches == AUTO else None)
+        made.remember_loss(loss)
+        return made
+
+    return plan_within
 
 
 def compile(
@@ -261,6 +379,13 @@ def _meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mesh]:
         raise UsageError("neither a mesh nor a number of devices is given", "give a mesh, e.g. dp=2,tp=4, or devices, e.g. 8")
 
 
+def _shared(common: dict[tuple[int, Machine], Shared], number: int, machine: Machine) -> Shared:
+    """What searches with so many microbatches on one machine share."""
+    from autopar.search import Shared
+
+    return common.setdefault((number, machine), Shared())
+
+
 def _find(
     graph: Graph,
     machine: Machine,
@@ -271,38 +396,87 @@ def _find(
     time_limit: float,
     seed: int,
     progress: Progress | None,
+    shared: Shared,
 ) -> Found:
     from autopar.search import find_plan
 
     with _user_errors():
         return find_plan(
             graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress,
-            recompute=recompute,
+            recompute=recompute, shared=shared,
         )  # fmt: skip
 
 
-def _best_of(machines: list[Machine], find: Callable[[Machine, float], Found], ends: float) -> Found:
-    """The cheapest of the plans of several meshes, which share the time left; an error when none has a plan. A mesh that fails or runs
-    out of time leaves the plans of others; Ctrl-C ends all with what is there."""
+def _best_of(asked: list[Asked], find: Callable[[Asked, float], Found], ends: float, enough: Callable[[], bool] = lambda: False) -> Found:
+    """The cheapest of the plans of several meshes, or numbers of microbatches, which share the time left; an error when none has a plan.
+    One that fails or runs out of time leaves the plans of others; Ctrl-C ends all with what is there.
+
+    Args:
+        enough: asked after each plan, whether to look no further.
+    """
     found: list[Found] = []
     failed: list[AutoparError] = []
-    for number, machine in enumerate(machines):
+    for number, item in enumerate(asked):
         left = ends - perf_counter()
         if left <= 0 and found:
             break
         try:
-            found.append(find(machine, max(left / (len(machines) - number), 0.0)))
+            found.append(find(item, max(left / (len(asked) - number), 0.0)))
         except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
         except KeyboardInterrupt:
             if not found:
                 raise
             break
-        if found and found[-1].interrupted:
+        except _Changed as reason:
+            warnings.warn(f"{item} microbatches and more are not tried: {reason}", MicrobatchWarning, stacklevel=4)
+            break
+        if found and (found[-1].interrupted or enough()):
             break
     if not found:
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
     return min(found, key=lambda item: item.seconds)
+
+
+AMPLE = 0.8
+"""Share of the memory limit below which a plan would not get faster by more microbatches: these only launch and gather more."""
+WORSE = 2
+"""So many numbers of microbatches in a row that are no gain end the search."""
+
+
+class _Changed(Exception):
+    """Microbatches that are not known to make up the whole batch's step."""
+
+
+def _unchanged(graph: Graph, microbatches: int | str) -> Graph:
+    """The graph; where the number is the search's to choose, it has to leave the step as it is."""
+    if microbatches == AUTO and not graph.accumulation.whole:
+        raise _Changed(graph.accumulation.reason)
+    return graph
+
+
+def _enough(tried: Mapping[int, Found], limit: int) -> bool:
+    best = min(tried.values(), key=lambda found: found.seconds)
+    again = any(item.phase == "recompute" for item in best.schedule.instructions)
+    return (best.memory.peak <= AMPLE * limit and not again) or (len(tried) > WORSE and best in list(tried.values())[:-WORSE])
+
+
+def _bounded(found: Found, bound: float) -> Found:
+    """With a bound over all numbers of microbatches that were tried."""
+    gap = (found.seconds - bound) / found.seconds if found.seconds > 0 else 0.0
+    return replace(found, bound_seconds=bound, gap=gap)
+
+
+def _warn_microbatches(found: Found) -> None:
+    """Says where the step is not the whole batch's."""
+    made = found.schedule.graph.accumulation
+    if not made.whole:
+        warnings.warn(
+            f"the step of {made.microbatches} microbatches is not proved to be the whole batch's: {made.reason}; each microbatch's loss "
+            f"counts 1/{made.microbatches}, and verify compares with the same on one device",
+            MicrobatchWarning,
+            stacklevel=3,
+        )
 
 
 def _warn_unknown(found: Found) -> None:
@@ -328,6 +502,12 @@ def _pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(spec, str):
             raise UsageError(f"the pin {name!r}: {spec!r} is not text", hint)
     return dict(constraints or {})
+
+
+def _check_number(microbatches: int | str) -> int:
+    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+        raise UsageError(f"the number of microbatches is {microbatches!r}", "give a whole number from 1 on, or auto where one plans")
+    return microbatches
 
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:

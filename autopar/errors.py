@@ -54,9 +54,10 @@ class MismatchError(AutoparError):
 
 
 class InfeasibleError(AutoparError):
-    """No plan satisfies the memory limit and the pins (exit status 1)."""
+    """No plan satisfies the memory limit and the pins (exit status 1). ``least``: bytes of a rank that a plan is known to need, or 0."""
 
     exit_status = 1
+    least = 0
 
 
 class VerificationError(AutoparError):

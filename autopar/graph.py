@@ -116,6 +116,24 @@ class GraphOutput:
     name: str
 
 
+@dataclass(frozen=True)
+class Accumulation:
+    """How a step is made of microbatches: forward and backward run for one after another, and their gradients are summed.
+
+    Args:
+        microbatches: how many of equal size; the graph is that of one.
+        cut: the graph inputs (tensor names) of which each microbatch has a part, cut along dim 0; it has the others whole.
+        weight: of each microbatch's loss, and of its gradients, in the step's.
+        whole: that the sum so weighted is the whole batch's loss is proved; else ``reason`` says where rows of the batch meet.
+    """
+
+    microbatches: int = 1
+    cut: tuple[str, ...] = ()
+    weight: float = 1.0
+    whole: bool = True
+    reason: str = ""
+
+
 @dataclass(frozen=True, repr=False)
 class Graph:
     """A captured model.
@@ -127,6 +145,7 @@ class Graph:
         groups: equal layers: each group is a tuple of repeats, each repeat a tuple of op names, position by position the same.
         arguments: JSON tree of the call, ``{"args": [...], "kwargs": {...}, "loss_args": [...]}`` with
             ``{"tensor": NAME}`` leaves, and of the result, ``{"outputs": ...}``.
+        accumulation: of how many such graphs a step consists. It is no part of the hash.
     """
 
     mode: Literal["train", "inference"]
@@ -136,6 +155,16 @@ class Graph:
     outputs: tuple[GraphOutput, ...]
     groups: tuple[tuple[tuple[str, ...], ...], ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    accumulation: Accumulation = Accumulation()
+
+    @property
+    def microbatches(self) -> int:
+        """How often forward and backward run in a step."""
+        return self.accumulation.microbatches
+
+    def parts(self, tensor: str) -> int:
+        """How many parts of a graph input are there at once: of a cut one, those of all microbatches."""
+        return self.microbatches if tensor in self.accumulation.cut else 1
 
     def __repr__(self) -> str:
         """On one line: a graph has thousands of operators."""

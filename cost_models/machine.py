@@ -114,6 +114,10 @@ class Machine:
         """Seconds of copying so many bytes from blocks to one buffer, or back, as collectives need it; 0 for none."""
         return self.operator_seconds(Operator("autopar.copy", "copy", dtype, (), (), 0.0, 2 * copied)) if copied else 0.0
 
+    def sum_seconds(self, added: float, dtype: str) -> float:
+        """Seconds of adding a tensor of so many bytes to another of its size; 0 for none."""
+        return self.operator_seconds(Operator("aten.add.Tensor", "pointwise", dtype, (), (), 0.0, 3 * added)) if added else 0.0
+
     def optimizer_seconds(self, optimizer: str, elements: int, dtype: str) -> float:
         """Seconds of the optimizer's step on one parameter of which the rank holds ``elements``."""
         return self._model.optimizer_seconds(optimizer, elements, dtype, self.hardware)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from autopar.check import check, illegal
 from autopar.check.clock import makespan
 from autopar.errors import AutoparError
-from autopar.plan import InstructionPlan, Plan
+from autopar.plan import Plan
 from autopar.recording import replay
+from autopar.rows import InstructionPlan
 from autopar.rules import find_rule, strategies
 from autopar.schedule import Assignment, Instruction, Layout, Limits, Schedule, make_schedule, simulate
 from autopar.schedule import makespan as end_of

@@ -10,8 +10,8 @@ from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Call, Leg
 from autopar.check.walk import Walk
 from autopar.graph import Op
-from autopar.plan import CollectivePlan, PartPlan
 from autopar.reshard import Step
+from autopar.rows import CollectivePlan, PartPlan
 from autopar.sharding import InnerCollective
 
 IN_BUCKETS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -23,9 +23,10 @@ def calls(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
     legs = {(leg.row.value, leg.number): leg for made in walk.legs.values() for leg in made if leg.is_collective}
     moved: dict[tuple[str, int], str] = {}
     inside: dict[str, list[tuple[str, CollectivePlan]]] = {}
+    begins = {row.of: row.microbatch for row in walk.plan.schedule if row.kind == "start"}
     for index, row in enumerate(walk.plan.collectives):
         where = f"collectives[{index}]"
-        yield from count(f"{where}.times", row.times, 1)
+        yield from count(f"{where}.times", row.times, walk.plan.microbatches - begins.get(row.id or "", 0))
         if row.id is None:
             inside.setdefault(row.before or "", []).append((where, row))
             continue

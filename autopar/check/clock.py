@@ -8,9 +8,10 @@ call is counted at the reduced speed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from autopar.plan import InstructionPlan
+from autopar.rows import InstructionPlan
 
 COMPUTE = "compute"
 
@@ -28,7 +29,7 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
     bringer: dict[str, int] = {}
     started: dict[str, int] = {}
     for place, row in enumerate(rows):
-        if row.kind not in ("run", "start", "wait"):
+        if row.kind not in ("run", "add", "start", "wait"):
             continue
         links = [name for name in row.stream.split("+") if name and name != COMPUTE]
         before = [gate, *(holder.get(link, -1) for link in links)]
@@ -49,6 +50,16 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
             holder.update(dict.fromkeys(links, place))
             busy = [span for span in busy if span[1] > ends.get(gate, 0.0)] + [(begin, ends[place])] * bool(links)
     return max(ends.values(), default=0.0)
+
+
+def step(rows: Sequence[InstructionPlan], microbatches: int, slowdown: float, overlaps: bool = True) -> float:
+    """Seconds of all microbatches, one after another: each runs the rows that do not wait for a later one."""
+    spans: dict[int, float] = {}
+    for number in range(microbatches):
+        running = [row for row in rows if row.microbatch <= number]
+        if len(running) not in spans:
+            spans[len(running)] = makespan(running, slowdown, overlaps)
+    return math.fsum(spans[sum(row.microbatch <= number for row in rows)] for number in range(microbatches))
 
 
 def _slowed(begin: float, seconds: float, busy: list[tuple[float, float]], slowdown: float) -> float:

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.plan import CollectivePlan, ReshardPlan
 from autopar.reshard import Step
+from autopar.rows import CollectivePlan, ReshardPlan
 from cost_models import Machine
 
 

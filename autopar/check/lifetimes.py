@@ -1,7 +1,8 @@
 """How much memory a rank holds, from the span of the list in which each storage lives.
 
 A storage begins where its first value comes to be and ends at the free of its last one; views share it, and so do the values that a call
-leaves in its buffer. What came in or leaves has no end. Buffers of a call that are not its targets' live from its start to its wait.
+leaves in its buffer. What came in or leaves has no end. Buffers of a call that are not its targets' live from its start to its wait. A sum
+over microbatches is there from the beginning of the last of them, which holds most.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Lifetimes:
             values.setdefault(storage, []).append(value)
         for storage, members in values.items():
             begin = min(order.coming[value] if value in order.coming and self._buffered(value) else order.there[value] for value in members)
+            begin = 0 if storage in order.walk.sums else begin
             last = max(order.going.get(value, end) for value in members)
             self.spans[storage] = max(begin, 0), last
             if last < end:
@@ -52,7 +54,8 @@ class Lifetimes:
         """Bytes at the peak by what they are, without the optimizer's states. At equal peaks the first counts."""
         plan, order = self.order.walk.plan, self.order
         resting = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
-        gradients = {self.owner[row.value or row.tensor] for kind, _, row in plan.leaving if kind == "gradient"} - resting
+        gradients = {self.owner[row.value or row.tensor] for kind, _, row in plan.leaving if kind == "gradient"}
+        gradients = (gradients | set(self.order.walk.sums)) - resting
         end = len(order.rows)
         changes = [[0, 0, 0] for _ in range(end + 2)]
         for storage, (begin, last) in self.spans.items():
@@ -82,7 +85,9 @@ class Lifetimes:
         walk, order = self.order.walk, self.order
         for _, _, spec in walk.plan.entering:
             self.owner[spec.tensor] = spec.tensor
-            self.size[spec.tensor] = walk.local_bytes(spec.tensor)
+            self.size[spec.tensor] = walk.storage_bytes(spec.tensor)
+        for total in walk.sums:
+            self._add(total, total, walk.local_bytes(total))
         ops = {op.name: op for op in walk.ops}
         cuts = {leg.target: leg for made in walk.legs.values() for leg in made if not leg.is_collective}
         for place, row in enumerate(order.rows):

@@ -13,7 +13,7 @@ from functools import cached_property
 from autopar.check.differences import Difference
 from autopar.check.legs import Call, Leg
 from autopar.check.walk import Walk, is_forward
-from autopar.plan import InstructionPlan
+from autopar.rows import InstructionPlan
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Order:
                 yield from self._free(place, row)
         yield from self._phases()
         yield from self._stages()
+        yield from self._sums()
         yield from self._in_flight()
         for value, place in {**self.coming, **self.there}.items():
             if value not in self.going and value not in self.kept:
@@ -81,6 +82,7 @@ class Order:
         cuts = {(leg.row.value, leg.target): leg for made in self.walk.legs.values() for leg in made if not leg.is_collective}
         ops = {row.name: row for row in self.walk.plan.ops}
         self.there.update({spec.tensor: -1 for _, _, spec in self.walk.plan.entering})
+        added: dict[str, int] = {}
         for place, row in enumerate(self.rows):
             if row.kind == "free":
                 for value in row.reads:
@@ -105,6 +107,10 @@ class Order:
                     yield self._say(place, "the reshard has no such local step, or it was made before")
                     continue
                 yield from self._is(place, row, (leg.source,), (leg.target,), leg.row.phase, "reshard")
+            elif row.kind == "add":
+                if len(row.reads) != 1 or len(row.writes) != 1 or row.of != row.reads[0] or self.walk.plan.microbatches == 1:
+                    yield self._say(place, "is no sum of one value over several microbatches")
+                yield from self._is(place, row, None, row.writes, "backward", "sum")
             else:
                 call = self.calls.get(row.of)
                 if call is None:
@@ -116,6 +122,8 @@ class Order:
             arrivals = self.coming if row.kind == "start" else self.there
             for value in row.writes:
                 arrivals.setdefault(value, place)
+                if row.kind == "add" and added.setdefault(value, place) != place:
+                    yield self._say(place, f"instruction {self.rows[added[value]].id} adds to {value} already")
         for leg in cuts.values():
             yield Difference("schedule", f"no instruction makes {leg.target}, a local step of the reshard {leg.row.value}")
 
@@ -193,8 +201,39 @@ class Order:
         for place, row in enumerate(self.rows):
             if row.microbatch >= plan.microbatches:
                 yield self._say(place, f"is of microbatch {row.microbatch}, the plan has {plan.microbatches}")
+            elif row.microbatch not in (0, plan.microbatches - 1):
+                yield self._say(place, f"first runs in microbatch {row.microbatch}, which is neither the first nor the last")
             if row.stage != stages.get((row.kind, row.of), 0):
                 yield self._say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
+
+    def _sums(self) -> Iterator[Difference]:
+        """Every gradient is summed before anything of it is done once for all microbatches, and nothing else is done so."""
+        plan = self.walk.plan
+        if plan.microbatches == 1:
+            return
+        if plan.accumulation is None:
+            yield Difference("accumulation", f"is missing, the plan has {plan.microbatches} microbatches")
+            return
+        for name in plan.accumulation.cut:
+            if name not in plan.inputs:
+                yield Difference("accumulation.cut", f"the plan has no input {name}")
+        calls = {name: {leg.source for leg in call.legs} for name, call in self.calls.items()}
+        final = set(self.walk.sums)
+        for place, row in enumerate(self.rows):
+            reads = set(row.reads) | (calls.get(row.of, set()) if row.kind == "wait" else set())
+            if row.kind == "run" and row.microbatch:
+                yield self._say(place, f"runs in {plan.microbatches - row.microbatch} of {plan.microbatches} microbatches")
+            elif row.microbatch and not reads <= final:
+                yield self._say(place, f"runs once, and {_list(tuple(sorted(reads - final)))} is of one microbatch")
+            elif not row.microbatch and reads & final:
+                yield self._say(place, f"runs in every microbatch, and {_list(tuple(sorted(reads & final)))} is there after the last")
+            if row.microbatch:
+                final.update(row.writes)
+        for kind, name, leaves in plan.leaving:
+            if kind == "gradient" and (leaves.value or leaves.tensor) not in final:
+                yield Difference(f"gradients.{name}", f"{leaves.value or leaves.tensor} leaves, the gradient of one microbatch")
+            elif kind == "buffer":
+                yield Difference(f"buffers.{name}", "it changes in every microbatch; a plan of several holds no such buffer")
 
     def _in_flight(self) -> Iterator[Difference]:
         """Bytes of calls in flight ahead of their readers, and behind what they are made from, where nobody in the phase reads them."""
@@ -239,6 +278,10 @@ class Order:
             made_by.update((value, (phase, name)) for value in targets)
             for value in sources:
                 readers.setdefault((phase, value), []).append((name, targets))
+        for total, value in self.walk.sums.items():
+            moves[total] = False, (value,), (total,)
+            made_by[total] = False, total
+            readers.setdefault((False, value), []).append((total, (total,)))
         operators = {entry.value or entry.tensor: is_forward(row.phase) for row in self.walk.plan.ops for entry in row.outputs}
         wanted = {(is_forward(row.phase), entry.value or entry.tensor) for row in self.walk.plan.ops for entry in row.inputs}
         fed: dict[str, bool] = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from autopar.check.clock import COMPUTE, makespan
+from autopar.check.clock import COMPUTE, step
 from autopar.check.differences import TOLERANCE, Difference, count, seconds
 from autopar.check.legs import Call
 from autopar.check.lifetimes import Lifetimes
 from autopar.check.order import Order
 from autopar.check.walk import Walk
-from autopar.plan import TensorSpec
+from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, optimizer_bytes
 
@@ -40,6 +40,9 @@ def _instructions(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
             call = order.calls[row.of]
             price = _copies(call, machine)
             stream = COMPUTE if price else ""
+        elif row.kind == "add":
+            price = _adding(walk, row.reads[0])
+            stream = COMPUTE if price else ""
         where = f"schedule[{place}]"
         yield from seconds(f"{where}.seconds", row.seconds, price)
         yield from count(f"{where}.bytes", row.bytes, lifetimes.taken.get(place, 0))
@@ -50,6 +53,11 @@ def _instructions(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
 def _copies(call: Call, machine: Machine) -> float:
     """Seconds of a call's copies on the rank."""
     return machine.copy_seconds(call.copied, call.legs[0].dtype)
+
+
+def _adding(walk: Walk, value: str) -> float:
+    """Seconds of adding a value to its sum."""
+    return walk.machine.sum_seconds(walk.local_bytes(value), walk.tensors[walk.tensor_of[value]].dtype)
 
 
 def _inside(walk: Walk, name: str) -> float:
@@ -65,20 +73,24 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     walk, plan, machine = order.walk, order.walk.plan, order.walk.machine
     predicted, chosen = plan.predicted, plan.model.optimizer
     trained = [(local_elements(spec, plan.sizes), spec.dtype) for spec in plan.parameters.values() if spec.trained]
-    compute = math.fsum(walk.seconds.values())
-    communication = math.fsum(call.seconds(machine) + _copies(call, machine) for call in order.calls.values())
-    communication += math.fsum(_inside(walk, op.name) for op in walk.ops)
+    times = plan.microbatches
+    compute = times * math.fsum((*walk.seconds.values(), *(_adding(walk, value) for value in walk.sums.values())))
+    communication = math.fsum(
+        (times - order.rows[order.starts[name]].microbatch) * (call.seconds(machine) + _copies(call, machine))
+        for name, call in order.calls.items()
+    )
+    communication += times * math.fsum(_inside(walk, op.name) for op in walk.ops)
     optimizer = math.fsum(machine.optimizer_seconds(chosen, elements, dtype) for elements, dtype in trained)
-    step = makespan(order.rows, machine.hardware.overlap_slowdown, machine.hardware.launch_overlaps) + optimizer
+    whole = step(order.rows, times, machine.hardware.overlap_slowdown, machine.hardware.launch_overlaps) + optimizer
     where = "predicted"
     yield from seconds(f"{where}.compute_seconds", predicted.compute_seconds, compute)
     yield from seconds(f"{where}.communication_seconds", predicted.communication_seconds, communication)
     yield from seconds(f"{where}.optimizer_seconds", predicted.optimizer_seconds, optimizer)
-    yield from seconds(f"{where}.step_seconds", predicted.step_seconds, step)
+    yield from seconds(f"{where}.step_seconds", predicted.step_seconds, whole)
     yield from seconds(f"{where}.sequential_seconds", predicted.sequential_seconds, compute + communication + optimizer)
     summed = plan.created_by.cost_model == "communication"
-    yield from seconds("objective.seconds", plan.objective.seconds, communication if summed else step)
-    received = sum(row.received_bytes_per_rank for row in plan.collectives)
+    yield from seconds("objective.seconds", plan.objective.seconds, communication if summed else whole)
+    received = sum(row.received_bytes_per_rank * row.times for row in plan.collectives)
     yield from count(f"{where}.received_bytes_per_rank", predicted.received_bytes_per_rank, received)
     memory = {**lifetimes.peak(), "optimizer": sum(optimizer_bytes(chosen, elements, dtype) for elements, dtype in trained)}
     for part, size in memory.items():

@@ -14,8 +14,9 @@ from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Leg, legs
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
-from autopar.plan import OpPlan, Plan, ReshardPlan, TensorSpec, ValueSpec
+from autopar.plan import Plan
 from autopar.reshard import find_reshard
+from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
 from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
@@ -46,6 +47,7 @@ class Walk:
         strategies: of each operator, by name.
         seconds: of each operator without the collectives inside it, by name.
         legs: the steps of each reshard, by its value.
+        sums: what is added to each sum over microbatches.
         broken: the wiring cannot be followed, so that cost and memory cannot be recomputed.
     """
 
@@ -59,6 +61,7 @@ class Walk:
     strategies: dict[str, Strategy] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     legs: dict[str, tuple[Leg, ...]] = field(default_factory=dict)
+    sums: dict[str, str] = field(default_factory=dict)
     broken: bool = False
     _rules: dict[object, dict[object, Strategy]] = field(default_factory=dict)
     _waiting: dict[str, ReshardPlan] = field(default_factory=dict)
@@ -72,6 +75,7 @@ class Walk:
             self._waiting[reshard.value] = reshard
         for row in sorted(self.plan.ops, key=lambda row: TURN.index(row.phase)):
             yield from self._op(row)
+        yield from self._sums()
         yield from self._leaving()
         for value in tuple(self._waiting):
             yield from self._make(value)
@@ -153,7 +157,21 @@ class Walk:
         self.strategies[op.name] = strategy
         self.seconds[op.name] = self._operator_seconds(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
-        yield from count(f"{where}.times", row.times, 1)
+        yield from count(f"{where}.times", row.times, self.plan.microbatches)
+
+    def _sums(self) -> Iterator[Difference]:
+        """What gradients of microbatches are summed in: each as what is added to it."""
+        for place, row in enumerate(self.plan.schedule):
+            if row.kind == "add" and len(row.reads) == 1 and len(row.writes) == 1:
+                (value,), (total,) = row.reads, row.writes
+                yield from self._make(value)
+                if value not in self.specs or total in self.specs:
+                    self.broken = True
+                    what = f"adds {value}, which has not been made" if value not in self.specs else f"makes {total}, which already exists"
+                    yield Difference(f"schedule[{place}]", what)
+                    continue
+                self.specs[total], self.tensor_of[total] = self.specs[value], self.tensor_of[value]
+                self.sums[total] = value
 
     def _again(self, where: str, row: OpPlan) -> Iterator[Difference]:
         """A second run is that of an operator of forward, which may run twice, and the same but for the values it reads and makes."""
@@ -232,6 +250,10 @@ class Walk:
             moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
         return self.machine.operator_seconds(Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved))
+
+    def storage_bytes(self, value: str) -> int:
+        """Bytes on a rank of what came in or is a sum: of an input that is cut, of all microbatches."""
+        return self.local_bytes(value) * self.plan.parts(value)
 
     def _make(self, value: str) -> Iterator[Difference]:
         """Follows the reshard that makes ``value``, if one does, and those it is made from."""

@@ -27,7 +27,7 @@ def check(
     if target is not None:
         from autopar.cli.target import capture_target
 
-        graph = capture_target(target, read.model.mode, read.model.arguments.get("compute_dtype"))
+        graph = capture_target(target, read.model.mode, read.model.arguments.get("compute_dtype"), read.microbatches)
     found = recompute(read, graph)
     if json:
         differences = [{"where": item.where, "words": str(item)} for item in found]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from autopar.api import DEFAULT_HARDWARE
 from autopar.cli.files import check_writable, write_text
-from autopar.cli.planning import OPTIMIZER_HELP, open_pins, plan_target, read_mode
+from autopar.cli.planning import OPTIMIZER_HELP, open_pins, pareto_target, plan_target, read_microbatches, read_mode
 from autopar.cli.terminal import out
+from autopar.errors import UsageError
 from autopar.files import STANDARD
+from autopar.pareto import Pareto
+from autopar.report.frontier import frontier_html
 
 
 def plan(
@@ -25,9 +28,13 @@ def plan(
     compute_dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")] = None,
     cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
     recompute: Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")] = "auto",
+    microbatches: Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")] = "1",
     pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
+    pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
+    rungs: Annotated[int, typer.Option(help="limits of that ladder")] = 8,
+    html: Annotated[Path | None, typer.Option(help="with --pareto: a page with the ladder's plot")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the plan file to write; - for the standard output")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
@@ -38,11 +45,18 @@ def plan(
         return
     if output is not None:
         check_writable(output)
-    found = plan_target(
-        target, mesh=mesh, devices=devices, hardware=hardware, mode=read_mode(mode), memory=memory, optimizer=optimizer,
-        compute_dtype=compute_dtype, cost_model=cost_model, recompute=recompute, constraints=open_pins(pin or []), time_limit=time_limit,
-        seed=seed,
-    )  # fmt: skip
+    if html is not None and not pareto:
+        raise UsageError("--html draws a ladder of memory limits", "add --pareto; autopar show PLAN --html draws one plan")
+    if html is not None:
+        check_writable(html)
+    options: dict[str, Any] = {
+        "mesh": mesh, "devices": devices, "hardware": hardware, "mode": read_mode(mode), "memory": memory, "optimizer": optimizer,
+        "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,
+        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "time_limit": time_limit, "seed": seed,
+    }  # fmt: skip
+    found = pareto_target(target, rungs=rungs, **options) if pareto else plan_target(target, **options)
+    if html is not None and isinstance(found, Pareto):
+        write_text(html, frontier_html(found))
     if output is not None:
         write_text(output, found.to_json())
     if output != STANDARD:

@@ -12,6 +12,7 @@ from autopar import api
 from autopar.cli.terminal import Line, note, printing_aside
 from autopar.errors import UsageError
 from autopar.graph import Graph
+from autopar.pareto import Pareto
 from autopar.plan import Plan
 from autopar.report import units
 from autopar.search import Progress
@@ -26,6 +27,16 @@ def read_mode(text: str) -> Literal["train", "inference"]:
     if text == "inference":
         return "inference"
     raise UsageError(f"unknown mode {text!r}", "use train or inference")
+
+
+def read_microbatches(text: str) -> int | str:
+    """The number of an option's text, or ``auto``. Raises UsageError."""
+    if text == api.AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"the number of microbatches is {text!r}", "give a whole number from 1 on, or auto") from None
 
 
 def open_pins(pins: Sequence[str]) -> dict[str, str]:
@@ -69,6 +80,26 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
             target=target,
             **options,
         )
+
+
+def pareto_target(target: str, *, mode: Literal["train", "inference"], memory: str | None = None, **options: Any) -> Pareto:
+    """Loads, captures and plans a target under a ladder of memory limits; options as for ``api.pareto``."""
+    from autopar.cli.target import load_target
+
+    if memory is not None:
+        raise UsageError("a ladder of memory limits has no one limit", "leave --memory out, or plan without --pareto")
+    check_options(mesh=options.get("mesh"), devices=options.get("devices"), hardware=options.get("hardware"))
+    if options.get("hardware") is None:
+        note(f"no hardware is named: planning for {api.DEFAULT_HARDWARE}")
+    say_first_use()
+    line = Line()
+    with words_on_stderr(), printing_aside(), line:
+        line.say(f"capturing {target}", now=True)
+        found = load_target(target, mode, device="meta")
+        return api.pareto(
+            found.model, found.args, found.kwargs, mode=mode, loss=found.loss, loss_args=found.loss_args, progress=progress(line),
+            target=target, **options,
+        )  # fmt: skip
 
 
 def say_first_use() -> None:
@@ -115,6 +146,7 @@ def words_on_stderr() -> Iterator[None]:
     usual = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always", api.UnknownOperatorWarning)
+        warnings.simplefilter("always", api.MicrobatchWarning)
         warnings.showwarning = show
         try:
             yield

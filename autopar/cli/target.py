@@ -70,14 +70,15 @@ def _load(text: str) -> Target:
     return _target(text, returned)
 
 
-def capture_target(text: str, mode: Mode, compute_dtype: str | None = None) -> Graph:
+def capture_target(text: str, mode: Mode, compute_dtype: str | None = None, microbatches: int = 1) -> Graph:
     """The graph of a target."""
     from autopar.api import capture
 
     target = load_target(text, mode, device="meta")
     with printing_aside():
         return capture(
-            target.model, target.args, target.kwargs, mode=mode, loss=target.loss, loss_args=target.loss_args, compute_dtype=compute_dtype
+            target.model, target.args, target.kwargs, mode=mode, loss=target.loss, loss_args=target.loss_args, compute_dtype=compute_dtype,
+            microbatches=microbatches,
         )  # fmt: skip
 
 

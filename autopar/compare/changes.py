@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from autopar.compare.axes import Axes, same_axes
 from autopar.compare.words import count, pattern, spec_text, where
-from autopar.plan import InstructionPlan, OpPlan, Plan, TensorSpec
+from autopar.plan import Plan
+from autopar.rows import InstructionPlan, OpPlan, TensorSpec
 
 
 def changes(first: Plan, second: Plan) -> Iterator[str]:

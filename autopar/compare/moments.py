@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.errors import FileError
-from autopar.plan import InstructionPlan, Plan
+from autopar.plan import Plan
+from autopar.rows import InstructionPlan
 from autopar.schedule import Instruction, Slot, simulate
 from cost_models import CostModelError, Hardware
 
@@ -39,13 +40,17 @@ class Moments:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """When each run, start and wait happens."""
+        """When each run, start and wait happens; of several microbatches in the last."""
+        return self.of(self.plan.microbatches - 1)
+
+    def of(self, microbatch: int) -> tuple[Slot, ...]:
+        """The slots of one microbatch, from its own beginning."""
         try:
             hardware = Hardware.from_dict(self.plan.hardware, "the plan's hardware")
         except CostModelError as error:
             raise FileError(error.message, error.hint) from error
         try:
-            rows = (Instruction(**vars(row)) for row in self.plan.schedule)
+            rows = (Instruction(**vars(row)) for row in self.plan.schedule if row.microbatch <= microbatch)
             return simulate(rows, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps)
         except KeyError as missing:
             hint = "autopar check lists all that is wrong with the plan; undo the edit, or plan again"

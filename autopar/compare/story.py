@@ -10,7 +10,8 @@ from autopar.compare.moments import Flight, Moments
 from autopar.compare.words import call, spec_text, where
 from autopar.errors import UsageError
 from autopar.graph import DTYPE_BYTES, Op
-from autopar.plan import CollectivePlan, EnteringSpec, OpPlan, OutputSpec, ParameterSpec, Plan, TensorSpec, ValueSpec
+from autopar.plan import Plan
+from autopar.rows import CollectivePlan, EnteringSpec, OpPlan, OutputSpec, ParameterSpec, TensorSpec, ValueSpec
 from autopar.rules import why_once
 from autopar.sharding import ShardingSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from autopar.plan import CollectivePlan, OpPlan
+from autopar.rows import CollectivePlan, OpPlan
 
 
 def call(row: CollectivePlan) -> str:

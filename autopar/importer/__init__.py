@@ -10,11 +10,13 @@ joint          traced to one functional graph, forward and backward
 lowering       that as Op and Tensor
 provenance     the module path and source line of a node
 groups         equal layers
+microbatches   the call of one microbatch, and what their losses add up to
 diagnosis      errors at the user's line
 """
 
 from __future__ import annotations
 
 from autopar.importer.capturing import Capture, capture, capture_graph
+from autopar.importer.microbatches import Captures, cut_call
 
-__all__ = ["Capture", "capture", "capture_graph"]
+__all__ = ["Capture", "Captures", "capture", "capture_graph", "cut_call"]

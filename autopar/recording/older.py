@@ -7,9 +7,10 @@ from typing import Any
 
 from autopar.check import illegal_rows
 from autopar.errors import FileError
-from autopar.plan import SCHEMA, BaselinePlan, Plan
+from autopar.plan import SCHEMA, Plan
 from autopar.recording.replaying import assignment_of, graph_of, machine_of
 from autopar.recording.writing import write
+from autopar.rows import BaselinePlan
 from autopar.schedule import Limits, Memory, Schedule, make_schedule, memory
 from autopar.schedule.passes import default_limits
 

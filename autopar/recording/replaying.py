@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autopar import pricing
 from autopar.check import illegal
 from autopar.errors import FileError, MismatchError
-from autopar.graph import Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
-from autopar.plan import OpPlan, ParameterSpec, Plan
+from autopar.graph import Accumulation, Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
+from autopar.plan import Plan
+from autopar.rows import OpPlan, ParameterSpec
 from autopar.rules import find_rule, strategies
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction, Layout, Limits, Schedule
 from autopar.schedule.instructions import Cut, Operation, Part, Value
@@ -39,7 +41,7 @@ def replay(plan: Plan, graph: Graph) -> Schedule:
     if broken:
         hint = "undo the edit, or plan again; autopar check lists all that is wrong with it"
         raise MismatchError(f"the plan cannot be run: {broken[0]}", hint)
-    return check_legal(_schedule(plan, graph), "the plan file")
+    return check_legal(_schedule(plan, replace(graph, accumulation=accumulation_of(plan))), "the plan file")
 
 
 def machine_of(plan: Plan) -> Machine:
@@ -75,7 +77,16 @@ def graph_of(plan: Plan) -> Graph:
         for row in plan.captured
     )  # fmt: skip
     outputs = tuple(GraphOutput(row.tensor, kind, name) for kind, name, row in plan.leaving)
-    return Graph(plan.model.mode, tensors, inputs, ops, outputs, arguments=plan.model.arguments)
+    return Graph(plan.model.mode, tensors, inputs, ops, outputs, arguments=plan.model.arguments, accumulation=accumulation_of(plan))
+
+
+def accumulation_of(plan: Plan) -> Accumulation:
+    """Of how many microbatches a step of the plan consists."""
+    row = plan.accumulation
+    if plan.microbatches == 1 or row is None:
+        return Accumulation()
+    cut = tuple(plan.inputs[name].tensor for name in row.cut)
+    return Accumulation(plan.microbatches, cut, row.weight, row.whole, row.reason or "")
 
 
 def assignment_of(plan: Plan, graph: Graph) -> Assignment:
@@ -131,6 +142,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
     values: dict[str, Value] = {}
     cuts: dict[str, Cut] = {}
     parts: dict[tuple[str, int], Part] = {}
+    summed = {row.writes[0]: row.reads[0] for row in plan.schedule if row.kind == "add"}
 
     def add(value: str, tensor: str, spec: ShardingSpec) -> None:
         values[value] = Value(tensor, spec, pricing.local_bytes(graph.tensors[tensor], spec, machine))
@@ -138,8 +150,11 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
     def make(layout: Layout) -> None:
         if layout.value in values:
             return
-        if layout.source in layouts:
-            make(layouts[layout.source])
+        source = layout.source if layout.source in values else summed.get(layout.source, layout.source)
+        if source in layouts:
+            make(layouts[source])
+        if layout.source in summed:
+            values[layout.source] = values[source]
         spec = values[layout.source].spec
         assert spec is not None
         steps = steps_of(layout, spec, graph, machine)
@@ -165,6 +180,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
             add(entry.value or entry.tensor, entry.tensor, ShardingSpec.parse(entry.spec))
     for layout in layouts.values():
         make(layout)
+    values.update((name, values[source]) for name, source in summed.items())
     return Schedule(
         graph,
         machine,

@@ -7,7 +7,12 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from autopar import __version__
-from autopar.plan import (
+from autopar.graph import Graph
+from autopar.plan import Plan
+from autopar.pricing import whole_axes
+from autopar.recording.replaying import attributes, plain, split
+from autopar.rows import (
+    AccumulationPlan,
     BaselinePlan,
     CollectivePlan,
     CreatedBy,
@@ -22,13 +27,10 @@ from autopar.plan import (
     OutputSpec,
     ParameterSpec,
     PartPlan,
-    Plan,
     Predicted,
     ReshardPlan,
     ValueSpec,
 )
-from autopar.pricing import whole_axes
-from autopar.recording.replaying import attributes, plain, split
 from autopar.schedule import AGAIN, Collective, Instruction, Layout, Memory, Schedule, step_seconds
 from autopar.schedule.instructions import Part
 
@@ -39,13 +41,16 @@ PROOF = 1e-6
 """A plan is called optimal only when its gap is at most this."""
 
 
-def record(found: Found, *, target: str, memory_bytes: int, pins: Mapping[str, str] | None = None) -> Plan:
+def record(
+    found: Found, *, target: str, memory_bytes: int, pins: Mapping[str, str] | None = None, tried: tuple[int, ...] | None = None
+) -> Plan:
     """The plan of what a search found.
 
     Args:
         target: what was planned, as the user named it.
         memory_bytes: the limit per rank that the search respected.
         pins: the constraints as the user wrote them.
+        tried: the numbers of microbatches that the bound is over, where several were tried.
     """
     baselines = {
         name: BaselinePlan(
@@ -62,7 +67,7 @@ def record(found: Found, *, target: str, memory_bytes: int, pins: Mapping[str, s
         found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_bytes=memory_bytes, pins=pins or {},
         bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
         baselines=dict(sorted(baselines.items())),
-        created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model),
+        created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model), tried=tried,
     )  # fmt: skip
 
 
@@ -78,6 +83,7 @@ def write(
     solve_seconds: float,
     baselines: dict[str, BaselinePlan],
     created_by: CreatedBy,
+    tried: tuple[int, ...] | None = None,
     tied_seconds: float = 0.0,
 ) -> Plan:
     """The plan of a schedule: its rows, and the figures that follow from it."""
@@ -93,6 +99,9 @@ def write(
         model=Model(target=target, mode=graph.mode, optimizer=optimizer, graph_sha256=graph.sha256, arguments=plain(graph.arguments)),
         hardware=plain(machine.hardware.to_dict()),
         mesh=dict(machine.mesh.axes),
+        microbatches=graph.microbatches,
+        microbatches_tried=tried,
+        accumulation=_accumulation(graph),
         memory_limit_bytes_per_rank=memory_bytes,
         pins=dict(pins),
         objective=Objective(
@@ -109,7 +118,7 @@ def write(
             optimizer_seconds=of_optimizer,
             step_seconds=step,
             sequential_seconds=compute + communication + of_optimizer,
-            received_bytes_per_rank=sum(row.received_bytes_per_rank for row in collectives),
+            received_bytes_per_rank=sum(row.received_bytes_per_rank * row.times for row in collectives),
             peak_memory_bytes_per_rank=memory.peak,
             memory=_memory(memory),
         ),
@@ -133,6 +142,14 @@ def write(
 def torch_version() -> str:
     """The installed torch's version without its build (``2.13.0`` for ``2.13.0+cpu``): a plan made on a CPU runs on GPUs."""
     return metadata.version("torch").partition("+")[0]
+
+
+def _accumulation(graph: Graph) -> AccumulationPlan | None:
+    made = graph.accumulation
+    if made.microbatches == 1:
+        return None
+    cut = tuple(item.name for item in graph.of_kind("input") if item.tensor in made.cut)
+    return AccumulationPlan(cut=cut, weight=made.weight, whole=made.whole, reason=made.reason or None)
 
 
 def _memory(memory: Memory) -> MemoryParts:
@@ -195,6 +212,7 @@ def _ops(schedule: Schedule) -> Iterator[OpPlan]:
             module=op.module,
             location=op.location or None,
             phase=run.phase,
+            times=schedule.times(run),
             attributes=plain(attributes(op)),
             factors=factors or None,
             inputs=tuple(_values(schedule, op.inputs, run.reads)),
@@ -233,18 +251,19 @@ def _collectives(schedule: Schedule) -> Iterator[CollectivePlan]:
     seconds = {item.of: item.seconds for item in schedule.instructions if item.kind == "start"}
     for item in schedule.instructions:
         if item.kind == "start":
-            yield _call(schedule, schedule.collectives[item.of], seconds[item.of])
+            yield _call(schedule, schedule.collectives[item.of], seconds[item.of], schedule.times(item))
         elif item.kind == "run":
             yield from _inside(schedule, item)
 
 
-def _call(schedule: Schedule, call: Collective, seconds: float) -> CollectivePlan:
+def _call(schedule: Schedule, call: Collective, seconds: float, times: int) -> CollectivePlan:
     own = _part(call.parts[0]) if len(call.parts) == 1 else None
     return CollectivePlan(
         id=call.id,
         kind=call.kind,  # type: ignore[arg-type]
         axes=tuple(map(schedule.machine.mesh.sub_axis_name, call.axes)),
         phase=call.phase,
+        times=times,
         tensor=own.tensor if own else None,
         value=own.value if own else None,
         step=own.step or None if own else None,
@@ -281,6 +300,7 @@ def _inside(schedule: Schedule, run: Instruction) -> Iterator[CollectivePlan]:
             kind=inner.kind,  # type: ignore[arg-type]
             axes=tuple(map(machine.mesh.sub_axis_name, axes)),
             phase=run.phase,
+            times=schedule.times(run),
             tensor=op.inputs[0],
             from_spec=str(strategy.inputs[0]),
             to_spec=str(strategy.outputs[0]),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from autopar.compare.words import pattern
 from autopar.graph import DTYPE_BYTES
-from autopar.plan import CollectivePlan, InstructionPlan, Plan, TensorSpec
+from autopar.plan import Plan
+from autopar.rows import CollectivePlan, InstructionPlan, TensorSpec
 from autopar.sharding import ShardingSpec
 
 BUFFERS = "buffers of collectives"
@@ -53,7 +54,17 @@ def _resting(plan: Plan) -> dict[str, int]:
         ("parameters", plan.parameters), ("buffers", {**plan.buffers, **plan.constants}), ("inputs", {**plan.inputs, **plan.tangents}),
     )  # fmt: skip
     found = {name: sum(_bytes(row, plan) for row in table.values()) for name, table in tables}
+    found["inputs"] = sum(plan.parts(row.tensor) * _bytes(row, plan) for row in (*plan.inputs.values(), *plan.tangents.values()))
+    found["sums over microbatches"] = sum(_sums(plan).values())
     return {name: size for name, size in {**found, "optimizer": plan.predicted.memory.optimizer}.items() if size}
+
+
+def _sums(plan: Plan) -> dict[str, int]:
+    """Bytes of what gradients of microbatches are summed in, there from the beginning of the last on."""
+    added = {row.reads[0]: row.writes[0] for row in plan.schedule if row.kind == "add"}
+    made = {entry.value or entry.tensor: entry for row in plan.ops for entry in row.outputs}
+    specs = {row.value: made[row.tensor].model_copy(update={"spec": row.to_spec}) for row in plan.reshards if row.tensor in made}
+    return {total: _bytes((made | specs)[value], plan) for value, total in added.items()}
 
 
 def _bytes(row: TensorSpec, plan: Plan) -> int:
@@ -98,7 +109,7 @@ class _Walk:
 
     def take(self, row: InstructionPlan) -> None:
         """What a row takes, before it gives anything back."""
-        if row.kind == "free" or not row.writes:
+        if row.kind in ("free", "add") or not row.writes:
             return
         if not row.bytes:
             source = self.owner.get(row.reads[0], row.reads[0]) if row.reads else row.writes[0]

@@ -38,15 +38,15 @@ def html(plan: Plan) -> str:
     title = f"autopar plan: {plan.model.target}"
     return (
         f"<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(title)}</title><style>body {{ margin: 1.5rem auto; max-width: 80rem; padding: 0 1rem }}\n{_style()}</style></head>"
+        f"<title>{escape(title)}</title><style>body {{ margin: 1.5rem auto; max-width: 80rem; padding: 0 1rem }}\n{style()}</style></head>"
         f"<body><div class=autopar>{_body(plan, title)}</div>\n<script>{_asset('page.js')}</script></body></html>\n"
     )
 
 
 def fragment(plan: Plan) -> str:
     """What a notebook shows: figures and tables, styled within themselves, no script."""
-    parts = [_tiles(plan), _ways(plan), _table(tables.baselines(plan)), _table(tables.collectives(plan))]
-    return f"<div class=autopar><style>{_style()}</style><h1>{escape(plan.model.target)}</h1>{''.join(parts)}</div>"
+    parts = [_tiles(plan), _ways(plan), table_html(tables.baselines(plan)), table_html(tables.collectives(plan))]
+    return f"<div class=autopar><style>{style()}</style><h1>{escape(plan.model.target)}</h1>{''.join(parts)}</div>"
 
 
 def _body(plan: Plan, title: str) -> str:
@@ -55,9 +55,9 @@ def _body(plan: Plan, title: str) -> str:
         [
             f"<h1>{escape(title)}</h1>", _tiles(plan), "<h2>How the layers lie on the mesh</h2>", _mesh(plan), _ways(plan),
             "<h2>One step, simulated</h2>", _step(plan, memory), "<h2>What fills the memory at the peak</h2>", _parts(plan, memory),
-            "<h2>Against plans written by hand</h2>", _table(tables.baselines(plan)), "<h2>Collectives</h2>",
-            _table(tables.collectives(plan)), "<h2>Tensors</h2>", _table(tables.tensors(plan)), "<h2>Particulars</h2>",
-            _table(tables.overview(plan), header=False),
+            "<h2>Against plans written by hand</h2>", table_html(tables.baselines(plan)), "<h2>Collectives</h2>",
+            table_html(tables.collectives(plan)), "<h2>Tensors</h2>", table_html(tables.tensors(plan)), "<h2>Particulars</h2>",
+            table_html(tables.overview(plan), header=False),
         ]
     )  # fmt: skip
 
@@ -67,11 +67,13 @@ def _asset(name: str) -> str:
     return (files("autopar.report") / name).read_text(encoding="utf-8")
 
 
-def _style() -> str:
+def style() -> str:
+    """Of every page."""
     return _asset("page.css")
 
 
-def _table(table: Table, header: bool = True) -> str:
+def table_html(table: Table, header: bool = True) -> str:
+    """The table's markup."""
     marks = [" class=figure" if name in table.right else "" for name in table.header]
     head = "<tr>" + "".join(f"<th{mark}>{escape(name)}</th>" for name, mark in zip(table.header, marks, strict=True)) + "</tr>"
     rows = [
@@ -109,7 +111,7 @@ def _mesh(plan: Plan) -> str:
 
 def _ways(plan: Plan) -> str:
     rows = tuple((way.title, str(len(way.layers)), units.shape(way.shape), way.spec or "R", way.words) for way in ways(plan))
-    table = _table(Table(("layer", "times", "shape", "spec", "how it lies"), rows, frozenset({"times"})))
+    table = table_html(Table(("layer", "times", "shape", "spec", "how it lies"), rows, frozenset({"times"})))
     said = [f"<li>{escape(sentence)}</li>" for sentence in differing(plan)]
     if not said:
         return table + "<p class=note>Equal layers lie alike.</p>"
@@ -120,6 +122,7 @@ def _step(plan: Plan, memory: Held) -> str:
     data = _data(plan, memory)
     if not data["end"]:
         return "<p class=note>Nothing takes time under this cost model.</p>"
+    last = f"The last of {plan.microbatches} microbatches; those before it leave out what runs once. " if plan.microbatches > 1 else ""
     key = "".join(f"<i style='background: {colour}'></i>{name}" for colour, name in _KEY)
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     buttons = (("in", "+"), ("out", "\u2212"), ("left", "\u2190"), ("right", "\u2192"), ("all", "whole step"))
@@ -127,8 +130,8 @@ def _step(plan: Plan, memory: Held) -> str:
         f"<p class='note key'>{key}</p><div class=buttons>"
         + "".join(f"<button name={name} type=button>{text}</button>" for name, text in buttons)
         + "</div><canvas class=steps></canvas><canvas class=memory></canvas><p class=said></p>"
-        "<p class=note>One row a stream: the operators, then the collectives on each link; below, what a rank holds. Scroll to zoom, drag "
-        "to move, double-click for the whole; point at a bar for its name.</p>"
+        f"<p class=note>{last}One row a stream: the operators, then the collectives on each link; below, what a rank holds. Scroll to "
+        "zoom, drag to move, double-click for the whole; point at a bar for its name.</p>"
         f"<script type='application/json'>{text}</script>"
     )
 

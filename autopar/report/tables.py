@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from autopar.compare.words import pattern
 from autopar.graph import DTYPE_BYTES
-from autopar.plan import Plan, TensorSpec
+from autopar.plan import Plan
 from autopar.report import units
+from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
 
 ROUNDING = 1e-9
@@ -60,6 +61,7 @@ def overview(plan: Plan) -> Table:
             f"{units.size(predicted.peak_memory_bytes_per_rank)} a rank at the peak, limit {units.size(plan.memory_limit_bytes_per_rank)}",
         ),
         ("", ", ".join(f"{name} {units.size(value)}" for name, value in parts)),
+        *([("microbatches", _microbatches(plan))] if plan.microbatches > 1 or plan.microbatches_tried else []),
         *([("recompute", _again(plan))] if plan.recomputed else []),
         ("received", f"{units.size(predicted.received_bytes_per_rank)} a rank and step"),
     ]
@@ -92,10 +94,24 @@ def _step(plan: Plan) -> str:
 def _again(plan: Plan) -> str:
     """What backward makes again in place of keeping it."""
     forward = [row for row in plan.captured if row.phase == "forward"]
-    calls = sum(row.seconds for row in plan.collectives if row.phase == "recompute")
+    calls = sum(row.seconds * row.times for row in plan.collectives if row.phase == "recompute")
     more = f" and {units.seconds(calls)} of collectives" if calls else ""
-    seconds = sum(row.seconds for row in plan.recomputed)
+    seconds = sum(row.seconds * row.times for row in plan.recomputed)
     return f"{len(plan.recomputed)} of {len(forward)} operators run again in backward: {units.seconds(seconds)} of compute{more}"
+
+
+def _microbatches(plan: Plan) -> str:
+    """How the step is made up, and what the bound is over."""
+    made, words = plan.accumulation, []
+    if made is not None:
+        adds = sum(row.bytes for row in plan.collectives if row.times < plan.microbatches)
+        words.append(f"{plan.microbatches}, one after another, cut from {', '.join(made.cut)}; each one's loss counts {made.weight:.3g}")
+        words += [f"{units.size(adds)} of gradients reduced once"] if adds else []
+        words += [] if made.whole else [f"not proved to be the whole batch's step: {made.reason}"]
+    else:
+        words.append("1")
+    words += [f"the best of {', '.join(map(str, plan.microbatches_tried))} tried, the bound over these"] if plan.microbatches_tried else []
+    return "; ".join(words)
 
 
 def _schedule(plan: Plan) -> str:

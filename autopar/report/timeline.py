@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.compare.moments import Moments
-from autopar.plan import CollectivePlan, Plan
+from autopar.plan import Plan
+from autopar.rows import CollectivePlan
 from autopar.schedule.instructions import COMPUTE
 
 _LAYER = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
@@ -27,7 +28,9 @@ class Bar:
 
 
 def bars(plan: Plan) -> tuple[Bar, ...]:
-    """What holds each stream, in the order of the schedule, and at the end the optimizer's step. Raises FileError."""
+    """What holds each stream, in the order of the schedule, and at the end the optimizer's step; of several microbatches the last.
+
+    Raises FileError."""
     found = tuple(bar for bar in _bars(plan) if bar.end > bar.begin)
     end, seconds = max((bar.end for bar in found), default=0.0), plan.predicted.optimizer_seconds
     return (*found, Bar(COMPUTE, f"optimizer: {plan.model.optimizer}", "optimizer", end, end + seconds)) if seconds > 0 else found
@@ -44,9 +47,9 @@ def levels(plan: Plan, held: Sequence[int]) -> tuple[tuple[float, int], ...]:
     found: list[tuple[float, int]] = []
     for row, level in zip(plan.schedule, held, strict=True):
         now = at
-        if row.kind in ("run", "start", "wait"):
+        if row.kind in ("run", "add", "start", "wait"):
             slot = next(slots)
-            now = max(slot.begin if row.kind == "run" else slot.since + slot.stalled, at)
+            now = max(slot.begin if row.kind in ("run", "add") else slot.since + slot.stalled, at)
         if now > at:
             found.append((at, most))
             at, most = now, 0

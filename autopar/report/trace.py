@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from autopar.plan import CollectivePlan, OpPlan, Plan
+from autopar.plan import Plan
 from autopar.report.holding import held
 from autopar.report.timeline import Bar, bars, layers, levels, streams
+from autopar.rows import CollectivePlan, OpPlan
 
 
 def chrome_trace(plan: Plan) -> str:

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.compare.words import pattern
-from autopar.plan import OpPlan, Plan, TensorSpec
+from autopar.plan import Plan
+from autopar.rows import OpPlan, TensorSpec
 from autopar.sharding import ShardingSpec
 
 WHOLE = "whole on every rank"

@@ -23,11 +23,11 @@ exporting      programs in a folder: the plan and each rank's shards
 """
 
 from autopar.runtime.compiling import compile_plan, compile_schedule
-from autopar.runtime.execution import simulate
 from autopar.runtime.exporting import export_program, load_program, load_safetensors
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import from_placements, to_placements
+from autopar.runtime.simulation import simulate
 
 __all__ = [
     "MasterWeights",

@@ -117,9 +117,9 @@ def _lines(schedule: Schedule) -> Iterator[str]:
     """A line for what comes in and leaves, then one for each instruction: all that decides what a rank does, without predicted times."""
     entering = [f"{item.tensor} {schedule.specs[item.tensor]}" for item in schedule.graph.inputs]
     leaving = [f"{output.name} {value}" for output, value in schedule.outputs]
-    yield f"mesh {schedule.machine.mesh}, in {entering}, out {leaving}, graph {schedule.graph.sha256}"
+    yield f"mesh {schedule.machine.mesh}, in {entering}, out {leaving}, graph {schedule.graph.sha256}, {schedule.graph.accumulation}"
     for item in schedule.instructions:
-        yield f"{item.kind} {item.of} {item.reads} {item.writes} {_detail(schedule, item)}"
+        yield f"{item.kind} {item.of} {item.reads} {item.writes} {item.microbatch} {_detail(schedule, item)}"
 
 
 def _detail(schedule: Schedule, item: Instruction) -> str:

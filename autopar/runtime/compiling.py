@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import MismatchError, UsageError
-from autopar.importer import Capture, capture
+from autopar.importer import Capture, capture, cut_call
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
@@ -124,13 +125,14 @@ def rebuild(
     Raises:
         MismatchError: when the plan is not for this model.
     """
-    args, kwargs, loss_args = example if example is not None else example_call(plan)
+    args, kwargs, loss_args = cut_call(example, plan.microbatches) if example is not None else example_call(plan)
     if loss is None and loss_args:
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
     compute_dtype = plan.model.arguments.get("compute_dtype")
     captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
-    return captured, replay(plan, captured.graph)
+    schedule = replay(plan, captured.graph)
+    return replace(captured, graph=schedule.graph), schedule
 
 
 def compile_schedule(

@@ -66,7 +66,7 @@ def rows_of(step: Step) -> Rows:
     if not entering:
         raise UsageError("the plan has no input with a batch", "load data as the model's forward takes it")
     largest = max(entering, key=lambda name: graph.tensors[name].bytes)
-    return Rows(step.place, graph.tensors[largest].shape[0], step.spec(largest).dims[0])
+    return Rows(step.place, graph.parts(largest) * graph.tensors[largest].shape[0], step.spec(largest).dims[0])
 
 
 class LocalIndices:

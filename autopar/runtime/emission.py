@@ -8,7 +8,7 @@ random numbers stay whole: they depend on the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,9 +32,10 @@ class Graphs:
         schedule: the schedule.
         kept: the values that go from forward to backward.
         forward_graph: the graph inputs' local parts, in order and without tangents -> the values that leave in forward, then ``kept``.
-        backward_graph: ``kept``, then tangents -> the gradients; None in inference.
+        backward_graph: ``kept``, then tangents, then sums over microbatches -> the gradients; None in inference.
         collectives: those of each, as they were traced.
         run_forward, run_backward: what is called: the graphs, or what ``torch.compile`` made of them.
+        repeated_graph, run_repeated, repeated_collectives: of backward of microbatches before the last, which gives the sums.
     """
 
     schedule: Schedule
@@ -44,6 +45,9 @@ class Graphs:
     collectives: tuple[tuple[Observed, ...], tuple[Observed, ...]]
     run_forward: Callable[..., Any] = field(repr=False)
     run_backward: Callable[..., Any] | None = field(repr=False)
+    repeated_graph: torch.fx.GraphModule | None = None
+    run_repeated: Callable[..., Any] | None = field(default=None, repr=False)
+    repeated_collectives: tuple[Observed, ...] = ()
 
     @cached_property
     def entering(self) -> tuple[str, ...]:
@@ -60,27 +64,28 @@ class Graphs:
         if observed is not None:
             observed += self.collectives[0]
 
-    def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
+    def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
         """As ``Executable.backward``."""
-        if self.run_backward is None:
+        run = self.run_backward if last else self.run_repeated
+        if run is None:
             return
-        names = (*self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")))
+        names = (*self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")), *self.schedule.sums)
         (values,) = ranks
         tensors = [values[name] for name in names]
         values.clear()
         with torch.no_grad():
-            found = self.run_backward(*tensors)
-        values.update(zip(gradients(self.schedule), found, strict=True))
+            found = run(*tensors)
+        values.update(zip(gradients(self.schedule) if last else self.schedule.sums, found, strict=True))
         if observed is not None:
-            observed += self.collectives[1]
+            observed += self.collectives[1] if last else self.repeated_collectives
 
     def compiled(self, **options: Any) -> Graphs:
         """The same, run by ``torch.compile(fullgraph=True)``, which takes ``options``."""
         made = [
             None if graph is None else torch.compile(graph, fullgraph=True, **options)
-            for graph in (self.forward_graph, self.backward_graph)
+            for graph in (self.forward_graph, self.backward_graph, self.repeated_graph)
         ]
-        return Graphs(self.schedule, self.kept, self.forward_graph, self.backward_graph, self.collectives, made[0], made[1])
+        return replace(self, run_forward=made[0], run_backward=made[1], run_repeated=made[2])
 
 
 def leaving(schedule: Schedule) -> tuple[str, ...]:
@@ -99,7 +104,7 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
     bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if name not in WHOLE}
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
-    seen: tuple[list[Observed], list[Observed]] = ([], [])
+    seen: tuple[list[Observed], list[Observed], list[Observed]] = ([], [], [])
 
     def forward(*tensors: torch.Tensor) -> list[torch.Tensor]:
         values: Values = dict(zip(entering, tensors, strict=True))
@@ -107,18 +112,26 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
         return [values[name] for name in (*leaving(schedule), *executable.kept)]
 
     def backward(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values: Values = dict(zip((*executable.kept, *tangents), tensors, strict=True))
+        values: Values = dict(zip((*executable.kept, *tangents, *schedule.sums), tensors, strict=True))
         executable.backward([values], seen[1])
         return [values[name] for name in gradients(schedule)]
 
+    def repeated(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values: Values = dict(zip((*executable.kept, *tangents, *schedule.sums), tensors, strict=True))
+        executable.backward([values], seen[2], last=False)
+        return [values[name] for name in schedule.sums]
+
     with mode:
         first = trace_operators(forward, _stand_ins(schedule, entering, device), bodies)
-        second = None
+        second = third = None
         if schedule.graph.mode == "train":
             # What forward keeps lies in memory as it left it, and views of it are traced for just that.
             kept = [_like(node.meta["val"]) for node in first.graph.output_node().args[0][len(leaving(schedule)) :]]
-            second = trace_operators(backward, [*kept, *_stand_ins(schedule, tangents, device)], bodies)
-    return Graphs(schedule, executable.kept, first, second, (tuple(seen[0]), tuple(seen[1])), first, second)
+            given = [*kept, *_stand_ins(schedule, [*tangents, *schedule.sums], device)]
+            second = trace_operators(backward, given, bodies)
+            third = trace_operators(repeated, given, bodies) if schedule.sums else None
+    observed = tuple(seen[0]), tuple(seen[1])
+    return Graphs(schedule, executable.kept, first, second, observed, first, second, third, third, tuple(seen[2]))
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from autopar.rules import localize
-from autopar.runtime.backends import Backend, LockstepRanks
+from autopar.runtime.backends import Backend
 from autopar.runtime.collectives import Call, Flights, Observed, Values, reduce_now
 from autopar.runtime.fusion import Fusion, Line, Local, bind_in_place, bind_pair, find_fusion
 from autopar.runtime.inner import body
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
-from autopar.runtime.placement import gather, scatter
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.instructions import Operation
 from cost_models import SubAxis
@@ -41,6 +40,7 @@ class Executable:
 
     Args:
         forward_actions, backward_actions: what its instructions do, in order.
+        repeated_actions: what they do in backward of microbatches before the last.
         late: waits for the loss, when nothing in the program needs it and the backend would hold this thread up for it.
     """
 
@@ -48,6 +48,7 @@ class Executable:
     backend: Backend
     forward_actions: tuple[Action, ...]
     backward_actions: tuple[Action, ...]
+    repeated_actions: tuple[Action, ...] = ()
     late: Action | None = None
 
     @cached_property
@@ -82,9 +83,9 @@ class Executable:
 
         return land
 
-    def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
-        """Runs the backward instructions on what ``forward`` left."""
-        _run(self.backward_actions, ranks, observed)
+    def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
+        """Runs the backward instructions on what ``forward`` left, and on the sums over microbatches; of the ``last`` of these or not."""
+        _run(self.backward_actions if last else self.repeated_actions, ranks, observed)
 
 
 @torch.no_grad()
@@ -134,12 +135,16 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
         in_place: whether operators may write over what they read last (see ``fusion``).
     """
     binding = _Binding(schedule, backend, device, dropout, in_place)
-    actions = [(item.half, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
+    actions = [(item, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
     late, place = None, _late(schedule, binding)
     if place is not None:
-        late, actions[place] = actions[place][1], ("forward", None)
-    forward, backward = (tuple(action for of, action in actions if of == phase and action is not None) for phase in ("forward", "backward"))
-    return Executable(schedule, backend, forward, backward, late)
+        late, actions[place] = actions[place][1], (actions[place][0], None)
+    forward, backward = (
+        tuple(action for item, action in actions if item.half == phase and action is not None) for phase in ("forward", "backward")
+    )
+    several = schedule.graph.microbatches > 1
+    repeated = tuple(action for item, action in actions if several and item.half == "backward" and action and not item.microbatch)
+    return Executable(schedule, backend, forward, backward, repeated, late)
 
 
 def _late(schedule: Schedule, binding: _Binding) -> int | None:
@@ -156,7 +161,7 @@ class _Binding:
     """Instructions become actions, in order: a start must know which calls are under way."""
 
     def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool) -> None:
-        self.schedule, self.backend, self.device, self.dropout = schedule, backend, device, dropout
+        self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
         self.fusion = fusion_of(schedule, in_place)
         self.pairs = {pair.addition: pair for pair in self.fusion.pairs.values()}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.fusion.pairs}
@@ -221,6 +226,16 @@ class _Binding:
         kernels = [CUT[step.kind](step.dims, mesh.index(rank, step.axes), count) for rank in self.backend.ranks]
         return _on_each(kernels, (source,), (target,))
 
+    def add(self, index: int, item: Instruction) -> Action:
+        """In place, but for a trace: a graph writes over nothing that it was given."""
+        (value,), (total,), in_place = item.reads, item.writes, self.in_place
+
+        def add(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+            for held in ranks:
+                held[total] = held[total].add_(held[value]) if in_place else held[total] + held[value]
+
+        return add
+
     def free(self, index: int, item: Instruction) -> Action | None:
         names = tuple(name for name in item.reads if name not in self.unmade)
 
@@ -233,7 +248,8 @@ class _Binding:
 
 
 BIND: Mapping[str, Callable[[_Binding, int, Instruction], Action | None]] = {
-    "run": _Binding.run, "start": _Binding.start, "wait": _Binding.wait, "slice": _Binding.slice, "free": _Binding.free,
+    "run": _Binding.run, "start": _Binding.start, "wait": _Binding.wait, "slice": _Binding.slice, "add": _Binding.add,
+    "free": _Binding.free,
 }  # fmt: skip
 """By kind of instruction: its action, none where there is nothing left to do."""
 
@@ -383,39 +399,3 @@ STILL: Mapping[str, Callable[..., Any]] = {
     "autopar.normal.default": lambda like, seed: torch.full_like(like, STILL_NORMAL),
 }
 """Operators that draw random numbers, without chance."""
-
-
-# --- all ranks at once -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What a simulated run gave.
-
-    Args:
-        outputs: one global tensor for each entry of ``Schedule.outputs``.
-        parts: the same, rank by rank.
-        observed: the collectives executed.
-    """
-
-    outputs: tuple[Tensor, ...]
-    parts: tuple[list[Tensor], ...]
-    observed: tuple[Observed, ...]
-
-
-def simulate(schedule: Schedule, values: Mapping[str, Tensor], *, dropout: bool = True) -> Simulation:
-    """Runs all ranks in this process, in lockstep.
-
-    Args:
-        values: a global tensor for each of the graph's inputs, by tensor name.
-    """
-    mesh = schedule.machine.mesh
-    executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"), dropout=dropout)
-    scattered = {item.tensor: scatter(values[item.tensor], schedule.specs[item.tensor], mesh) for item in schedule.graph.inputs}
-    ranks: list[Values] = [{name: parts[rank] for name, parts in scattered.items()} for rank in range(mesh.ranks)]
-    observed: list[Observed] = []
-    executable.forward(ranks, observed)
-    executable.backward(ranks, observed)
-    parts = tuple([held[value] for held in ranks] for _, value in schedule.outputs)
-    outputs = tuple(gather(local, schedule.specs[value], mesh) for local, (_, value) in zip(parts, schedule.outputs, strict=True))
-    return Simulation(outputs, parts, tuple(observed))

@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
+from autopar.graph import GraphInput
+from autopar.runtime.accumulation import AccumulatedCall
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.programs import Programs, input_of
@@ -95,6 +97,7 @@ class ShardedModule(nn.Module):
         trained: list[tuple[str, torch.Tensor]] = []
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
+        cut: dict[str, tuple[GraphInput, torch.Tensor]] = {}
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
@@ -108,6 +111,9 @@ class ShardedModule(nn.Module):
                     raise UsageError(f"parameter {item.name} requires grad, the plan was made with it frozen", hint)
             elif item.kind == "input":
                 tensor = input_of(tensors, item)
+                if item.tensor in graph.accumulation.cut:
+                    cut[item.tensor] = item, tensor
+                    continue
                 locals_[item.tensor] = step.enter(item, tensor)
                 owners[item.tensor] = tensor
                 if tensor.requires_grad and torch.is_grad_enabled():
@@ -119,7 +125,8 @@ class ShardedModule(nn.Module):
                         (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)
             elif item.kind == "constant":
                 locals_[item.tensor] = step.constants[item.tensor]
-        call = Call(step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(), self._observed)
+        made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(), self._observed
+        call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
         if differentiates and trained:
             outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
             self.__dict__["dropout_step"] += 1

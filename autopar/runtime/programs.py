@@ -90,7 +90,7 @@ class Programs:
         tensors = self.main.call.tensors(args, kwargs)
         training = tuple([part.training for part in parts])
         shapes = tuple((item.name, self._shape(item, tensor := input_of(tensors, item)), tensor.requires_grad) for item in self._inputs)
-        planned = (self.main.graph.tensors[item.tensor].shape for item in self._inputs)
+        planned = (whole_shape(self.main.graph, item) for item in self._inputs)
         if training == self.training and all(shape == given for shape, (_, given, _) in zip(planned, shapes, strict=True)):
             return self.main, tensors
         if self.bind is None:
@@ -130,7 +130,7 @@ class Programs:
             raise UsageError(f"the module was called in {MOST + 1} ways beside the planned one", "pad batches to a few shapes")
         log.info("planning %s beside the plan", _words(key))
         captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
-        if _same_forward(captured.graph, self.main.graph):
+        if self.main.graph.microbatches == 1 and _same_forward(captured.graph, self.main.graph):
             return self.main
         assert self.bind is not None
         return self.bind(captured, replay(self._plan(captured.graph), captured.graph))
@@ -199,6 +199,12 @@ def input_of(tensors: Mapping[str, Any], item: GraphInput) -> torch.Tensor:
     return tensors[item.name] if item.name in tensors else tensors[item.tensor]
 
 
+def whole_shape(graph: Graph, item: GraphInput) -> tuple[int, ...]:
+    """Of an input of a step: of all microbatches where it is cut."""
+    shape, parts = graph.tensors[item.tensor].shape, graph.parts(item.tensor)
+    return (parts * shape[0], *shape[1:]) if parts > 1 else shape
+
+
 def _words(key: Key) -> str:
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape, _ in key.shapes)
     flags = "training" if all(key.training) else "part training, part evaluation" if any(key.training) else "evaluation"
@@ -206,7 +212,7 @@ def _words(key: Key) -> str:
 
 
 def _planned_words(graph: Graph) -> str:
-    shapes = ", ".join(f"{item.name} {list(graph.tensors[item.tensor].shape)}" for item in graph.of_kind("input"))
+    shapes = ", ".join(f"{item.name} {list(whole_shape(graph, item))}" for item in graph.of_kind("input"))
     return f"{'training' if graph.mode == 'train' else 'evaluation'}, {shapes}"
 
 

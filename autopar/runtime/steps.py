@@ -6,7 +6,7 @@ in its parameter's spec. Autograd never sees a collective: through collectives i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -101,6 +101,40 @@ class Step:
             return self.place.own_part(tensor, spec)
         part = local_part(tensor.detach(), spec, mesh, self.place.rank)
         return part.to(self.place.device) if spec.is_replicated else part.to(self.place.device, copy=True).contiguous()
+
+    def enter_cut(self, items: Mapping[str, tuple[GraphInput, torch.Tensor]]) -> dict[str, Callable[[int], torch.Tensor]]:
+        """For each input that is cut, by tensor name, this rank's part of a microbatch by number.
+
+        Where ranks hold rows of all of them alike (DTensors, or parts of their own), each rank cuts its own rows; which rows make up a
+        microbatch is then another matter, and the step the same.
+
+        Raises:
+            UsageError: another shape or dtype than planned; parts of inputs that are not split alike.
+        """
+        axes = {self.spec(name).dims[0] for name in items}
+        placed = [isinstance(tensor, DTensor) or self.inputs == "local" for _, tensor in items.values()]
+        alike = all(placed) and len(axes) == 1 and self.graph.accumulation.whole
+        return {name: self._cut(item, tensor, alike) for name, (item, tensor) in items.items()}
+
+    def _cut(self, item: GraphInput, tensor: torch.Tensor, alike: bool) -> Callable[[int], torch.Tensor]:
+        planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
+        local = self.inputs == "local" and not isinstance(tensor, DTensor)
+        shape = spec.local_shape(planned.shape, mesh.sizes) if local else planned.shape
+        self.check_dtype(item, tensor)
+        count, size = self.graph.microbatches, shape[0]
+        if tuple(tensor.shape) != (count * size, *shape[1:]):
+            whose = "each rank's part of " if local else ""
+            message = f"{whose}{item.kind} {item.name} is {list(tensor.shape)}, the plan was made for {count} microbatches of {list(shape)}"
+            raise UsageError(message, "plan the model again for these shapes")
+        if alike:
+            own = tensor.detach().to(self.place.device) if local else self.place.own_part(tensor, spec)
+            rows = own.shape[0] // count
+            return lambda number: own.narrow(0, number * rows, rows)
+        if local:
+            message = f"the rows of {item.name} and of other inputs are not split alike, or a microbatch is more than its rows"
+            raise UsageError(message, "pass whole inputs (inputs='global'), or pin the inputs to one split of dim 0")
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        return lambda number: self.enter(item, whole.narrow(0, number * size, size))
 
     def leave(self, value: str, tensor: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
         """A value for the user: a DTensor when it is split, else plain."""
@@ -235,16 +269,13 @@ class Call:
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
         """The gradient of each entry of ``trained``."""
         assert self.saved is not None
-        executable = self.step.executable
         values, scale = self.saved.take(keep=keep), None
         for name, gradient in zip(self.names, gradients, strict=True):
             if name in self.tangents:
                 values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
                 scale = gradient
-        early = scale is not None and isinstance(executable, Executable) and self.step.graph.loss_gradient is not None
-        with random_step(self.number), loss_gradient(scale if early else None):
-            executable.backward([values], self.observed)
+        early = self._run_backward(values, scale)
         if self.arrival is not None:
             self.arrival.get()  # long there; a rank that is gone is heard of within the step
         wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
@@ -257,6 +288,14 @@ class Call:
             None if local is None or value is None else self._leave(tensor, value, local)
             for tensor, value, local in zip(self.trained, wanted, found, strict=True)
         ]
+
+    def _run_backward(self, values: Values, scale: torch.Tensor | None) -> bool:
+        """Makes the gradients of ``values``; whether the gradient of the loss, ``scale``, is in them."""
+        executable = self.step.executable
+        early = scale is not None and isinstance(executable, Executable) and self.step.graph.loss_gradient is not None
+        with random_step(self.number), loss_gradient(scale if early else None):
+            executable.backward([values], self.observed)
+        return early
 
     def _tangent(self, item: GraphInput, gradient: torch.Tensor | None) -> torch.Tensor:
         if gradient is None:

@@ -8,6 +8,7 @@ filling        fill: what little depends on waits for gaps
 windows        where collectives may stand
 bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
+accumulating   accumulate: gradients of microbatches summed, reduced once or in each
 room           how much may be in flight where memory is short
 freeing        free: when values go
 legality       what must hold after each pass

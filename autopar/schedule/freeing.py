@@ -38,7 +38,7 @@ def free(schedule: Schedule) -> Schedule:
                 alive[root[value]] -= 1
                 if not alive[root[value]]:
                     back += storage_bytes(schedule, root[value])
-            found.append(Instruction(len(found), "free", item.phase, reads=values, bytes=back))
+            found.append(Instruction(len(found), "free", item.phase, reads=values, bytes=back, microbatch=item.microbatch))
     return replace(schedule, instructions=tuple(found))
 
 

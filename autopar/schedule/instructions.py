@@ -7,6 +7,7 @@ A schedule is one ordered list of instructions that every rank runs:
 ``start`` a collective begins: its sources are handed over, its targets are not there yet
 ``wait``  the collective's targets are there from here on
 ``slice`` a local step of a reshard: this rank's part of a dim, or the mask of a sum still to be made
+``add``   a gradient of one microbatch is added to the sum over those so far (see ``accumulating``)
 ``free``  values that nobody reads any more
 ========  ===============================================================================================================
 
@@ -19,6 +20,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 from autopar import pricing
@@ -29,8 +31,8 @@ from autopar.schedule.assignment import Layout, Moment
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, SubAxis
 
-Kind = Literal["run", "start", "wait", "slice", "free"]
-KINDS: tuple[Kind, ...] = ("run", "start", "wait", "slice", "free")
+Kind = Literal["run", "start", "wait", "slice", "add", "free"]
+KINDS: tuple[Kind, ...] = ("run", "start", "wait", "slice", "add", "free")
 COMPUTE = "compute"
 """The stream that operators run on; every other stream is a link."""
 
@@ -50,8 +52,9 @@ class Instruction:
         seconds: how long it holds its stream.
         bytes: taken from the rank's memory by it; of a ``free``: given back.
         of: the operator of a ``run`` (``NAME@again`` of its second), the collective of a ``start`` or ``wait``, the reshard's value of
-            a ``slice``.
-        stage, microbatch: of a pipeline; one stage and one microbatch so far.
+            a ``slice``, the gradient of an ``add``.
+        stage: of a pipeline; one so far.
+        microbatch: the first in which it runs; it does in all after it.
     """
 
     id: int
@@ -274,12 +277,15 @@ class Limits:
         aside_bytes: most bytes kept by operators that are set aside to fill gaps in which others would wait for a collective; 0: none are.
         held_bytes: most bytes of a rank, without the optimizer's states, up to which collectives are in flight ahead of their readers or
             behind; 0: whatever it takes.
+        summed_bytes: most bytes by which sums of gradients over microbatches may be larger for being reduced once, after the last;
+            where that is more, gradients are reduced in every microbatch and summed then.
     """
 
     bucket_bytes: int = 25 * 2**20
     ahead_bytes: int = 400 * 2**20
     aside_bytes: int = 50 * 2**20
     held_bytes: int = 0
+    summed_bytes: int = 2**62
 
 
 @dataclass(frozen=True)
@@ -318,6 +324,25 @@ class Schedule:
         return self.values[value].bytes
 
     @cached_property
+    def sums(self) -> tuple[str, ...]:
+        """The values that gradients are summed in over the microbatches: there from the beginning of the step on, zero at first."""
+        return tuple(item.writes[0] for item in self.instructions if item.kind == "add")
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[int, tuple[Instruction, ...]], ...]:
+        """What runs how often: the instructions of microbatches that do the same, in order."""
+        last = self.graph.microbatches - 1
+        begins = sorted({0, *(item.microbatch for item in self.instructions)}) + [last + 1]
+        return tuple(
+            (after - first, tuple(item for item in self.instructions if item.microbatch <= first))
+            for first, after in pairwise(begins)
+        )  # fmt: skip
+
+    def times(self, item: Instruction) -> int:
+        """How often an instruction runs in a step."""
+        return self.graph.microbatches - item.microbatch
+
+    @cached_property
     def calls(self) -> tuple[Collective, ...]:
         """The collectives between operators in the order in which every rank starts them."""
         return tuple(self.collectives[item.of] for item in self.instructions if item.kind == "start")
@@ -325,7 +350,7 @@ class Schedule:
     @cached_property
     def storage(self) -> Mapping[str, str]:
         """The value, or the collective, whose memory each value lies in: itself, what it is a view of, or the buffer it arrived in."""
-        root = {item.tensor: item.tensor for item in self.graph.inputs}
+        root = {name: name for name in (*(item.tensor for item in self.graph.inputs), *self.sums)}
         for item in self.instructions:
             if item.kind == "run":
                 shared = is_alias(self.operations[item.of].op) and bool(item.reads)
@@ -339,8 +364,9 @@ class Schedule:
         return root
 
     def compute_seconds(self) -> float:
-        """Sum over operators, in sequence, without the collectives inside them."""
-        return sum(self.operator_seconds(item.of) for item in self.instructions if item.kind == "run")
+        """Sum over operators and the sums of gradients, in sequence, without the collectives inside them."""
+        operators = sum(self.times(item) * self.operator_seconds(item.of) for item in self._runs())
+        return operators + sum(self.times(item) * item.seconds for item in self.instructions if item.kind == "add")
 
     def operator_seconds(self, name: str) -> float:
         """Seconds of one operator without the collectives inside it."""
@@ -349,8 +375,9 @@ class Schedule:
 
     def communication_seconds(self) -> float:
         """Sum over collectives and their copies, in sequence, those inside operators included."""
-        calls = sum(item.seconds for item in self.instructions if item.kind in ("start", "wait"))
-        return calls + sum(pricing.inner_seconds(self.operations[item.of].strategy, self.machine) for item in self._runs())
+        calls = sum(self.times(item) * item.seconds for item in self.instructions if item.kind in ("start", "wait"))
+        inside = (pricing.inner_seconds(self.operations[item.of].strategy, self.machine) * self.times(item) for item in self._runs())
+        return calls + sum(inside)
 
     def _runs(self) -> Iterator[Instruction]:
         return (item for item in self.instructions if item.kind == "run")

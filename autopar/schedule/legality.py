@@ -30,7 +30,7 @@ def check_legal(schedule: Schedule, after: str) -> Schedule:
 
 
 def _reads_made(schedule: Schedule) -> Violations:
-    there = {item.tensor for item in schedule.graph.inputs}
+    there = {item.tensor for item in schedule.graph.inputs} | set(schedule.sums)
     coming: set[str] = set()
     for item in schedule.instructions:
         for value in item.reads:
@@ -94,6 +94,32 @@ def _same_order(schedule: Schedule) -> Violations:
             if first[0] != place[0]:
                 stages = f"in stage {item.stage}, its group has begun in stage {first[0]}"
                 yield item.id, f"starts {item.of} {stages}: ranks would differ in order"
+
+
+def _microbatches(schedule: Schedule) -> Violations:
+    """What runs in the last alone reads sums, and what it makes of them; what runs in all, nothing of that; gradients leave as sums."""
+    last, summed = schedule.graph.microbatches - 1, set(schedule.sums)
+    made: set[str] = set()
+    for item in schedule.instructions:
+        if item.kind == "add" and (len(item.reads) != 1 or len(item.writes) != 1 or not last):
+            yield item.id, "adds to a sum, which is one value read and one written, where a step has several microbatches"
+        if item.microbatch not in (0, last):
+            yield item.id, f"first runs in microbatch {item.microbatch}, which is neither the first nor the last of {last + 1}"
+        elif item.microbatch == 0 and last:
+            if made & set(item.reads):
+                yield item.id, "runs in every microbatch and reads what the last alone makes"
+            if item.kind == "free" and summed & set(item.reads):
+                yield item.id, "frees a sum before the last microbatch"
+            if item.kind in ("run", "start", "slice") and summed & set(item.reads):
+                yield item.id, "reads a sum before the last microbatch"
+        elif last:
+            if item.kind != "wait" and not set(item.reads) <= made | summed:
+                yield item.id, "runs in the last microbatch alone and reads what is of that one"
+            made.update(item.writes)
+    final = schedule.instructions[-1].id if schedule.instructions else 0
+    for output, value in schedule.outputs if last and summed else ():  # before ``accumulate`` there are no sums
+        if output.kind == "gradient" and value not in made | summed:
+            yield final, f"is the last, and the gradient {output.name} ({value}) is that of one microbatch"
 
 
 def _phases_in_order(schedule: Schedule) -> Violations:
@@ -163,6 +189,7 @@ PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
     ("what is freed is there, once, and neither leaves nor is on its way", _freed_once),
     ("every rank starts the collectives of a group in the same order", _same_order),
     ("forward comes before backward", _phases_in_order),
+    ("gradients of all microbatches are summed before they are reduced and leave", _microbatches),
     ("an operator that runs a second time may, and does the same in backward", _second_runs),
     ("every operator runs, and every output is made", _everything_runs),
     ("bytes in flight stay within the limit", _within_limits),

@@ -1,7 +1,7 @@
 """What lives when: the peak bytes of a rank under a schedule.
 
 Every instruction takes and gives back what ``Collective`` and the views among operators say; parameters, buffers and optimizer states are
-there throughout.
+there throughout. Of several microbatches the last holds most: it has the sums of gradients beside it and makes of them what leaves.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     parameters = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.kind in ("parameter", "buffer", "constant")}
     trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
     states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
-    gradients = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"} - set(parameters)
-    live = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.tensor not in parameters}
+    leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
+    gradients = (leaving | set(schedule.sums)) - set(parameters)
+    live = {name: size for name, size in _entering(schedule).items() if name not in parameters}
     total, best = sum(live.values()), -1
     peak: tuple[int, dict[str, int]] = (-1, {})
     for index, taken, given in _changes(schedule):
@@ -65,7 +66,7 @@ def held(schedule: Schedule, optimizer: str) -> list[int]:
     graph = schedule.graph
     trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
     total = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
-    live = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs}
+    live = _entering(schedule)
     total += sum(live.values())
     found = []
     for _, taken, given in _changes(schedule):
@@ -76,6 +77,13 @@ def held(schedule: Schedule, optimizer: str) -> list[int]:
     return found
 
 
+def _entering(schedule: Schedule) -> dict[str, int]:
+    """What is there from the beginning of the last microbatch on: what came in, of cut inputs for all microbatches, and the sums."""
+    graph = schedule.graph
+    found = {item.tensor: graph.parts(item.tensor) * schedule.local_bytes(item.tensor) for item in graph.inputs}
+    return found | {name: schedule.local_bytes(name) for name in schedule.sums}
+
+
 STAGING = "staging of "
 """Names the buffers of a collective in flight."""
 
@@ -83,8 +91,8 @@ STAGING = "staging of "
 def _changes(schedule: Schedule) -> Iterator[tuple[int, dict[str, int], list[str]]]:
     """For each instruction: its index, the storages it takes with their bytes, and those given back after it."""
     root = schedule.storage
-    alive = {item.tensor: 1 for item in schedule.graph.inputs}
-    seen: set[str] = set()
+    alive = dict.fromkeys(_entering(schedule), 1)
+    seen: set[str] = set(schedule.sums)
     for index, item in enumerate(schedule.instructions):
         taken: dict[str, int] = {}
         given: list[str] = []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autopar.graph import Graph
+from autopar.schedule.accumulating import accumulate
 from autopar.schedule.assignment import Assignment
 from autopar.schedule.bucketing import bucket
 from autopar.schedule.filling import fill
@@ -19,7 +20,7 @@ from cost_models import Machine
 
 Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
 
-PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch))
+PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("accumulate", accumulate))
 """What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
 PASSES: Passes = (*PLACING, ("free", free))
 """All that is done."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.schedule.accumulating import accumulate
 from autopar.schedule.instructions import Collective, Instruction, Schedule
 from autopar.schedule.room import Room
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -30,7 +31,7 @@ def prefetch(schedule: Schedule) -> Schedule:
     planned, limits, room = times(schedule, found), schedule.limits, None
     if limits.held_bytes and limits.ahead_bytes:
         late = replace(schedule, limits=replace(limits, ahead_bytes=0))
-        room = Room(replace(late, instructions=tuple(_Placing(late, found, planned).run())), limits.held_bytes)
+        room = Room(accumulate(replace(late, instructions=tuple(_Placing(late, found, planned).run()))), limits.held_bytes)
     return replace(schedule, instructions=tuple(_Placing(schedule, found, planned, room).run()))
 
 

@@ -28,7 +28,7 @@ class Slot:
 
 
 def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, overlaps: bool = True) -> tuple[Slot, ...]:
-    """When each run, start and wait happens; of a start, when the collective runs.
+    """When each run, add, start and wait happens; of a start, when the collective runs.
 
     Args:
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
@@ -39,7 +39,7 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
     arrives: dict[str, float] = {}
     slots = []
     for item in instructions:
-        if item.kind == "run":
+        if item.kind in ("run", "add"):
             links = [stream for stream in item.streams if stream != COMPUTE]
             if links:
                 begin = max([now, *(free.get(link, 0.0) for link in links)])
@@ -67,7 +67,7 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
 
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:
-    """The schedule on its own machine."""
+    """The schedule on its own machine; where a step has several microbatches, the last of them."""
     hardware = schedule.machine.hardware
     return simulate(schedule.instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps)
 
@@ -90,6 +90,16 @@ def makespan(slots: Iterable[Slot]) -> float:
     return max((slot.end for slot in slots), default=0.0)
 
 
+def microbatches_seconds(schedule: Schedule) -> float:
+    """All microbatches, one after another: the next begins when everything of the one before has ended."""
+    hardware = schedule.machine.hardware
+    rounds = (
+        times * makespan(simulate(instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps))
+        for times, instructions in schedule.rounds
+    )
+    return sum(rounds)
+
+
 def step_seconds(schedule: Schedule, optimizer: str) -> float:
-    """One whole step: the simulated schedule, then the optimizer's step on the local shards."""
-    return makespan(simulated(schedule)) + schedule.optimizer_seconds(optimizer)
+    """One whole step: the simulated microbatches, then the optimizer's step on the local shards."""
+    return microbatches_seconds(schedule) + schedule.optimizer_seconds(optimizer)

@@ -52,8 +52,9 @@ def moving(schedule: Schedule) -> list[Instruction]:
 
 
 def windows(schedule: Schedule) -> Mapping[int, Window]:
-    """The window of each start and slice, by instruction id. Their order in the list must be right: producers first."""
-    fixed, soft = anchors(schedule), moving(schedule)
+    """The window of each start and slice, by instruction id. Their order in the list must be right: producers first. A sum is there
+    when what is added to it is."""
+    fixed, soft = anchors(schedule), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
     bounds = _bounds(fixed)
     ready: dict[str, tuple[Phase, int, int]] = {}
     needed: dict[Phase, dict[str, int]] = {"forward": {}, "backward": {}}
@@ -73,9 +74,10 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
             made = ready.get(value)
             if made is not None and made[0] == phase:
                 begin, level, some = made[1] if not some else max(begin, made[1]), max(level, made[2]), True
-        first[item.id] = begin, level + 1
+        level += item.kind != "add"
+        first[item.id] = begin, level
         for value in item.writes:
-            ready[value] = phase, begin, level + 1
+            ready[value] = phase, begin, level
     last: dict[int, int] = {}
     for item in reversed(soft):
         readers, end = needed[item.half], bounds[item.half][1]
@@ -83,7 +85,9 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
         for value in item.reads:
             if due < readers.get(value, end):
                 readers[value] = due
-    return {item.id: Window(first[item.id][0], last[item.id], first[item.id][1], *bounds[item.half]) for item in soft}
+    return {
+        item.id: Window(first[item.id][0], last[item.id], first[item.id][1], *bounds[item.half]) for item in soft if item.kind != "add"
+    }
 
 
 def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:

@@ -24,7 +24,7 @@ pins         what the user fixed
 lean         the least memory, when nothing fits
 """
 
-from autopar.search.finding import Baseline, Found, find_plan
+from autopar.search.finding import Baseline, Found, Shared, find_plan
 from autopar.search.rounds import PROOF, Progress
 
-__all__ = ["PROOF", "Baseline", "Found", "Progress", "find_plan"]
+__all__ = ["PROOF", "Baseline", "Found", "Progress", "Shared", "find_plan"]

@@ -136,7 +136,8 @@ def _add_layout(
     node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase))
     side = _side(model, source, phase, all(reader.name.startswith(OUTPUT) for reader in readers))
     model.side_of_layout[node] = side
-    model.connect(source, node, table, phase=phase, tensor=whole, sources=specs, targets=chosen, side=side)
+    share = _share(model, *readers)
+    model.connect(source, node, table, share, phase=phase, tensor=whole, sources=specs, targets=chosen, side=side)
     return node
 
 
@@ -148,6 +149,13 @@ def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
     if node.kind in ("input", "saved") or node.phase != phase:
         return "ahead"
     return "behind" if leaves else "between"
+
+
+def _share(model: Model, *readers: Reader) -> float:
+    """Of a reshard for these readers what falls to one microbatch: what only leads to gradients that leave may run once a step."""
+    outputs = model.space.graph.outputs
+    leaves = all(reader.name.startswith(OUTPUT) and outputs[int(reader.name[len(OUTPUT) :])].kind == "gradient" for reader in readers)
+    return 1.0 / model.space.graph.microbatches if leaves else 1.0
 
 
 def _connect_readers(
@@ -165,8 +173,9 @@ def _connect_readers(
             model.connect(source, reader.node, model.space.equality_table(specs, reader.specs), phase=phase)
             continue
         model.connect(
-            source, reader.node, _read(model, tensor, specs, reader), phase=phase, tensor=model.space.graph.tensors[tensor],
-            sources=specs, targets=reader.specs, readers=count, side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
+            source, reader.node, _read(model, tensor, specs, reader), _share(model, reader), phase=phase,
+            tensor=model.space.graph.tensors[tensor], sources=specs, targets=reader.specs, readers=count,
+            side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
         )  # fmt: skip
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from autopar.errors import TimeLimitError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
@@ -58,7 +58,8 @@ class Found:
         schedule: what every rank runs.
         seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
             collectives.
-        bound_seconds: no plan for this mesh, in any order, costs less. Where the memory limit binds: no plan whose operators run as
+        bound_seconds: no plan for this mesh, in any order, costs less; of several microbatches no plan that runs them one after another and
+            gathers weights in each. Where the memory limit binds: no plan whose operators run as
             captured, since others may hold a little less at the peak than the problem counts.
         gap: (seconds - bound) / seconds.
         status: ``optimal`` or ``feasible``.
@@ -68,6 +69,7 @@ class Found:
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
+        timed: the schedule with its assignment, for searches that follow.
         tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
     """
 
@@ -87,6 +89,32 @@ class Found:
     stages: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
     tied_seconds: float = 0.0
+    timed: Timed | None = None
+
+
+@dataclass
+class Shared:
+    """What searches of one graph, machine, optimizer and pins have in common, whatever memory they allow.
+
+    Args:
+        models: enumerated and priced, by kind.
+        known: the plans found.
+    """
+
+    models: dict[str, Model] = field(default_factory=dict)
+    known: list[Timed] = field(default_factory=list)
+
+    def model(self, kind: str, make: Callable[[], Model]) -> Model:
+        """The model of a kind, made once."""
+        if kind not in self.models:
+            self.models[kind] = make()
+        return self.models[kind]
+
+    def took(self, found: Found) -> Found:
+        """Keeps what was found for searches that follow."""
+        if found.timed is not None:
+            self.known.append(found.timed)
+        return found
 
 
 def find_plan(
@@ -102,10 +130,12 @@ def find_plan(
     progress: Progress | None = None,
     baselines: bool = True,
     recompute: bool = False,
+    shared: Shared | None = None,
 ) -> Found:
     """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
     Args:
+        shared: what an earlier search for the same under another limit has made; what this one makes is added.
         gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
         recompute: what backward needs of forward may be made again there; else all of it is kept. Nothing of it where only collectives
             count, since operators would run again for nothing.
@@ -122,15 +152,23 @@ def find_plan(
     clock = _Clock()
     folding = fold(graph) if machine.cost_model != "communication" else None
     kept = folding.pins(pins) if folding is not None else None
-    known: list[Timed] = []
-    if folding is not None and kept is not None:
-        model = folded(_model(Space(folding.graph, machine, asked.optimizer, kept), clock), folding)
-        found = _search(model, pins, asked, clock, known) if model is not None else None
-        if found is not None:
-            return found
-    whole = _search(_model(Space(graph, machine, asked.optimizer, pins), clock), pins, asked, clock, known)
+    shared = shared or Shared()
+    known = list(shared.known)
+    try:
+        if folding is not None and kept is not None:
+            graph_of, pinned = folding.graph, kept
+            model = folded(shared.model("folded", lambda: _model(Space(graph_of, machine, asked.optimizer, pinned), clock)), folding)
+            found = _search(model, pins, asked, clock, known) if model is not None else None
+            if found is not None:
+                return shared.took(found)
+        whole = _search(
+            shared.model("whole", lambda: _model(Space(graph, machine, asked.optimizer, pins), clock)), pins, asked, clock, known
+        )
+    except InfeasibleError:
+        shared.known += known[len(shared.known) :]
+        raise
     assert whole is not None
-    return whole
+    return shared.took(whole)
 
 
 def _model(space: Space, clock: _Clock) -> Model:
@@ -155,7 +193,7 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     clock.lap("model")
     priced = perf_counter() - asked.began
     for schedule in known:
-        search.offer(schedule, "folded")
+        search.offer(schedule, "known")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
     if asked.baselines:
@@ -179,7 +217,12 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
             f"the time limit of {asked.time_limit:.3g} s passed before the search: enumerating and pricing choices took {priced:.1f} s",
             "allow more time (--time-limit), or fewer choices by pins",
         )
-    if not search.run():
+    try:
+        ended = search.run()
+    except InfeasibleError:  # what needs the least is an answer where that is allowed
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        raise
+    if not ended:
         known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
         asked.bounds.append(search.bound)
         return None
@@ -188,14 +231,14 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     assert best is not None and free is not None
     best = tied(search) or best
     check_legal(best.schedule, "the search")
-    bound = min(search.bound, best.seconds)
+    bound, times = min(search.bound, best.seconds), model.whole_graph.microbatches
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return Found(
-        best.schedule, best.seconds, bound, achieved, "optimal" if achieved <= PROOF else "feasible", search.seconds, search.method,
-        space.optimizer, best.memory,
-        {name: _baseline(rival, limit) for name, rival in rivals.items()},
+        best.schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
+        search.seconds, search.method, space.optimizer, best.memory,
+        {name: _baseline(rival, limit, times) for name, rival in rivals.items()},
         contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
-        max(best.seconds - free.seconds, 0.0),
+        times * max(best.seconds - free.seconds, 0.0), replace(best, assignment=model.whole(best.assignment)),
     )  # fmt: skip
 
 
@@ -207,8 +250,8 @@ def _rivals(model: Model, pins: Pins) -> tuple[dict[str, Assignment], dict[str, 
     return found, contradicted
 
 
-def _baseline(rival: Timed, limit: int) -> Baseline:
-    return Baseline(rival.schedule, rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
+def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
+    return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
 
 
 def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:

@@ -230,6 +230,7 @@ def _without(whole: Graph, group: Group, left_out: range) -> tuple[Graph, tuple[
     graph = Graph(
         whole.mode, {name: tensor for name, tensor in whole.tensors.items() if name not in gone},
         tuple(item for item in whole.inputs if item.tensor not in gone), ops, tuple(output for _, output in kept), (), whole.arguments,
+        whole.accumulation,
     )  # fmt: skip
     return graph, tuple(index for index, _ in kept)
 

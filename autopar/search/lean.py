@@ -104,11 +104,13 @@ def infeasible(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:
     held = ("parameters", "gradients", "optimizer", "activations")
     parts = ", ".join(f"{name} {_readable(getattr(least, name))}" for name in held)
     proved = f"; none fits in {_readable(ruled_out)}" if ruled_out > limit else ""
-    return InfeasibleError(
+    error = InfeasibleError(
         f"no plan {'fits' if ruled_out >= limit else 'was found that fits'} in {_readable(limit)} a rank{proved}; the least known to do is "
         f"{_readable(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
         f"allow at least {least.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
     )
+    error.least = least.peak
+    return error
 
 
 def _readable(size: int) -> str:

@@ -79,6 +79,9 @@ def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) 
             if first > begin:
                 items.append((begin, first, local))
             begin = last
+        more = space.graph.parts(tensor) - 1
+        if more:  # what other microbatches have of an input that is cut
+            items.append((0, end, more * local))
         if trained:
             items.append((0, end, optimizer_bytes(space.optimizer, local // size, value.dtype)))
 

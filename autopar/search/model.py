@@ -13,7 +13,8 @@ Nodes and what their choice means:
 ``again``  the second run of a forward operator, in backward: not, or when and in which strategy. See ``again``.
 ========  ==========================================================================================================
 
-A reader whose strategy needs another spec than the layout it reads pays a reshard of its own. Edges hold seconds.
+A reader whose strategy needs another spec than the layout it reads pays a reshard of its own. Edges hold seconds: of one microbatch,
+with its share of what runs once a step.
 Memory: see ``lives``. What is left out there (a value next to its copy, the buffers of collectives, what is gathered ahead) makes the
 model ask for less memory than the program, not more: the bound stays true, and the program's own peak decides in ``find_plan``.
 """
@@ -118,6 +119,7 @@ class Edge:
         readers: among how many readers an equal reshard would be made once.
         side: where the reshard stands beside the operators: ``ahead`` of them, since its source is there when the phase begins,
             ``behind``, since nobody in the phase reads its result, or ``between``.
+        share: of its seconds that fall to one microbatch: less than 1 where it runs after the last alone.
     """
 
     source: int
@@ -129,6 +131,7 @@ class Edge:
     targets: tuple[ShardingSpec, ...] = ()
     readers: int = 1
     side: Side = "between"
+    share: float = 1.0
 
 
 @dataclass
@@ -192,7 +195,7 @@ class Model:
     def _where_moved(self, edge: Edge, what: str, table: np.ndarray) -> np.ndarray:
         """The table where the edge reshards, 0 elsewhere; once for equal tables of seconds."""
         moved = edge.seconds
-        return self.once((id(moved), what), lambda: np.where(np.isfinite(moved) & (moved > 0.0), table, 0.0), moved)
+        return self.once((id(moved), what), lambda: np.where(np.isfinite(moved) & (moved > 0.0), table * edge.share, 0.0), moved)
 
     def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
         """Seconds for which an operator's inner collectives hold each link they hold at all, in its first or second run."""
@@ -250,8 +253,10 @@ class Model:
         share = TIES * max(least, 0.0) / most if most else 0.0
         return [share * sizes for sizes in self.spread]
 
-    def connect(self, source: int, target: int, table: np.ndarray, **more: Any) -> None:
-        self.edges.append(Edge(source, target, table, **more))
+    def connect(self, source: int, target: int, table: np.ndarray, share: float = 1.0, **more: Any) -> None:
+        if share < 1.0:
+            table = self.once((id(table), share), lambda: table * share, table)
+        self.edges.append(Edge(source, target, table, share=share, **more))
 
     def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
         """The integer problem and its unit in seconds: costs are rounded down to multiples of it, which lowers the bound.

@@ -151,7 +151,7 @@ class Space:
         return tuple(s for s in kept if not (whole and any(spec.partial for spec in s.inputs)))
 
     def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """Seconds of the optimizer's step on a trained parameter, by spec; 0 for other inputs."""
+        """Seconds of the optimizer's step on a trained parameter, a microbatch's share of them, by spec; 0 for other inputs."""
         if not item.trained:
             return np.zeros(len(specs))
         tensor = self.graph.tensors[item.tensor]
@@ -161,7 +161,7 @@ class Space:
                 self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype)
                 for spec in specs
             ]
-        )
+        ) / self.graph.microbatches
 
     def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
         """Seconds from each source spec to each target spec, shape [sources, targets]; infinite where impossible."""

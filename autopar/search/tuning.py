@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from autopar.graph import Graph
-from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, makespan, memory, ordered, run_passes, simulated
+from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.freeing import free
 from autopar.schedule.passes import PLACING, default_limits
 from cost_models import Machine
@@ -24,7 +24,7 @@ LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
 )
 """The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
-LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0)
+LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 """What a schedule keeps to that is to need little memory."""
 HOPELESS = 1.5
 """Limits that are tried one by one gain less than this."""
@@ -51,7 +51,8 @@ class Timed:
     Args:
         assignment: of the graph that is searched.
         schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers.
-        seconds: the objective: the step, or under the communication model the sum of its collectives.
+        seconds: the objective: the step, or under the communication model the sum of its collectives; of several microbatches the
+            share of one.
         estimated: whether seconds and memory follow from those of graphs with fewer layers.
     """
 
@@ -90,10 +91,11 @@ class _Trying:
         """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
         self.looked.add(limits)
         placed = [(weight, run_passes(replace(first, limits=limits), PLACING)) for weight, first in self.samples]
-        step = sum(weight * (makespan(simulated(one)) + one.optimizer_seconds(self.optimizer)) for weight, one in placed)
-        seconds = step
+        step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
+        whole_seconds = step
         if self.machine.cost_model == "communication":
-            seconds = sum(weight * one.communication_seconds() for weight, one in placed)
+            whole_seconds = sum(weight * one.communication_seconds() for weight, one in placed)
+        seconds = whole_seconds / placed[-1][1].graph.microbatches
         if self.best is not None and self.best.memory.peak <= self.limit and not self._promises(limits, seconds, self.best):
             return
         freed = [(weight, free(one)) for weight, one in placed]
@@ -106,6 +108,11 @@ class _Trying:
             within = replace(limits, held_bytes=max(self.limit - found.memory.optimizer, 1))
             if within not in self.looked:
                 self.look(within)
+        if found.memory.peak > self.limit and limits.summed_bytes and whole.sums and not found.estimated:
+            excess = found.memory.peak - self.limit
+            less = replace(found.schedule.limits, summed_bytes=max(_summed(whole) - excess, 0))
+            if less not in self.looked:
+                self.look(less)
 
     def _promises(self, limits: Limits, seconds: float, best: Timed) -> bool:
         """Whether it is faster, or as fast with less in flight."""
@@ -154,6 +161,13 @@ def best_schedule(
         if best is before:
             break
     return best
+
+
+def _summed(schedule: Schedule) -> int:
+    """Bytes that sums hold beyond the gradients that leave."""
+    leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
+    sizes = (sum(schedule.values[name].bytes for name in names) for names in (schedule.sums, leaving))
+    return max(next(sizes) - next(sizes), 0)
 
 
 def _in_flight(limits: Limits) -> int:

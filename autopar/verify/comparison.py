@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from autopar.graph import Graph
-from autopar.plan import CollectivePlan, Plan
+from autopar.plan import Plan
+from autopar.rows import CollectivePlan
 from autopar.runtime.footprint import spared_bytes
 from autopar.schedule import Schedule
 from autopar.verify.trials import Trial
@@ -143,7 +144,9 @@ def compare(plan: Plan, schedule: Schedule, single: Trial, trials: list[Trial], 
     first, mesh = trials[0], schedule.machine.mesh
     values = wide or compare_values(first, single, coarsest(schedule.graph))
     problems = list(values.problems)
-    rows_planned = tuple(planned(row) for row in plan.collectives for _ in range(row.times))
+    rows_planned = tuple(
+        planned(row) for number in range(plan.microbatches) for row in plan.collectives if plan.microbatches - row.times <= number
+    )
     rows = [tuple(item.row(mesh) for item in trial.observed) for trial in trials]
     for rank, observed in enumerate(rows):
         if observed != rows_planned:

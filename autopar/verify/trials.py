@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,16 +19,19 @@ from torch.distributed.tensor import DTensor
 
 from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
+from autopar.importer import cut_call
 from autopar.importer.containers import renewed
 from autopar.importer.precision import call_in
 from autopar.importer.rewrite.draws import chosen, chosen_again
+from autopar.runtime.accumulation import run_step
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
-from autopar.runtime.collectives import Observed, Values
+from autopar.runtime.collectives import Observed
 from autopar.runtime.execution import STILL_NORMAL, STILL_UNIFORM, bind
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.optimizers import MasterWeights
-from autopar.runtime.placement import from_placements, gather, replica_difference, scatter
+from autopar.runtime.placement import from_placements, gather, replica_difference
+from autopar.runtime.simulation import entering, scatter_all
 from autopar.runtime.weights import Place
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
@@ -114,6 +117,24 @@ class Case:
         trees = self.graph.arguments
         places = (("args", list(self.args)), ("kwargs", dict(self.kwargs)), ("loss_args", list(self.loss_args)))
         return {name: tensor for key, value in places if key in trees for name, tensor in leaves(trees[key], value)}
+
+    def microbatches(self) -> list[Case]:
+        """The calls that make up a step: one with the whole batch, unless that is not what the plan's microbatches add up to."""
+        made = self.graph.accumulation
+        if made.whole:
+            return [self]
+        call = self.args, self.kwargs, self.loss_args
+        calls = (cut_call(call, made.microbatches, number) for number in range(made.microbatches))
+        return [replace(self, args=args, kwargs=kwargs, loss_args=loss_args) for args, kwargs, loss_args in calls]
+
+    def run(self, model: nn.Module, call: Case) -> Tensors:
+        """The outputs of a call, as they count in the step."""
+        with without_chance(), torch.set_grad_enabled(self.trains):
+            args, kwargs = renewed((call.args, dict(call.kwargs)))
+            result = call_in(model, self.graph.arguments.get("compute_dtype"), args, kwargs)
+            outputs = self.outputs(result if self.loss is None else self.loss(result, *call.loss_args))
+            made = self.graph.accumulation
+            return outputs if made.whole else {name: tensor * made.weight for name, tensor in outputs.items()}
 
     def outputs(self, result: Any) -> Tensors:
         """The tensors of a result, by output name."""
@@ -262,10 +283,12 @@ def run_single(case: Case, say: Say = silent) -> Trial:
     optimizer = trainer(case.optimizer, model.parameters()) if case.trains else None
     inputs = case.inputs()
     for turn in told(case.turns, say, "on one device"):
-        with without_chance(), torch.set_grad_enabled(case.trains):
-            args, kwargs = renewed((case.args, dict(case.kwargs)))
-            result = call_in(model, case.graph.arguments.get("compute_dtype"), args, kwargs)
-            outputs = case.outputs(result if case.loss is None else case.loss(result, *case.loss_args))
+        parts = case.microbatches()
+        outputs = case.run(model, parts[0])
+        for part in parts[1:]:
+            case.backward(outputs)
+            so_far = {name: tensor.detach() for name, tensor in outputs.items()}
+            outputs = {name: tensor + so_far[name] for name, tensor in case.run(model, part).items()}
         if turn == 0:
             trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
         if optimizer is None:
@@ -373,23 +396,19 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     held = {**dict(case.model.named_parameters(remove_duplicate=False)), **dict(case.model.named_buffers(remove_duplicate=False))}
     tangents = {item.name: item.tensor for item in graph.of_kind("tangent")}
     source = {"parameter": held, "buffer": held, "constant": constants, "input": case.inputs(), "tangent": case.tangents}
-    entering = {
-        item.tensor: scatter(source[item.kind][item.name].detach(), schedule.specs[item.tensor], mesh) for item in graph.inputs
-    }  # fmt: skip
+    scattered = {item.tensor: scatter_all(schedule, item.tensor, source[item.kind][item.name].detach()) for item in graph.inputs}
     tensor_of = {item.name: item.tensor for item in graph.inputs if item.kind != "tangent"}
-    trained = {item.name: entering[item.tensor] for item in graph.inputs if item.trained}
+    trained = {item.name: scattered[item.tensor][0] for item in graph.inputs if item.trained}
     for parts in trained.values():
         for part in parts:
             part.requires_grad_(True)
     optimizer = trainer(case.optimizer, (part for parts in trained.values() for part in parts)) if case.trains else None
     for turn in told(case.turns, say, f"on {mesh.ranks} simulated ranks"):
         observed: list[Observed] = []
-        ranks: list[Values] = [{name: parts[rank] for name, parts in entering.items()} for rank in range(mesh.ranks)]
         measured = turn == min(1, case.turns - 1)
-        count = [part for parts in entering.values() for part in parts]
+        count = [part for parts in scattered.values() for one in parts for part in one]
         with LiveMemory([*count, *_states(optimizer)]) if measured else nullcontext() as memory:
-            executable.forward(ranks, observed)
-            executable.backward(ranks, observed)
+            ranks = run_step(executable, lambda number: entering(scattered, number, mesh.ranks), observed)
         if memory is not None:
             trial.peak_bytes = memory.peak // mesh.ranks
         whole: dict[tuple[str, str], torch.Tensor] = {}
@@ -398,7 +417,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
             trial.replica_difference = max(trial.replica_difference, replica_difference(parts, schedule.specs[value], mesh))
             whole[output.kind, output.name] = gather(parts, schedule.specs[value], mesh)
             if output.kind == "buffer":
-                for mine, new in zip(entering[tensor_of[output.name]], parts, strict=True):
+                for mine, new in zip(scattered[tensor_of[output.name]][0], parts, strict=True):
                     mine.copy_(new)
             if output.kind == "gradient" and output.name in trained:
                 for mine, new in zip(trained[output.name], parts, strict=True):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autopar.runtime.execution import simulate
 from autopar.runtime.placement import replica_difference
+from autopar.runtime.simulation import simulate
 from autopar.verify.comparison import planned
 from tests.graphs import machine, plan_of, random_schedule
 from tests.runtime.models import Example, sixes, zoo_example

@@ -13,10 +13,11 @@ from autopar.graph import Op, Ref
 from autopar.importer import capture
 from autopar.rules import find_rule, strategies
 from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.execution import bind, simulate
+from autopar.runtime.execution import bind
 from autopar.runtime.fusion import Fusion, Line, Local, find_fusion
 from autopar.runtime.kernels import bind_kernel, find_product
 from autopar.runtime.operators import find_operator
+from autopar.runtime.simulation import simulate
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
 from autopar.sharding import ShardingSpec
 from autopar.verify.live_memory import LiveMemory

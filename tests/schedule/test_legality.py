@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.errors import ScheduleError
+from autopar.graph import Accumulation
 from autopar.schedule import Limits, Schedule
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.legality import PREDICATES, check_legal
@@ -203,6 +204,22 @@ def too_much_in_flight() -> Broken:
     raise AssertionError("never two calls in flight")
 
 
+SUMS = "gradients of all microbatches are summed before they are reduced and leave"
+def in_microbatches() -> Schedule:
+    """Of a plan of three microbatches, whose gradients are reduced once."""
+    graph = two_layers()
+    cut = tuple(item.tensor for item in graph.of_kind("input"))
+    return random_schedule(replace(graph, accumulation=Accumulation(3, cut)), machine("x=2,y=2"), 3)
+
+
+def reduces_what_is_of_one() -> Broken:
+    """The reductions run in every microbatch, on sums that are not complete."""
+    schedule = in_microbatches()
+    late = [replace(item, microbatch=0) for item in schedule.instructions if item.microbatch and item.kind != "free"]
+    assert late
+    return edited(schedule, *late), late[0].id
+
+
 AGAIN = "an operator that runs a second time may, and does the same in backward"
 BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "reads what is made later": ("what is read was made before and is not freed", reads_too_early),
@@ -217,6 +234,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "frees what is on its way": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_is_on_its_way),
     "another stage": ("every rank starts the collectives of a group in the same order", another_stage),
     "forward behind backward": ("forward comes before backward", forward_behind_backward),
+    "reduces what is of one microbatch": (SUMS, reduces_what_is_of_one),
     "runs again what is of backward": (AGAIN, runs_again_what_is_of_backward),
     "runs again otherwise": (AGAIN, runs_again_otherwise),
     "runs again what may not": (AGAIN, runs_again_what_may_not),

@@ -1,0 +1,251 @@
+"""A step in microbatches: the call of one, and what its losses add up to.
+
+The model is captured with a part of the batch, and with the whole of it for comparison. Rows of the batch that the model keeps apart are a
+split of every operator over an axis of so many parts: the same rules that split operators over ranks say whether that is so, operator by
+operator, and where sums over the batch are left. What a mean divides by is then another number in the two captures: the ratio is the
+weight of a microbatch's loss. A mean over the targets that count is one over microbatches in which equally many do. Where rows meet
+otherwise (statistics of the batch, sorting), nothing is proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autopar import torch_compat
+from autopar.errors import UsageError
+from autopar.graph import Accumulation, Graph, Op, Tensor
+from autopar.rules import family, find_rule, localize, strategies
+from autopar.sharding import ShardingSpec, Strategy
+
+SCALED = ("aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor", "aten.mul.Scalar")
+"""Operators whose number may be another in a microbatch: what a mean divides by."""
+
+
+def divisors(batch: int) -> str:
+    """The numbers of microbatches that a batch can be cut into, in words."""
+    found = [number for number in range(1, batch + 1) if batch % number == 0]
+    return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
+
+
+def batch_of(call: Any) -> int:
+    """The size of dim 0 of the first tensor of a call. Raises UsageError: there is none."""
+    sizes: list[int] = []
+    torch_compat.map_tensors(lambda tensor: sizes.extend(tensor.shape[:1]) or tensor, call)
+    if not sizes:
+        raise UsageError("no input has a dim that could be cut into microbatches", "plan without --microbatches")
+    return sizes[0]
+
+
+def cut_call(call: Any, count: int, number: int = 0) -> Any:
+    """Microbatch ``number`` of ``count`` of a call: of every tensor whose dim 0 is the batch, that part.
+
+    Raises:
+        UsageError: the batch cannot be cut into so many equal parts.
+    """
+    if count == 1:
+        return call
+    batch = batch_of(call)
+    if batch % count:
+        message = f"a batch of {batch} cannot be cut into {count} equal microbatches"
+        raise UsageError(message, f"use a number that divides the batch: {divisors(batch)}")
+    made: dict[int, torch.Tensor] = {}
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != batch:
+            return tensor
+        if id(tensor) not in made:
+            size = batch // count
+            made[id(tensor)] = tensor.detach().narrow(0, number * size, size).requires_grad_(tensor.requires_grad)
+        return made[id(tensor)]
+
+    return torch_compat.map_tensors(part, call)
+
+
+def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
+    """How ``count`` microbatches, of which ``part`` is the graph, make up the step of the ``whole`` batch's.
+
+    Raises:
+        UsageError: a step that microbatches cannot make up at all.
+    """
+    for wrong, what in (
+        (whole.mode != "train", "a plan for inference has no gradients to accumulate"),
+        (any(whole.of_kind("tangent")), "without a scalar loss the step has no gradients of its own to accumulate"),
+        (any(output.kind == "buffer" for output in whole.outputs), f"each microbatch would change {_buffers(whole)}"),
+        (_inputs_with_gradient(whole) != "", f"the gradient of the input {_inputs_with_gradient(whole)} is of the whole batch"),
+    ):
+        if wrong:
+            raise UsageError(f"the model cannot be run in microbatches: {what}", "plan without --microbatches")
+    others = [output.name for output in whole.outputs if output.kind == "output" and whole.tensors[output.tensor].shape]
+    if others:
+        what = f"the output {others[0]} would be kept for the whole batch"
+        raise UsageError(f"the model cannot be run in microbatches: {what}", "let forward return the loss alone")
+    cut = tuple(
+        mine.tensor for mine, other in zip(part.inputs, whole.inputs, strict=True)
+        if part.tensors[mine.tensor].shape != whole.tensors[other.tensor].shape
+    )  # fmt: skip
+    try:
+        weights = {_Pairing(whole, part, count).weight(output.tensor) for output in whole.outputs if output.kind == "output"}
+        if len(weights) > 1:
+            raise _Unproved("its outputs add up differently")
+    except _Unproved as reason:
+        return Accumulation(count, cut, 1 / count, False, str(reason))
+    return Accumulation(count, cut, weights.pop())
+
+
+def _buffers(graph: Graph) -> str:
+    names = [output.name for output in graph.outputs if output.kind == "buffer"]
+    return f"the buffer {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else ""
+
+
+def _inputs_with_gradient(graph: Graph) -> str:
+    with_gradient = {output.name for output in graph.outputs if output.kind == "gradient"}
+    return next((item.name for item in graph.of_kind("input") if item.name in with_gradient), "")
+
+
+class Captures:
+    """The graphs of one call in any number of microbatches, each captured once.
+
+    Args:
+        run: captures (args, kwargs, loss_args).
+        call: with the whole batch.
+    """
+
+    def __init__(self, run: Callable[..., Graph], call: tuple[Any, ...]) -> None:
+        self.run, self.call, self.made = run, call, dict[int, Graph]()
+
+    def of(self, count: int) -> Graph:
+        """The graph of one of ``count`` microbatches. Raises UsageError: the step cannot be made up of so many."""
+        if count == 1:
+            return self._captured(1)
+        self._captured(1)
+        part = self._captured(count)
+        made = accumulation(self._captured(1), part, count)
+        rows = batch_of(self.call) // count
+        if not made.whole and rows == 1 and count % 2 == 0 and count > 2:  # a batch of one row may be captured as other operators
+            other = accumulation(self._captured(1), self._captured(count // 2), count // 2)
+            if other.whole and other.weight in (1.0, 2 / count):
+                made = replace(other, microbatches=count, cut=made.cut, weight=1.0 if other.weight == 1.0 else 1 / count)
+        return replace(part, accumulation=made)
+
+    def numbers(self) -> tuple[int, ...]:
+        """Powers of two that divide the batch, from 1 on."""
+        batch, found = batch_of(self.call), [1]
+        while batch % (2 * found[-1]) == 0:
+            found.append(2 * found[-1])
+        return tuple(found)
+
+    def _captured(self, count: int) -> Graph:
+        if count not in self.made:
+            self.made[count] = self.run(*cut_call(self.call, count))
+        return self.made[count]
+
+
+class _Unproved(Exception):
+    """Why the microbatches' losses are not known to add up, in words."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """How a tensor of the whole batch is made of those of the microbatches: by its spec on an axis of microbatches, times ``factor``.
+
+    ``counts``: a number of entries that were counted.
+    """
+
+    spec: ShardingSpec
+    factor: float = 1.0
+    counts: bool = False
+
+
+class _Pairing:
+    """The two captures, operator by operator."""
+
+    def __init__(self, whole: Graph, part: Graph, count: int) -> None:
+        self.whole, self.part, self.count = whole, part, count
+        self.states: dict[str, _State | str] = {}
+        mine, others = ([op for op in graph.ops if op.phase == "forward"] for graph in (whole, part))
+        if [op.target for op in mine] != [op.target for op in others]:
+            raise _Unproved("a microbatch is captured as other operators than the whole batch")
+        for item in whole.inputs:
+            same = next(other for other in part.inputs if (other.kind, other.name) == (item.kind, item.name))
+            self.states[item.tensor] = _State(self._split(whole.tensors[item.tensor], part.tensors[same.tensor]))
+        for op, other in zip(mine, others, strict=True):
+            try:
+                self.states.update(zip(op.outputs, self._after(op, other), strict=True))
+            except _Unproved as reason:
+                self.states.update(dict.fromkeys(op.outputs, str(reason)))
+
+    def weight(self, tensor: str) -> float:
+        """Of each microbatch's value of a scalar in the whole batch's."""
+        state = self.states[tensor]
+        if isinstance(state, str):
+            raise _Unproved(state)
+        if not state.spec.partial:
+            raise _Unproved("the loss does not depend on the batch")
+        return state.factor
+
+    def _split(self, whole: Tensor, part: Tensor) -> ShardingSpec:
+        ends = [(0,) if one != other else () for one, other in zip(whole.shape, part.shape, strict=True)]
+        if sum(map(bool, ends)) > 1:
+            raise _Unproved(f"{whole.name} has two dims of the batch's size")
+        return ShardingSpec(tuple(ends))
+
+    def _after(self, op: Op, other: Op) -> Iterator[_State]:
+        found: list[_State] = []
+        for tensor in op.inputs:
+            state = self.states[tensor]
+            if isinstance(state, str):
+                raise _Unproved(state)
+            found.append(state)
+        if op.target == "aten.div.Tensor" and len(found) == 2 and all(state.spec.partial for state in found) and found[1].counts:
+            return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count),))
+        if op.target.startswith("aten._to_copy") and found[0].counts:
+            return iter((found[0],))
+        strategy, states = self._strategy(op, other, found)
+        factor = self._factor(op, states) * self._ratio(op, other, strategy)
+        counts = op.target.startswith("aten.sum") and self.whole.tensors[op.inputs[0]].dtype == "bool"
+        return (_State(spec, factor, counts) for spec in strategy.outputs)
+
+    def _strategy(self, op: Op, other: Op, states: list[_State]) -> tuple[Strategy, list[_State]]:
+        """The operator split as its inputs are. A value that is the same in every microbatch is also their weighted sum."""
+        rule = find_rule(op, self.whole.tensors)
+        tensors = [self.whole.tensors[name] for name in (*op.inputs, *op.outputs)]
+        wanted = [self._split(self.whole.tensors[one], self.part.tensors[two]) for one, two in zip(op.outputs, other.outputs, strict=True)]
+        offered = strategies(rule, tensors, (self.count,)) if self.count > 1 else ()
+        mean = next((state for state in states if state.spec.partial and abs(state.factor * self.count - 1) < 1e-9), None)
+        tries = [states]
+        if mean is not None:
+            tries.append([_State(mean.spec, mean.factor) if not state.spec.dims and not state.spec.partial else state for state in states])
+        for inputs in tries:
+            for strategy in offered:
+                fits = strategy.inputs == tuple(state.spec for state in inputs) and not strategy.inner
+                sums = all(reduction == "sum" for spec in strategy.outputs for _, reduction in spec.partial)
+                if fits and sums and [spec.dims for spec in strategy.outputs] == [spec.dims for spec in wanted]:
+                    return strategy, inputs
+        raise _Unproved(f"rows of the batch meet in {op.target}" + (f" (at {op.location})" if op.location else ""))
+
+    def _factor(self, op: Op, states: list[_State]) -> float:
+        """The factor of what is made of inputs with factors: it is linear in those that have one."""
+        scaled = frozenset(index for index, state in enumerate(states) if state.factor != 1.0)
+        if not scaled:
+            return 1.0
+        flows = {frozenset(group) for group in find_rule(op, self.whole.tensors).flows}
+        factors = {states[index].factor for index in scaled}
+        if len(factors) > 1 or scaled not in flows:
+            raise _Unproved(f"{op.target} is not linear in a mean over the batch" + (f" (at {op.location})" if op.location else ""))
+        return factors.pop()
+
+    def _ratio(self, op: Op, other: Op, strategy: Strategy) -> float:
+        """What the operator's own number adds to the factor: it has to be the same in both, or one that it multiplies or divides by."""
+        args, kwargs = localize(op, self.whole.tensors, strategy, (self.count,), (0,))
+        if (tuple(args), tuple(kwargs)) == (other.args, other.kwargs) or family(op) == "random":
+            return 1.0
+        pairs = [(one, two) for one, two in zip(args, other.args, strict=True) if one != two]
+        if op.target in SCALED and len(pairs) == 1 and all(isinstance(number, int | float) and number for number in pairs[0]):
+            ratio = pairs[0][0] / pairs[0][1]
+            return 1 / ratio if ".div." in op.target else ratio
+        raise _Unproved(f"{op.target} is given other numbers in a microbatch" + (f" (at {op.location})" if op.location else ""))
+

@@ -1,0 +1,294 @@
+"""The rows of a plan's file, each a frozen value; see ``autopar.plan``, which puts them together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from autopar.errors import SpecError
+from autopar.sharding import ShardingSpec
+from cost_models import COST_MODELS
+
+PhaseName = Literal["forward", "backward", "recompute"]
+Status = Literal["optimal", "feasible"]
+EnteringKind = Literal["input", "parameter", "buffer", "constant", "tangent"]
+LeavingKind = Literal["output", "gradient", "buffer"]
+InstructionKind = Literal["run", "start", "wait", "slice", "add", "free"]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
+
+
+def _readable(text: str) -> str:
+    try:
+        ShardingSpec.parse(text)
+    except SpecError as error:
+        raise ValueError(error.message) from error
+    return text
+
+
+def _registered(name: str) -> str:
+    if name not in COST_MODELS:
+        raise ValueError(f"unknown cost model {name!r}; known are {', '.join(COST_MODELS)}")
+    return name
+
+
+SpecText = Annotated[str, AfterValidator(_readable)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Shape = tuple[Count, ...]
+
+
+class Row(BaseModel):
+    """What all rows are."""
+
+    # strict: "16" is no size and true no count; forbid: a misspelt key is an error, not a default
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
+
+
+class CreatedBy(Row):
+    """What made the plan."""
+
+    autopar: str
+    torch: str
+    solver: str
+    cost_model: Annotated[str, AfterValidator(_registered)]
+
+
+class Model(Row):
+    """What was planned. ``arguments`` is ``Graph.arguments``: how the call's tensors and results are nested."""
+
+    target: str
+    mode: Literal["train", "inference"]
+    optimizer: str
+    graph_sha256: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Objective(Row):
+    """Seconds of the step, with the bound proved over all plans for this mesh.
+
+    The step is ``predicted.step_seconds``; under the communication cost model, where nothing overlaps, it is the sum of the collectives.
+    ``tied_seconds`` of it are the price of equal layers that lie alike.
+    """
+
+    seconds: Seconds
+    bound_seconds: Seconds
+    gap: float
+    status: Status
+    solve_seconds: Seconds
+    tied_seconds: Seconds | None = None
+
+
+class MemoryParts(Row):
+    """What is live on a rank at the peak, in bytes."""
+
+    parameters: Count
+    gradients: Count
+    optimizer: Count
+    activations: Count
+    temporaries: Count
+
+
+class Predicted(Row):
+    """Seconds of one step and bytes of one rank.
+
+    ``step_seconds`` is the simulated time of the schedule with the optimizer's step, ``sequential_seconds`` the sum in sequence.
+    """
+
+    compute_seconds: Seconds
+    communication_seconds: Seconds
+    optimizer_seconds: Seconds
+    step_seconds: Seconds
+    sequential_seconds: Seconds
+    received_bytes_per_rank: Count
+    peak_memory_bytes_per_rank: Count
+    memory: MemoryParts
+
+
+class BaselinePlan(Row):
+    """A plan people write by hand, in our own specs, priced by the same model. Where there is none, ``reason`` says why."""
+
+    objective_seconds: Seconds | None = None
+    step_seconds: Seconds | None = None
+    peak_memory_bytes_per_rank: Count | None = None
+    feasible: bool
+    reason: str | None = None
+
+
+class TensorSpec(Row):
+    """Global shape, dtype and spec."""
+
+    tensor: str
+    shape: Shape
+    dtype: str
+    spec: SpecText
+
+
+class EnteringSpec(TensorSpec):
+    """A value that comes from outside; ``index`` is its place among all that enters."""
+
+    index: Count
+
+
+class ParameterSpec(EnteringSpec):
+    """A parameter; ``aliases`` are further module names of the same tied parameter."""
+
+    trained: bool | None = None
+    aliases: tuple[str, ...] | None = None
+
+
+class OutputSpec(TensorSpec):
+    """A result: ``value`` is read for it where that is a reshard of the tensor; ``index`` is its place among all that leaves."""
+
+    value: str | None = None
+    index: Count
+
+
+class LeavingSpec(OutputSpec):
+    """A gradient or a buffer's new value, of the parameter, input or buffer ``name``."""
+
+    name: str
+
+
+class ValueSpec(TensorSpec):
+    """An operator's input or output; ``value`` names the reshard or what was made again, absent where it is the tensor as first made."""
+
+    value: str | None = None
+
+
+class OpPlan(Row):
+    """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule.
+
+    ``times`` is how often it runs in a step: once for each microbatch. A row of phase ``recompute`` is the second run of a forward
+    operator: ``NAME@again`` of ``NAME``, the same but for what it reads and the values that it makes.
+    """
+
+    name: str
+    op: str
+    module: str
+    location: str | None = None
+    phase: PhaseName
+    stage: Count = 0
+    times: Annotated[int, Field(ge=1)] = 1
+    attributes: dict[str, Any]
+    factors: dict[str, tuple[str, ...]] | None = None
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    seconds: Seconds
+
+
+class ReshardPlan(Row):
+    """A tensor in a further spec, made once from ``source``; ``before`` is who reads it first.
+
+    Its steps follow from the specs. The value after step n, counted from 1, is ``VALUE#n``, after the last step ``VALUE``.
+    """
+
+    value: str
+    tensor: str
+    source: str
+    from_spec: SpecText = Field(alias="from")
+    to_spec: SpecText = Field(alias="to")
+    phase: PhaseName
+    before: str
+
+
+class PartPlan(Row):
+    """One value's share of a bucket: which step (counted from 0) of the reshard ``value``, and the full tensor's bytes on the group."""
+
+    tensor: str
+    value: str
+    step: Count = 0
+    from_spec: SpecText = Field(alias="from")
+    to_spec: SpecText = Field(alias="to")
+    before: str
+    bytes: Count
+
+
+class CollectivePlan(Row):
+    """One call, in execution order; ``bytes`` and ``seconds`` are those of the whole call, made ``times`` in a step.
+
+    A call on one value names it itself; a bucket lists its ``parts``. ``id`` is what instructions call it; a collective inside the
+    operator ``before`` has none.
+    """
+
+    id: str | None = None
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    phase: PhaseName
+    stage: Count = 0
+    times: Annotated[int, Field(ge=1)] = 1
+    tensor: str | None = None
+    value: str | None = None
+    step: Count | None = None
+    from_spec: SpecText | None = Field(None, alias="from")
+    to_spec: SpecText | None = Field(None, alias="to")
+    before: str | None = None
+    parts: tuple[PartPlan, ...] | None = None
+    bytes: Count
+    received_bytes_per_rank: Count
+    seconds: Seconds
+
+    @model_validator(mode="after")
+    def _one_or_many(self) -> CollectivePlan:
+        own = [self.tensor, self.from_spec, self.to_spec, self.before]
+        if self.parts is None and None in own:
+            raise ValueError("a collective on one value needs tensor, from, to and before; a bucket needs parts")
+        if self.parts is not None and (len(self.parts) < 2 or any(item is not None for item in (*own, self.value, self.step))):
+            raise ValueError("a bucket has two parts or more, and tensor, value, step, from, to and before stand in these")
+        if (self.id is None) != (self.parts is None and self.value is None):
+            raise ValueError("a collective between operators has an id and a value or parts, one inside an operator neither")
+        return self
+
+    @property
+    def members(self) -> tuple[PartPlan, ...]:
+        """The parts of a bucket, or the one value as a part; none inside an operator."""
+        if self.parts is not None:
+            return self.parts
+        if self.value is None or self.tensor is None or self.from_spec is None or self.to_spec is None or self.before is None:
+            return ()
+        return (
+            PartPlan(
+                tensor=self.tensor, value=self.value, step=self.step or 0, from_spec=self.from_spec, to_spec=self.to_spec,
+                before=self.before, bytes=self.bytes,
+            ),
+        )  # fmt: skip
+
+
+class AccumulationPlan(Row):
+    """How microbatches make up a step; the fields are those of ``autopar.graph.Accumulation``, inputs by their public names."""
+
+    cut: tuple[str, ...]
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    whole: bool = True
+    reason: str | None = None
+
+
+class LimitsPlan(Row):
+    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps, bytes
+    held in all up to which anything is in flight (0: no limit), and bytes that sums over microbatches hold more for being reduced once."""
+
+    bucket_bytes: Count
+    ahead_bytes: Count
+    aside_bytes: Count
+    held_bytes: Count = 0
+    summed_bytes: Count = 2**62
+
+
+class InstructionPlan(Row):
+    """One instruction of the schedule; the fields are those of ``autopar.schedule.Instruction``.
+
+    ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
+    the microbatches from ``microbatch`` on.
+    """
+
+    id: Count
+    kind: InstructionKind
+    phase: PhaseName
+    stage: Count = 0
+    microbatch: Count = 0
+    stream: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    seconds: Seconds = 0.0
+    bytes: Count = 0
+    of: str = ""

@@ -1,0 +1,110 @@
+"""A step of several microbatches: forward and backward of one after another, and gradients summed as the schedule says.
+
+A call runs all of them in its forward, since activations of one are to be gone before the next: ``loss.backward()`` then hands out
+gradients that are there, times the gradient of the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autopar.dialect import random_step
+from autopar.runtime.collectives import Observed, Values
+from autopar.runtime.emission import Graphs
+from autopar.runtime.execution import Executable, loss_gradient
+from autopar.runtime.steps import Call, Saved
+from autopar.schedule import Schedule
+
+
+def run_step(
+    executable: Executable | Graphs, enter: Callable[[int], Sequence[Values]], observed: list[Observed] | None = None, *,
+    draw: int | None = None, trains: bool = True,
+) -> Sequence[Values]:  # fmt: skip
+    """Runs forward and backward of each microbatch.
+
+    Args:
+        enter: the graph inputs' local parts of a microbatch, for each rank that the backend hosts.
+        observed: the collectives that are executed are appended.
+        draw: chooses the masks of dropout; they differ between microbatches.
+        trains: whether backward runs at all.
+
+    Returns:
+        For each rank what is there at the end: gradients, and outputs added up.
+    """
+    schedule = executable.schedule
+    graph, made = schedule.graph, schedule.graph.accumulation
+    scaled = isinstance(executable, Executable) and graph.loss_gradient is not None
+    weight = torch.tensor(made.weight) if made.weight != 1.0 and scaled else None
+    leaving = [value for output, value in schedule.outputs if output.kind == "output"]
+    gradients = [value for output, value in schedule.outputs if output.kind == "gradient"]
+    totals: list[Values] = []
+    sums: list[Values] = []
+    for number in range(made.microbatches):
+        last = number == made.microbatches - 1
+        ranks = enter(number)
+        with random_step((draw or 0) * made.microbatches + number):
+            executable.forward(ranks, observed)
+            if made.microbatches > 1:
+                found = [{name: held[name].clone() for name in leaving} for held in ranks]
+                totals = [_added(made.weight, *pair) for pair in zip(totals or [{}] * len(ranks), found, strict=True)]
+                del found
+            if not trains or graph.mode != "train":
+                continue
+            for held, mine in zip(ranks, sums or [_zeros(schedule, held) for held in ranks], strict=True):
+                held.update(mine)
+            sums = []
+            with loss_gradient(weight):
+                executable.backward(ranks, observed, last=last)
+            if not last:
+                sums = [{name: held[name] for name in schedule.sums} for held in ranks]
+    for held, total in zip(ranks, totals, strict=False):
+        held.update(total)
+        for name in dict.fromkeys(gradients) if not scaled and made.weight != 1.0 and trains else ():
+            held[name] = held[name] * made.weight
+    return ranks
+
+
+def _added(weight: float, total: Values, found: Values) -> Values:
+    return {name: value * weight + total[name] if name in total else value * weight for name, value in found.items()}
+
+
+def _zeros(schedule: Schedule, held: Values) -> Values:
+    """The sums before the first microbatch."""
+    device = next((tensor.device for tensor in held.values()), torch.device("cpu"))
+    sizes, found = schedule.machine.mesh.sizes, {}
+    for name in schedule.sums:
+        tensor = schedule.graph.tensors[schedule.values[name].tensor]
+        shape = schedule.specs[name].local_shape(tensor.shape, sizes)
+        found[name] = torch.zeros(shape, dtype=getattr(torch, tensor.dtype), device=device)
+    return found
+
+
+class AccumulatedCall(Call):
+    """A call of a step in microbatches.
+
+    Args:
+        cut: for each graph input that is cut, this rank's part of a microbatch by its number.
+        rest: as of ``Call``.
+    """
+
+    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], torch.Tensor]]) -> None:
+        super().__init__(*rest)
+        self.cut = cut
+
+    def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
+        """The outputs of the whole step; with gradients, all of it but the optimizer's part is done then."""
+
+        def enter(number: int) -> list[Values]:
+            return [self.locals | {name: part(number) for name, part in self.cut.items()}]
+
+        (values,) = run_step(self.step.executable, enter, self.observed, draw=self.number, trains=keep)
+        if keep:
+            self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
+        return tuple(self.step.leave(value, values[value]) for _, value in self.leaving)
+
+    def _run_backward(self, values: Values, scale: torch.Tensor | None) -> bool:
+        """Nothing is left to run, and the gradient of the loss comes in afterwards."""
+        return False

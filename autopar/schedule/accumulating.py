@@ -1,0 +1,176 @@
+"""accumulate: gradients of the microbatches of a step are summed.
+
+A gradient is added to its sum as soon as it is made, and what only leads from it to what leaves (the reductions of data parallelism,
+reshards of them) runs once, on the sum, after the last microbatch. A sum over ranks that is still to be made is as large as the whole
+parameter on each of them; where such sums hold more than ``limits.summed_bytes`` beyond what leaves, the largest for their seconds are
+reduced in every microbatch instead, and summed as they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+
+from autopar.schedule.instructions import COMPUTE, Instruction, Part, Schedule
+
+SUM = "@sum"
+"""Suffix of the value that a gradient is summed in."""
+
+
+def accumulate(schedule: Schedule) -> Schedule:
+    """The schedule with an ``add`` for each gradient, and what reads only sums in the last microbatch alone; as it is where a step has
+    one microbatch."""
+    last = schedule.graph.microbatches - 1
+    if not last:
+        return schedule
+    chains = _chains(schedule)
+    late = {index for chain in _afforded(schedule, chains) for index in chain.indices}
+    written = {value for index in late for value in schedule.instructions[index].writes}
+    read = {value for index in late for value in schedule.instructions[index].reads} - written
+    leaving = {value for output, value in schedule.outputs if output.kind == "gradient"} - written
+    summed = dict.fromkeys(sorted(read | leaving))
+    return _rebuilt(schedule, late, summed, last)
+
+
+@dataclass
+class _Chain:
+    """Instructions that must run in the same microbatches, since calls of theirs share buckets.
+
+    Args:
+        indices: their places in the list.
+        sums, leaving: values: what they begin with, and the gradients that they end with.
+    """
+
+    indices: set[int]
+    sums: set[str]
+    leaving: set[str]
+
+    def extra(self, schedule: Schedule) -> int:
+        """Bytes by which the sums are larger than what leaves."""
+        return sum(schedule.values[name].bytes for name in self.sums) - sum(schedule.values[name].bytes for name in self.leaving)
+
+    def seconds(self, schedule: Schedule) -> float:
+        return sum(schedule.instructions[index].seconds for index in self.indices)
+
+
+def _chains(schedule: Schedule) -> list[_Chain]:
+    """What only leads to gradients that leave, in groups that stand or fall together."""
+    items = schedule.instructions
+    leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
+    others = {value for output, value in schedule.outputs if output.kind != "gradient"}
+    readers: dict[str, list[int]] = {}
+    for index, item in enumerate(items):
+        for value in item.reads:
+            readers.setdefault(value, []).append(index)
+    waits = {item.of: index for index, item in enumerate(items) if item.kind == "wait"}
+    there = {value: index for index, item in enumerate(items) if item.kind != "start" for value in item.writes}
+    late: set[int] = set()
+    for index in reversed(range(len(items))):
+        item = items[index]
+        ends = all(value not in others and (value in leaving or value in readers) for value in item.writes)
+        follows = all(reader in late for value in item.writes for reader in readers.get(value, ()))
+        if item.kind in ("start", "slice") and item.half == "backward" and ends and follows:
+            late.add(index)
+    while wrong := [index for index in late if not _may_wait(schedule, index, late, there)]:
+        late.difference_update(wrong)
+        late -= {index for index in late if any(r not in late for v in items[index].writes for r in readers.get(v, ()))}
+    maker = {value: index for index in late for value in items[index].writes}
+    found: dict[int, _Chain] = {}
+    for index in sorted(late):
+        item = items[index]
+        members = {index, *((waits[item.of],) if item.kind == "start" else ())}
+        chain = _Chain(members, {value for value in item.reads if value not in maker}, leaving & set(item.writes))
+        for other in {id(found[maker[value]]): found[maker[value]] for value in item.reads if value in maker}.values():
+            chain.indices |= other.indices
+            chain.sums |= other.sums
+            chain.leaving |= other.leaving
+        found.update(dict.fromkeys(chain.indices & late, chain))
+    return _joined({id(chain): chain for chain in found.values()}.values())
+
+
+def _may_wait(schedule: Schedule, index: int, late: set[int], there: Mapping[str, int]) -> bool:
+    """Whether what an instruction reads can be a sum: it lies in a spec and is there, or is made after the last microbatch too."""
+    made = {value for other in late for value in schedule.instructions[other].writes}
+    return all(
+        value in made or (schedule.values[value].spec is not None and there.get(value, -1) < index)
+        for value in schedule.instructions[index].reads
+    )  # fmt: skip
+
+
+def _joined(chains: Iterable[_Chain]) -> list[_Chain]:
+    """Chains that begin with the same value, as one: it is summed once."""
+    found: list[_Chain] = []
+    for chain in chains:
+        same = [other for other in found if other.sums & chain.sums]
+        found = [other for other in found if other not in same]
+        for other in same:
+            chain = _Chain(chain.indices | other.indices, chain.sums | other.sums, chain.leaving | other.leaving)
+        found.append(chain)
+    return found
+
+
+def _afforded(schedule: Schedule, chains: list[_Chain]) -> Iterator[_Chain]:
+    """Those that run once: what saves most seconds for its bytes first, within the limit."""
+    left = schedule.limits.summed_bytes
+    for chain in sorted(chains, key=lambda chain: (chain.extra(schedule) / max(chain.seconds(schedule), 1e-30), min(chain.indices))):
+        extra = max(chain.extra(schedule), 0)
+        if extra <= left:
+            left -= extra
+            yield chain
+
+
+def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], last: int) -> Schedule:
+    """The list with the sums in it, which take the place of what is summed in what leaves and in what runs once."""
+    values = dict(schedule.values)
+    values.update((name + SUM, replace(values[name])) for name in summed)
+    number = count(max((item.id for item in schedule.instructions), default=0) + 1)
+    waiting = dict.fromkeys(summed)
+    found: list[Instruction] = []
+    backward = False
+
+    def add(value: str) -> None:
+        waiting.pop(value)
+        tensor = schedule.graph.tensors[values[value].tensor]
+        seconds = schedule.machine.sum_seconds(values[value].bytes, tensor.dtype)
+        found.append(Instruction(next(number), "add", "backward", (value,), (value + SUM,), COMPUTE if seconds else "", seconds, 0, value))
+
+    early = {item.tensor for item in schedule.graph.inputs}
+    for index, item in enumerate(schedule.instructions):
+        if item.half == "backward" and not backward:
+            backward = True
+            for value in [value for value in waiting if value in early]:
+                add(value)
+        if index in late:
+            reads = tuple(value + SUM if value in summed else value for value in item.reads)
+            found.append(replace(item, reads=reads, microbatch=last))
+            continue
+        found.append(item)
+        if item.kind != "start":
+            early.update(item.writes)
+            for value in item.writes if backward else ():
+                if value in waiting:
+                    add(value)
+    for value in tuple(waiting):
+        add(value)
+    outputs = tuple((output, value + SUM if output.kind == "gradient" and value in summed else value) for output, value in schedule.outputs)
+    return _moved(replace(schedule, instructions=tuple(found), values=values, outputs=outputs), late, summed, schedule)
+
+
+def _moved(made: Schedule, late: set[int], summed: Mapping[str, None], before: Schedule) -> Schedule:
+    """The reshards of what is summed, made of the sums."""
+    layouts = dict(before.layouts)
+    once = [before.instructions[index] for index in late]
+    for item in once:
+        parts = before.collectives[item.of].parts if item.kind == "start" else ()
+        for layout in (*(part.layout for part in parts), *((before.cuts[item.writes[0]].layout,) if item.kind == "slice" else ())):
+            if layout.source in summed:
+                layouts[layout.value] = replace(layout, source=layout.source + SUM)
+
+    def part_of(part: Part) -> Part:
+        layout = layouts[part.layout.value]
+        return replace(part, layout=layout, source=part.source if part.source != part.layout.source else layout.source)
+
+    calls = {name: replace(call, parts=tuple(map(part_of, call.parts))) for name, call in before.collectives.items()}
+    cuts = {value: replace(cut, layout=layouts[cut.layout.value]) for value, cut in before.cuts.items()}
+    return replace(made, layouts=layouts, collectives=calls, cuts=cuts)

@@ -1,0 +1,226 @@
+"""Microbatches: the step is the whole batch's, in value, memory and order; what is no such step is refused, or said to be another."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar import zoo
+from autopar.api import MicrobatchWarning
+from autopar.check import check
+from autopar.errors import UsageError
+from autopar.graph import Graph
+from autopar.importer import Capture, Captures, capture
+from autopar.plan import Plan
+from autopar.schedule import Limits, memory
+from autopar.verify.comparison import planned
+from autopar.verify.trials import Case, Trial, run_simulated, run_single
+from tests.graphs import machine, plan_of, random_schedule
+from tests.runtime.models import SIZES
+
+TOLERANCE = 1e-10
+"""Relative, in float64."""
+
+
+@lru_cache
+def example(name: str, count: int) -> tuple[Case, Capture, Trial]:
+    """A zoo model captured in microbatches, and what the step gives on one device."""
+    torch.manual_seed(0)
+    target = zoo.build(name, mode="train", dtype="float64", **SIZES[name])
+    constants: dict[str, Tensor] = {}
+
+    def run(args: tuple[Any, ...], kwargs: Any, loss_args: tuple[Any, ...]) -> Graph:
+        found = capture(target.model, args, kwargs)
+        constants.update(found.constants)
+        return found.graph
+
+    graph = Captures(run, (target.args, {}, ())).of(count)
+    case = Case(graph, target.model, target.args, {}, None, (), {}, 2)
+    return case, Capture(graph, constants), run_single(Case(**{**vars(case), "model": copy.deepcopy(target.model)}))
+
+
+@pytest.mark.parametrize("limits", [None, Limits(summed_bytes=0), Limits(0, 0, 0, summed_bytes=3000)], ids=["late", "each", "some"])
+@pytest.mark.parametrize(
+    ("name", "count", "mesh"),
+    [("mlp", 4, "2x2"), ("mlp", 16, "1"), ("gpt2", 2, "2x2"), ("gpt2", 4, "2"), ("llama3", 2, "4"), ("moe", 2, "2")],
+)
+def test_random_plans_make_the_step_of_one_device(name: str, count: int, mesh: str, limits: Limits | None) -> None:
+    case, captured, single = example(name, count)
+    assert case.graph.accumulation.whole, case.graph.accumulation.reason
+    for seed, again in ((0, 0.0), (1, 0.3)):
+        schedule = random_schedule(case.graph, machine(mesh), seed, limits, again)
+        plan = plan_of(schedule)
+        assert check(plan) == () and Plan.from_json(plan.to_json()) == plan
+        trial = run_simulated(Case(**{**vars(case), "model": copy.deepcopy(case.model)}), schedule, captured.constants)
+        largest = max(gradient.abs().max().item() for gradient in single.gradients.values())
+        for gradient, wanted in single.gradients.items():
+            assert (trial.gradients[gradient] - wanted).abs().max().item() <= TOLERANCE * max(largest, 1e-3), gradient
+        assert trial.losses == pytest.approx(single.losses, rel=1e-9)
+        rows = [planned(row) for number in range(count) for row in plan.collectives if count - row.times <= number]
+        assert [item.row(schedule.machine.mesh) for item in trial.observed] == rows
+        if limits is not None and not limits.ahead_bytes:  # in lockstep nothing is in flight
+            assert trial.peak_bytes == pytest.approx(memory(schedule, "adamw").peak, rel=0.05)
+
+
+def test_gradients_are_reduced_once_or_in_each_and_that_is_priced() -> None:
+    case, _, _ = example("gpt2", 4)
+    once, each = (random_schedule(case.graph, machine("2x2"), 0, Limits(summed_bytes=size)) for size in (2**62, 0))
+    late = [sum(item.microbatch for item in schedule.instructions) for schedule in (once, each)]
+    assert late[0] > late[1], "what is as small before it is reduced is summed so in any case"
+    assert once.communication_seconds() < each.communication_seconds()
+    assert memory(once, "none").peak > memory(each, "none").peak
+
+
+EDITS: list[tuple[Callable[[Any], None], str]] = [
+    (lambda data: data.update(microbatches=2), "times: 4 in the plan, 2 recomputed"),
+    (lambda data: data["accumulation"].update(cut=["nothing"]), "the plan has no input nothing"),
+    (lambda data: data.pop("accumulation"), "is missing, the plan has 4 microbatches"),
+    (lambda data: [row.update(microbatch=0) for row in data["schedule"] if row["kind"] == "start"], "is there after the last"),
+    (lambda data: [row.update(microbatch=3) for row in data["schedule"] if row["kind"] == "run"], "runs in 1 of 4 microbatches"),
+    (lambda data: [row.update(microbatch=2) for row in data["schedule"] if row["kind"] == "wait"], "neither the first nor the last"),
+    (lambda data: data["schedule"].remove(next(row for row in data["schedule"] if row["kind"] == "add")), "which has not been made"),
+    (lambda data: data["predicted"].update(step_seconds=data["predicted"]["step_seconds"] / 4), "predicted.step_seconds"),
+]
+
+
+@pytest.mark.parametrize(("edit", "said"), EDITS, ids=[said for _, said in EDITS])
+def test_check_sees_another_number_of_microbatches(edit: Callable[[Any], None], said: str) -> None:
+    case, _, _ = example("gpt2", 4)
+    data = json.loads(plan_of(random_schedule(case.graph, machine("2x2"), 0)).to_json())
+    edit(data)
+    found = "\n".join(map(str, check(Plan.from_json(json.dumps(data)))))
+    assert said in found, found
+
+
+class Losses(nn.Module):
+    """A linear layer under a loss by name."""
+
+    def __init__(self, loss: str) -> None:
+        super().__init__()
+        self.loss, self.linear = loss, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.linear(x)
+        match self.loss:
+            case "mean":
+                return y.square().mean()
+            case "sum":
+                return y.square().sum()
+            case "by rows":
+                return y.square().sum() / len(y)
+            case "by a number":
+                return y.square().sum() / 100
+            case "regular":
+                return y.square().mean() + 0.1 * self.linear.weight.square().sum()
+            case "regular sum":
+                return y.square().sum() + 0.1 * self.linear.weight.square().sum()
+            case "root":
+                return y.square().mean().sqrt()
+            case "centred":
+                return (y - y.mean(0)).square().mean()
+            case _:
+                return {"loss": y.square().mean(), "rows": y}
+
+
+@pytest.mark.parametrize(
+    ("loss", "weight", "whole"),
+    [
+        ("mean", 0.25, True), ("sum", 1.0, True), ("by rows", 0.25, True), ("by a number", 1.0, True), ("regular", 0.25, True),
+        ("regular sum", 0.25, False), ("root", 0.25, False), ("centred", 0.25, False),
+    ],
+)  # fmt: skip
+def test_what_losses_add_up_to(loss: str, weight: float, whole: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Losses(loss), torch.randn(8, 4)
+    found = autopar.capture(model, (x,), microbatches=4).accumulation
+    assert (found.weight, found.whole) == (weight, whole), found.reason
+    assert whole or "test_microbatches.py" in found.reason
+    with torch.no_grad():
+        summed = sum(found.weight * model(part) for part in x.chunk(4))
+        assert whole == (abs(float(summed - model(x))) < 1e-5)
+
+
+def test_a_step_that_is_not_the_whole_batchs_is_compared_with_the_same_on_one_device() -> None:
+    torch.manual_seed(0)
+    model, x = Losses("centred").double(), torch.randn(8, 4, dtype=torch.float64)
+    with pytest.warns(MicrobatchWarning, match="rows of the batch meet"):
+        plan = autopar.plan(model, (x,), mesh="dp=2", microbatches=2)
+    assert plan.accumulation is not None and not plan.accumulation.whole and "not proved" in str(plan)
+    case = Case(autopar.capture(model, (x,), microbatches=2), model, (x,), {}, None, (), {}, 1)
+    single = run_single(Case(**{**vars(case), "model": copy.deepcopy(model)}))
+    trial = run_simulated(case, random_schedule(case.graph, machine("2"), 0), {})
+    for name, wanted in single.gradients.items():
+        torch.testing.assert_close(trial.gradients[name], wanted)
+    whole = Case(**{**vars(case), "graph": autopar.capture(model, (x,)), "model": copy.deepcopy(model)})
+    assert abs(run_single(whole).losses[0] - single.losses[0]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "said"),
+    [
+        (Losses("mean"), 3, "a batch of 8 cannot be cut into 3 equal microbatches"),
+        (Losses("mean"), 0, "the number of microbatches is 0"),
+        (Losses("rows"), 2, "the output rows would be kept for the whole batch"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Losses("mean")), 2, "would change the buffer 1.running_mean"),
+        (nn.Linear(4, 4), 2, "without a scalar loss"),
+    ],
+)
+def test_what_is_refused(model: nn.Module, count: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        autopar.capture(model, (torch.randn(8, 4),), microbatches=count)
+    assert str(caught.value).splitlines()[-1].startswith("hint: ")
+
+
+def test_auto_takes_more_where_memory_is_short_and_one_where_it_is_not() -> None:
+    target = zoo.build("mlp", batch="1024", width="64", layers="4")
+    options: Any = {"mesh": "dp=2", "hardware": "h100-sxm", "optimizer": "none", "microbatches": "auto", "recompute": "off"}
+    ample = autopar.plan(target.model, target.args, **options)
+    assert (ample.microbatches, ample.microbatches_tried) == (1, (1,))
+    one = autopar.plan(target.model, target.args, mesh="dp=2", optimizer="none", memory=10**9)
+    short = autopar.plan(target.model, target.args, memory=int(0.5 * one.predicted.peak_memory_bytes_per_rank), **options)
+    assert short.microbatches > 1 and short.microbatches_tried and short.microbatches in short.microbatches_tried and check(short) == ()
+    assert short.objective.bound_seconds <= short.objective.seconds
+    assert "the bound over these" in str(short)
+
+
+def test_more_memory_never_costs_more() -> None:
+    target = zoo.build("mlp", batch="256", width="16", layers="3")
+    found = autopar.pareto(target.model, target.args, mesh="dp=2", rungs=3, time_limit=12, hardware="h100-sxm")
+    limits = [plan.memory_limit_bytes_per_rank for plan in found.plans]
+    steps = [plan.objective.seconds for plan in found.plans]
+    assert len(limits) == 3 and limits == sorted(limits) and steps == sorted(steps, reverse=True)
+    assert steps[0] > steps[-1] and all(check(plan) == () for plan in found.plans)
+    assert found.plans[-1].predicted.peak_memory_bytes_per_rank <= limits[-1]
+    rows = json.loads(found.to_json())["rows"]
+    assert [row["objective_seconds"] for row in rows] == steps and len(str(found).splitlines()) == 4
+    with pytest.raises(UsageError, match="1 rungs"):
+        autopar.pareto(target.model, target.args, mesh="dp=2", rungs=1)
+
+
+@pytest.mark.parametrize("execute", ["eager", "graph"])
+def test_the_module_trains(execute: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Losses("mean"), torch.randn(8, 4)
+    plan = autopar.plan(model, (x,), mesh="dp=1", microbatches=4)
+    module = autopar.compile(model, Plan.from_json(plan.to_json()), execute=execute)
+    for scale in (1.0, 3.0):
+        module.zero_grad()
+        model.zero_grad()
+        wanted, found = model(x), module(x)
+        (scale * wanted).backward()
+        (scale * found).backward()
+        assert found.item() == pytest.approx(wanted.item())
+        for mine, other in zip(module.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad, other.grad)
+    with torch.no_grad():
+        assert module(x).item() == pytest.approx(model(x).item())
+    with pytest.raises(UsageError, match="float64"):
+        module(x.double())
