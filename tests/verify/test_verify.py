@@ -260,11 +260,11 @@ def test_a_plan_of_another_model_is_refused() -> None:
         verify(plan_of(), target(), backend="nccl")  # type: ignore[arg-type]
 
 
-def die_in_rank_1(case: Any, module: Any) -> Any:
+def die_in_rank_1(case: Any, module: Any, *rest: Any) -> Any:
     """Stands in for ``run_sharded``."""
     if module.place.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return trials.run_sharded(case, module)
+    return trials.run_sharded(case, module, *rest)
 
 
 def test_a_rank_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
