@@ -29,7 +29,9 @@ from autopar.plan import Plan
 from autopar.recording import graph_of, load, machine_of, replay
 from autopar.runtime.agreement import check_agreement, together
 from autopar.runtime.calls import CallTree
-from autopar.runtime.compiling import Execute, bind_step, check_mesh, check_torch, device_mesh_of, find_device, rebuild, start_process_group
+from autopar.runtime.compiling import (
+    Execute, bind_step, check_mesh, check_parameters, check_torch, device_mesh_of, find_device, rebuild, start_process_group,
+)  # fmt: skip
 from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, local_part
@@ -63,6 +65,7 @@ def export_program(
     if target.exists():
         raise UsageError(f"{target} exists", "give a folder that does not, or remove it")
     check_torch(plan)
+    check_parameters(model, plan)
     captured, schedule = rebuild(model, plan, loss=loss or plan.loss)
     mesh, stored = machine_of(plan).mesh, _Stored(weights)
     specs = {name: ShardingSpec.parse(spec.spec) for kind, name, spec in plan.entering if kind in ("parameter", "buffer")}
