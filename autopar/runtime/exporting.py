@@ -30,7 +30,15 @@ from autopar.recording import graph_of, load, machine_of, replay
 from autopar.runtime.agreement import check_agreement, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.compiling import (
-    Execute, bind_step, check_mesh, check_parameters, check_torch, device_mesh_of, find_device, rebuild, start_process_group,
+    Execute,
+    bind_step,
+    check_mesh,
+    check_parameters,
+    check_torch,
+    device_mesh_of,
+    find_device,
+    rebuild,
+    start_process_group,
 )  # fmt: skip
 from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
