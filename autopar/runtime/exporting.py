@@ -39,7 +39,7 @@ from autopar.runtime.compiling import (
     find_device,
     rebuild,
     start_process_group,
-)  # fmt: skip
+)
 from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, local_part
