@@ -431,7 +431,7 @@ def _best_of(asked: list[Asked], find: Callable[[Asked, float], Found], ends: fl
         except _Changed as reason:
             warnings.warn(f"{item} microbatches and more are not tried: {reason}", MicrobatchWarning, stacklevel=4)
             break
-        if found and (found[-1].interrupted or enough()):
+        if found and (found[-1].interrupted or (number + 1 < len(asked) and enough())):
             break
     if not found:
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -36,13 +35,6 @@ X, Y = torch.ones(8, 16), torch.zeros(8, 16)
 @pytest.fixture(scope="module")
 def graph() -> autopar.Graph:
     return autopar.capture(Block(), (X,), loss=square, loss_args=(Y,))
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def test_plan_of_a_graph_is_the_plan_of_its_model(graph: autopar.Graph) -> None:

@@ -206,7 +206,7 @@ def test_more_memory_never_costs_more() -> None:
 
 
 @pytest.mark.parametrize("execute", ["eager", "graph"])
-def test_the_module_trains(execute: Any) -> None:
+def test_the_module_trains(execute: Any, one_rank: None) -> None:
     torch.manual_seed(0)
     model, x = Losses("mean"), torch.randn(8, 4)
     plan = autopar.plan(model, (x,), mesh="dp=1", microbatches=4)

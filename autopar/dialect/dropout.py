@@ -29,6 +29,11 @@ def random_step(step: int) -> Iterator[None]:
         _STEP.reset(token)
 
 
+def this_step() -> int:
+    """The training step whose masks are drawn."""
+    return _STEP.get()
+
+
 def generator(device: torch.device, seed: int) -> torch.Generator:
     """The random numbers of a seed of the graph in this step."""
     made = torch.Generator(device)

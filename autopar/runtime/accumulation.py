@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autopar.dialect import random_step
+from autopar.dialect.dropout import this_step
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, loss_gradient
@@ -28,7 +29,7 @@ def run_step(
     Args:
         enter: the graph inputs' local parts of a microbatch, for each rank that the backend hosts.
         observed: the collectives that are executed are appended.
-        draw: chooses the masks of dropout; they differ between microbatches.
+        draw: chooses the masks of dropout, which differ between microbatches; the step that is under way when not given.
         trains: whether backward runs at all.
 
     Returns:
@@ -45,7 +46,7 @@ def run_step(
     for number in range(made.microbatches):
         last = number == made.microbatches - 1
         ranks = enter(number)
-        with random_step((draw or 0) * made.microbatches + number):
+        with random_step((this_step() if draw is None else draw) * made.microbatches + number):
             executable.forward(ranks, observed)
             if made.microbatches > 1:
                 found = [{name: held[name].clone() for name in leaving} for held in ranks]

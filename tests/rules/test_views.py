@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import math
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from autopar.rules import bind, computed_layout, notation, parse, rule, writing
+from autopar.rules import bind, parse
 from autopar.rules.computed_layout import refine
 from tests.rules.execution import execute
 from tests.rules.test_execution import check_split_equals_whole
@@ -58,7 +59,8 @@ def test_both_sides_hold_the_same_factors_in_the_same_order(both: tuple[list[int
 
 
 def test_examples_in_the_documentation() -> None:
-    for module in (notation, rule, computed_layout, writing):
+    for name in ("notation", "rule", "computed_layout", "writing"):
+        module = importlib.import_module(f"autopar.rules.{name}")
         tried = doctest.testmod(module)
         assert tried.attempted > 0 and tried.failed == 0, module.__name__
     assert parse("m -> m") is parse("m -> m"), "reading is cached"
