@@ -188,8 +188,8 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     """
     space, limit = model.space, asked.limit
     counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
-    again = asked.recompute and counts and not isinstance(model, FoldedModel)
-    search = Search(model, asked, again)
+    again = asked.recompute and counts
+    search = Search(model, asked, again and not isinstance(model, FoldedModel))
     clock.lap("model")
     priced = perf_counter() - asked.began
     for schedule in known:
@@ -257,13 +257,13 @@ def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
 def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:
     """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``), as long as the
     baseline itself is faster than all that fit."""
-    space, limit = search.model.space, search.limit
+    model, limit = search.model, search.limit
     found: dict[str, Timed] = {}
     best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
     for name in sorted(rivals, key=lambda name: rivals[name].seconds):
         if rivals[name].memory.peak <= limit or rivals[name].seconds >= best:
             continue
-        for policy, leaner in with_policies(space.graph, rivals[name].assignment, space.machine):
+        for policy, leaner in with_policies(model.whole_graph, model.whole(rivals[name].assignment), model.space.machine):
             if search.left <= 0:
                 return found
             tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)
