@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from autopar.errors import AutoparError, FileError, InfeasibleError, TimeLimitError, UsageError
+from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
+from autopar.options import (
+    AUTO,
+    RECOMPUTE,
+    MeshLike,
+    candidate_meshes,
+    check_number,
+    check_one_of,
+    check_pins,
+    parse_memory,
+    resolve_hardware,
+    user_errors,
+)  # fmt: skip
 from autopar.pareto import Pareto, climb
 from autopar.plan import Plan
-from cost_models import COST_MODELS, CostModelError, Hardware, Machine, Mesh, find_optimizer, load_hardware
+from cost_models import COST_MODELS, Hardware, Machine, find_optimizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,23 +35,10 @@ if TYPE_CHECKING:
     from autopar.runtime import ShardedModule
     from autopar.search import Found, Progress, Shared
 
-DEFAULT_HARDWARE = "h100-sxm"
-"""What is planned for when no hardware is named; the plan and the command line say so."""
-
-RECOMPUTE = ("auto", "off")
-"""Whether operators may run a second time in backward."""
-
-MESH_NAMES = ("x", "y", "z", "w")
-
 _capturing = Lock()
 """Torch traces one model at a time: what it patches meanwhile, all threads see."""
 
-MeshLike = str | Mapping[str, int] | Mesh | Any
-"""``"dp=2,tp=4"``, ``"2x4"``, ``{"dp": 2, "tp": 4}``, a Mesh, or torch's DeviceMesh."""
-
-
 Asked = TypeVar("Asked")
-AUTO = "auto"
 
 
 class MicrobatchWarning(UserWarning):
@@ -77,7 +74,7 @@ def capture(
         UsageError: wrong arguments, or a step that microbatches cannot make up. CaptureError: a model that cannot be captured, with the
             user's line.
     """
-    _check_number(microbatches)
+    check_number(microbatches)
     graph: Graph = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype).of(microbatches)
     return graph
 
@@ -214,11 +211,11 @@ def _planner(
 ) -> Callable[[int, float], Plan]:
     """What plans within so many bytes until a moment, the model captured and everything shared between calls. See ``plan``."""
     began = perf_counter()
-    meshes = list(_meshes(mesh, devices))
-    pins = _pins(constraints)
-    _one_of("cost model", cost_model, tuple(COST_MODELS))
-    _one_of("way to recompute", recompute, RECOMPUTE)
-    with _user_errors():
+    meshes = list(candidate_meshes(mesh, devices))
+    pins = check_pins(constraints)
+    check_one_of("cost model", cost_model, tuple(COST_MODELS))
+    check_one_of("way to recompute", recompute, RECOMPUTE)
+    with user_errors():
         find_optimizer(optimizer)
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
@@ -234,7 +231,7 @@ def _planner(
             raise UsageError(message, "capture the model with microbatches=")
     else:
         captures = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype)
-        numbers = captures.numbers() if microbatches == AUTO else (_check_number(microbatches),)
+        numbers = captures.numbers() if microbatches == AUTO else (check_number(microbatches),)
         graph, graph_of = captures.of(numbers[0]), captures.of
     spent = perf_counter() - began
     if not isinstance(model, Graph) and spent >= time_limit:
@@ -305,7 +302,7 @@ def compile(
 
     if isinstance(plan, str | os.PathLike):
         plan = load(plan)
-    with _user_errors():
+    with user_errors():
         return compile_plan(
             model, plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed, execute=execute, example=example
         )  # fmt: skip
@@ -316,67 +313,6 @@ def load(path: str | os.PathLike[str]) -> Plan:
     from autopar.recording import load
 
     return load(path)
-
-
-def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
-    """The hardware of a name, a file or a value; the default when None. Raises UsageError or FileError."""
-    if not isinstance(hardware, str | os.PathLike | Hardware | None):
-        hint = f"give a built-in name such as {DEFAULT_HARDWARE!r}, the path of a TOML file, or a Hardware"
-        raise UsageError(f"hardware is {hardware!r}", hint)
-    with _user_errors():
-        named = DEFAULT_HARDWARE if hardware is None else hardware
-        return load_hardware(named if isinstance(named, str | Hardware) else os.fspath(named))
-
-
-def parse_memory(memory: str | float) -> int:
-    """Bytes of ``"70GiB"``, ``"80GB"``, ``"1.5e9"`` or a number. Raises UsageError.
-
-    >>> parse_memory("70GiB"), parse_memory("80 GB"), parse_memory(1024)
-    (75161927680, 80000000000, 1024)
-    """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*(?:([kmgtp]?)(i?)b?)?\s*", str(memory), re.IGNORECASE)
-    hint = "write bytes or a number with a unit: 70GiB, 80GB, 512MiB"
-    try:
-        value = float(match[1]) if match else 0.0
-    except ValueError:
-        value = 0.0
-    if match is None or not 0 < value < 1e30:
-        raise UsageError(f"{memory!r} is not an amount of memory", hint)
-    power = " kmgtp".index((match[2] or " ").lower())
-    return int(value * (1024 if match[3] else 1000) ** power)
-
-
-def parse_mesh(mesh: MeshLike) -> Mesh:
-    """The mesh of a text, a mapping, a Mesh or a DeviceMesh. Raises UsageError."""
-    if not isinstance(mesh, str | Mapping | Mesh) and hasattr(mesh, "mesh_dim_names"):
-        names = mesh.mesh_dim_names or MESH_NAMES[: len(mesh.shape)]
-        mesh = dict(zip(names, mesh.shape, strict=True))
-    with _user_errors():
-        return Mesh.parse(mesh)
-
-
-def factorizations(devices: int) -> Iterator[Mesh]:
-    """Every mesh of one and two axes of ``devices`` ranks: ``dp`` alone, then each ``dp x tp``. Raises UsageError."""
-    if not isinstance(devices, int) or devices < 1:
-        raise UsageError(f"the number of devices is {devices!r}", "give a whole number from 1 on")
-    yield Mesh((("dp", devices),))
-    for inner in range(2, devices // 2 + 1):
-        if devices % inner == 0:
-            yield Mesh((("dp", devices // inner), ("tp", inner)))
-
-
-def _meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mesh]:
-    if mesh is not None and devices is not None:
-        found = parse_mesh(mesh)
-        if found.ranks != devices:
-            raise UsageError(f"the mesh {found} has {found.ranks} ranks, devices is {devices}", "give one of the two, or make them agree")
-        yield found
-    elif mesh is not None:
-        yield parse_mesh(mesh)
-    elif devices is not None:
-        yield from factorizations(devices)
-    else:
-        raise UsageError("neither a mesh nor a number of devices is given", "give a mesh, e.g. dp=2,tp=4, or devices, e.g. 8")
 
 
 def _shared(common: dict[tuple[int, Machine], Shared], number: int, machine: Machine) -> Shared:
@@ -400,7 +336,7 @@ def _find(
 ) -> Found:
     from autopar.search import find_plan
 
-    with _user_errors():
+    with user_errors():
         return find_plan(
             graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress,
             recompute=recompute, shared=shared,
@@ -492,34 +428,3 @@ def _warn_unknown(found: Found) -> None:
         UnknownOperatorWarning,
         stacklevel=3,
     )
-
-
-def _pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
-    hint = "give a mapping of names to specs, e.g. {'lm_head.weight': 'S1 R'}"
-    if not isinstance(constraints, Mapping | None):
-        raise UsageError(f"constraints are a {type(constraints).__name__}", hint)
-    for name, spec in (constraints or {}).items():
-        if not isinstance(name, str) or not isinstance(spec, str):
-            raise UsageError(f"the pin {name!r}: {spec!r} is not text", hint)
-    return dict(constraints or {})
-
-
-def _check_number(microbatches: int | str) -> int:
-    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
-        raise UsageError(f"the number of microbatches is {microbatches!r}", "give a whole number from 1 on, or auto where one plans")
-    return microbatches
-
-
-def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise UsageError(f"unknown {what} {given!r}", f"use one of {', '.join(known)}")
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """The errors of ``cost_models`` as autopar's own, with the same message, hint and exit status."""
-    try:
-        yield
-    except CostModelError as error:
-        kind = UsageError if error.exit_status == UsageError.exit_status else FileError
-        raise kind(error.message, error.hint) from error

@@ -54,9 +54,9 @@ def cpu_seconds() -> float:
 
 def rows(target: str, mesh: str, rungs: int, time_limit: float) -> Iterator[Row]:
     """The free plan of a model, then limits below its peak."""
-    from autopar.api import parse_mesh
     from autopar.cli.target import capture_target
     from autopar.errors import AutoparError, InfeasibleError
+    from autopar.options import parse_mesh
     from autopar.search import find_plan
     from cost_models import Machine, load_hardware
 

@@ -48,8 +48,8 @@ def measure(target: str, mesh: str, memory: str, mode: str, time_limit: float) -
 
     import autopar
     from autopar import importer, search  # noqa: F401
-    from autopar.api import parse_memory
     from autopar.cli.target import load_target
+    from autopar.options import parse_memory
 
     lap("import")
     found = load_target(target, mode, device="meta")

@@ -46,10 +46,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import autopar
-from autopar import api, zoo
+from autopar import zoo
 from autopar.graph import Graph
 from autopar.measurement import measure, to_toml
 from autopar.measurement.clock import Clock
+from autopar.options import resolve_hardware
 from autopar.runtime.placement import local_part
 from autopar.sharding import splits
 from autopar.verify.launch import run_ranks
@@ -339,7 +340,7 @@ def profiled(ranks: int, given: argparse.Namespace) -> tuple[Hardware, float]:
     """The hardware file, or what as many ranks measure now; and the stretch that its notes tell."""
     if given.hardware:
         path = Path(given.hardware.format(ranks=ranks))
-        hardware: Hardware = api.resolve_hardware(path)
+        hardware: Hardware = resolve_hardware(path)
         return hardware, stretch_told(path.read_text())
     begin = time.perf_counter()
     measured = measure(ranks, quiet=True)

@@ -11,8 +11,9 @@ from torch import nn
 
 import autopar
 from autopar import zoo
-from autopar.api import UnknownOperatorWarning, factorizations, parse_memory, parse_mesh
+from autopar.api import UnknownOperatorWarning
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
+from autopar.options import factorizations, parse_memory, parse_mesh
 from cost_models import Hardware, load_hardware
 
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from autopar.api import DEFAULT_HARDWARE
 from autopar.cli.files import check_writable, write_text
 from autopar.cli.planning import OPTIMIZER_HELP, open_pins, pareto_target, plan_target, read_microbatches, read_mode
 from autopar.cli.terminal import out
 from autopar.errors import UsageError
 from autopar.files import STANDARD
+from autopar.options import DEFAULT_HARDWARE
 from autopar.pareto import Pareto
 from autopar.report.frontier import frontier_html
 

@@ -12,6 +12,7 @@ from autopar import api
 from autopar.cli.terminal import Line, note, printing_aside
 from autopar.errors import UsageError
 from autopar.graph import Graph
+from autopar.options import AUTO, DEFAULT_HARDWARE, factorizations, parse_memory, parse_mesh, resolve_hardware
 from autopar.pareto import Pareto
 from autopar.plan import Plan
 from autopar.report import units
@@ -31,7 +32,7 @@ def read_mode(text: str) -> Literal["train", "inference"]:
 
 def read_microbatches(text: str) -> int | str:
     """The number of an option's text, or ``auto``. Raises UsageError."""
-    if text == api.AUTO:
+    if text == AUTO:
         return text
     try:
         return int(text)
@@ -61,7 +62,7 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
 
     check_options(**options)
     if options.get("hardware") is None:
-        note(f"no hardware is named: planning for {api.DEFAULT_HARDWARE}")
+        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
     say_first_use()
     line = Line()
     with words_on_stderr(), printing_aside(), line:
@@ -90,7 +91,7 @@ def pareto_target(target: str, *, mode: Literal["train", "inference"], memory: s
         raise UsageError("a ladder of memory limits has no one limit", "leave --memory out, or plan without --pareto")
     check_options(mesh=options.get("mesh"), devices=options.get("devices"), hardware=options.get("hardware"))
     if options.get("hardware") is None:
-        note(f"no hardware is named: planning for {api.DEFAULT_HARDWARE}")
+        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
     say_first_use()
     line = Line()
     with words_on_stderr(), printing_aside(), line:
@@ -115,12 +116,12 @@ def say_first_use() -> None:
 def check_options(**options: Any) -> None:
     """Raises what is wrong with mesh, hardware and memory before a model is loaded."""
     if options.get("mesh") is not None:
-        api.parse_mesh(options["mesh"])
+        parse_mesh(options["mesh"])
     if options.get("devices") is not None:
-        list(api.factorizations(options["devices"]))
-    api.resolve_hardware(options.get("hardware"))
+        list(factorizations(options["devices"]))
+    resolve_hardware(options.get("hardware"))
     if options.get("memory") is not None:
-        api.parse_memory(options["memory"])
+        parse_memory(options["memory"])
 
 
 def progress(line: Line) -> Progress:

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from autopar.api import DEFAULT_HARDWARE
 from autopar.cli.files import check_writable, write_text
 from autopar.cli.planning import OPTIMIZER_HELP, check_options, open_pins, plan_target, read_mode
 from autopar.cli.terminal import note, out
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.files import STANDARD
+from autopar.options import DEFAULT_HARDWARE
 from autopar.plan import Plan
 from autopar.report import curve, units
 from autopar.report.tables import Table

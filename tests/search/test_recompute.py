@@ -13,6 +13,7 @@ from autopar import api, compare, zoo
 from autopar.check import check
 from autopar.graph import Graph
 from autopar.importer import capture_graph
+from autopar.options import parse_mesh, resolve_hardware
 from autopar.plan import Plan
 from autopar.schedule import Assignment, Schedule, make_schedule, memory, step_seconds
 from autopar.schedule.freeing import storage_bytes
@@ -167,7 +168,7 @@ def test_no_plan_is_worse_than_making_all_layers_again() -> None:
     """No plan found is worse than one that makes its layers again and fits; with ``off`` there is none."""
     graph = graph_of("gpt2")
     options: dict[str, Any] = {"mesh": "dp=4", "hardware": "h100-sxm", "time_limit": 30.0}
-    where = Machine(api.parse_mesh("dp=4"), api.resolve_hardware("h100-sxm"), "roofline")
+    where = Machine(parse_mesh("dp=4"), resolve_hardware("h100-sxm"), "roofline")
     lean = make_schedule(graph, recompute(graph, baselines("gpt2", where)["fsdp"], full(graph), where), where)
     limit = memory(lean, "adamw").peak
     plan = api.plan(graph, memory=limit, **options)

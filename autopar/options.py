@@ -1,0 +1,118 @@
+"""What a user may give: hardware, meshes, amounts of memory, pins and numbers, as values or as errors in words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from autopar.errors import FileError, UsageError
+from cost_models import CostModelError, Hardware, Mesh, load_hardware
+
+DEFAULT_HARDWARE = "h100-sxm"
+"""What is planned for when no hardware is named; the plan and the command line say so."""
+
+RECOMPUTE = ("auto", "off")
+"""Whether operators may run a second time in backward."""
+
+MESH_NAMES = ("x", "y", "z", "w")
+
+AUTO = "auto"
+"""Microbatches: powers of two are tried."""
+
+MeshLike = str | Mapping[str, int] | Mesh | Any
+"""``"dp=2,tp=4"``, ``"2x4"``, ``{"dp": 2, "tp": 4}``, a Mesh, or torch's DeviceMesh."""
+
+
+def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
+    """The hardware of a name, a file or a value; the default when None. Raises UsageError or FileError."""
+    if not isinstance(hardware, str | os.PathLike | Hardware | None):
+        hint = f"give a built-in name such as {DEFAULT_HARDWARE!r}, the path of a TOML file, or a Hardware"
+        raise UsageError(f"hardware is {hardware!r}", hint)
+    with user_errors():
+        named = DEFAULT_HARDWARE if hardware is None else hardware
+        return load_hardware(named if isinstance(named, str | Hardware) else os.fspath(named))
+
+
+def parse_memory(memory: str | float) -> int:
+    """Bytes of ``"70GiB"``, ``"80GB"``, ``"1.5e9"`` or a number. Raises UsageError.
+
+    >>> parse_memory("70GiB"), parse_memory("80 GB"), parse_memory(1024)
+    (75161927680, 80000000000, 1024)
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*(?:([kmgtp]?)(i?)b?)?\s*", str(memory), re.IGNORECASE)
+    hint = "write bytes or a number with a unit: 70GiB, 80GB, 512MiB"
+    try:
+        value = float(match[1]) if match else 0.0
+    except ValueError:
+        value = 0.0
+    if match is None or not 0 < value < 1e30:
+        raise UsageError(f"{memory!r} is not an amount of memory", hint)
+    power = " kmgtp".index((match[2] or " ").lower())
+    return int(value * (1024 if match[3] else 1000) ** power)
+
+
+def parse_mesh(mesh: MeshLike) -> Mesh:
+    """The mesh of a text, a mapping, a Mesh or a DeviceMesh. Raises UsageError."""
+    if not isinstance(mesh, str | Mapping | Mesh) and hasattr(mesh, "mesh_dim_names"):
+        names = mesh.mesh_dim_names or MESH_NAMES[: len(mesh.shape)]
+        mesh = dict(zip(names, mesh.shape, strict=True))
+    with user_errors():
+        return Mesh.parse(mesh)
+
+
+def factorizations(devices: int) -> Iterator[Mesh]:
+    """Every mesh of one and two axes of ``devices`` ranks: ``dp`` alone, then each ``dp x tp``. Raises UsageError."""
+    if not isinstance(devices, int) or devices < 1:
+        raise UsageError(f"the number of devices is {devices!r}", "give a whole number from 1 on")
+    yield Mesh((("dp", devices),))
+    for inner in range(2, devices // 2 + 1):
+        if devices % inner == 0:
+            yield Mesh((("dp", devices // inner), ("tp", inner)))
+
+
+def candidate_meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mesh]:
+    if mesh is not None and devices is not None:
+        found = parse_mesh(mesh)
+        if found.ranks != devices:
+            raise UsageError(f"the mesh {found} has {found.ranks} ranks, devices is {devices}", "give one of the two, or make them agree")
+        yield found
+    elif mesh is not None:
+        yield parse_mesh(mesh)
+    elif devices is not None:
+        yield from factorizations(devices)
+    else:
+        raise UsageError("neither a mesh nor a number of devices is given", "give a mesh, e.g. dp=2,tp=4, or devices, e.g. 8")
+
+
+def check_pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
+    hint = "give a mapping of names to specs, e.g. {'lm_head.weight': 'S1 R'}"
+    if not isinstance(constraints, Mapping | None):
+        raise UsageError(f"constraints are a {type(constraints).__name__}", hint)
+    for name, spec in (constraints or {}).items():
+        if not isinstance(name, str) or not isinstance(spec, str):
+            raise UsageError(f"the pin {name!r}: {spec!r} is not text", hint)
+    return dict(constraints or {})
+
+
+def check_number(microbatches: int | str) -> int:
+    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+        raise UsageError(f"the number of microbatches is {microbatches!r}", "give a whole number from 1 on, or auto where one plans")
+    return microbatches
+
+
+def check_one_of(what: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise UsageError(f"unknown {what} {given!r}", f"use one of {', '.join(known)}")
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """The errors of ``cost_models`` as autopar's own, with the same message, hint and exit status."""
+    try:
+        yield
+    except CostModelError as error:
+        kind = UsageError if error.exit_status == UsageError.exit_status else FileError
+        raise kind(error.message, error.hint) from error
