@@ -9,7 +9,10 @@ operators      operators by target
 kernels        one operator on one rank, bound once
 fusion         operators that run as one kernel, or write over what they read last
 inner          bodies of the operators with collectives inside
-execution      the interpreter: instructions as actions; simulate
+execution      the interpreter: instructions as actions
+tail           what of forward only the loss asks for, which runs when it is read
+still          operators that draw, without chance
+late           the loss that is waited for when it is read
 emission       the same instructions as torch.fx graphs
 calls          a call's arguments and results
 weights        parameters and buffers as DTensors

@@ -75,6 +75,12 @@ Flights = dict[str, Flight]
 """The calls under way, by id."""
 
 
+def exchange_of(collective: Collective) -> Exchange:
+    """What a backend is asked for."""
+    step = collective.parts[0].step
+    return Exchange(step.kind, step.axes, step.reduction or "sum", step.sources or ())
+
+
 class Call:
     """A collective bound to a backend.
 
@@ -86,7 +92,7 @@ class Call:
     def __init__(self, of: Collective, backend: Backend, earlier: Sequence[Call] = ()) -> None:
         step = of.parts[0].step
         self.of, self.backend, self.earlier = of, backend, earlier
-        self.exchange = Exchange(step.kind, step.axes, step.reduction or "sum", step.sources or ())
+        self.exchange = exchange_of(of)
         self.sources, self.targets = tuple(part.source for part in of.parts), tuple(part.target for part in of.parts)
         self.pack = _packing(of, self.exchange.size if step.kind in CUT else 1, backend.traced)
         self.unpack = _unpacking(of, self.exchange.size if step.kind in JOINED else 1)

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from autopar.rules import localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.collectives import Call, Flights, Observed, Values, reduce_now
+from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_of, reduce_now
 from autopar.runtime.fusion import Fusion, Line, Local, bind_in_place, bind_pair, find_fusion
 from autopar.runtime.inner import body
 from autopar.runtime.kernels import Kernel, bind_kernel
-from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.still import STILL
+from autopar.runtime.tail import Tail, loss_tail
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.instructions import Operation
 from cost_models import SubAxis
@@ -35,13 +37,28 @@ Land = Callable[[Sequence[Values]], None]
 
 
 @dataclass(frozen=True)
+class Late:
+    """What of forward may run when the loss is read.
+
+    Args:
+        actions: what its instructions do, in order.
+        values: what these read and make.
+        freed: those of them that forward frees.
+    """
+
+    actions: tuple[Action, ...] = ()
+    values: frozenset[str] = frozenset()
+    freed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Executable:
     """A schedule bound to a backend and a device.
 
     Args:
         forward_actions, backward_actions: what its instructions do, in order.
         repeated_actions: what they do in backward of microbatches before the last.
-        late: waits for the loss, when nothing in the program needs it and the backend would hold this thread up for it.
+        late: of forward, what only the loss asks for and the backend would hold this thread up for.
     """
 
     schedule: Schedule
@@ -49,7 +66,7 @@ class Executable:
     forward_actions: tuple[Action, ...]
     backward_actions: tuple[Action, ...]
     repeated_actions: tuple[Action, ...] = ()
-    late: Action | None = None
+    late: Late = Late()
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -74,29 +91,33 @@ class Executable:
         self.forward_but_late(ranks, observed)(ranks)
 
     def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> Land:
-        """The same but for the loss, if it is ``late``: what is returned waits for it and puts it among the values it is given."""
-        flights = _run(self.forward_actions, ranks, observed)
+        """The same but for the loss, if it is late: what is returned waits for it and puts it among the values it is given."""
+        flights: Flights = {}
+        _run(self.forward_actions, ranks, flights, observed)
+        late = self.late
+        needed = [{name: held[name] for name in late.values if name in held} for held in ranks]
+        for held in ranks:
+            for name in late.freed & held.keys():
+                del held[name]
 
         def land(ranks: Sequence[Values]) -> None:
-            if self.late is not None:
-                self.late(ranks, flights, None)
+            _run(late.actions, needed, flights, None)
+            for held, found in zip(ranks, needed, strict=True):
+                held.update((name, value) for name, value in found.items() if name not in late.freed)
 
         return land
 
     def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
         """Runs the backward instructions on what ``forward`` left, and on the sums over microbatches; of the ``last`` of these or not."""
-        _run(self.backward_actions if last else self.repeated_actions, ranks, observed)
+        _run(self.backward_actions if last else self.repeated_actions, ranks, {}, observed)
 
 
 @torch.no_grad()
 @torch.autocast("cpu", enabled=False)
 @torch.autocast("cuda", enabled=False)
-def _run(actions: Sequence[Action], ranks: Sequence[Values], observed: list[Observed] | None) -> Flights:
-    """What is still under way afterwards."""
-    flights: Flights = {}
+def _run(actions: Sequence[Action], ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
     for action in actions:
         action(ranks, flights, observed)
-    return flights
 
 
 _LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
@@ -134,35 +155,26 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
             has baked in) and makes every other random number a constant, so that runs can be compared.
         in_place: whether operators may write over what they read last (see ``fusion``).
     """
-    binding = _Binding(schedule, backend, device, dropout, in_place)
-    actions = [(item, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
-    late, place = None, _late(schedule, binding)
-    if place is not None:
-        late, actions[place] = actions[place][1], (actions[place][0], None)
-    forward, backward = (
-        tuple(action for item, action in actions if item.half == phase and action is not None) for phase in ("forward", "backward")
-    )
+    tail = Tail() if backend.traced else loss_tail(schedule, lambda call: not backend.streams(exchange_of(call)))
+    binding = _Binding(schedule, backend, device, dropout, in_place, tail)
+    actions = [(index, item, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
+    bound = [(index, item, action) for index, item, action in actions if action is not None]
+    freed = {name for item in schedule.instructions if item.kind == "free" and item.half == "forward" for name in item.reads}
+    late = Late(tuple(action for index, _, action in bound if index in tail.places), tail.values, tail.values & freed)
+    punctual = [(item, action) for index, item, action in bound if index not in tail.places]
+    forward, backward = (tuple(action for item, action in punctual if item.half == phase) for phase in ("forward", "backward"))
     several = schedule.graph.microbatches > 1
-    repeated = tuple(action for item, action in actions if several and item.half == "backward" and action and not item.microbatch)
+    repeated = tuple(action for _, item, action in bound if several and item.half == "backward" and not item.microbatch)
     return Executable(schedule, backend, forward, backward, repeated, late)
-
-
-def _late(schedule: Schedule, binding: _Binding) -> int | None:
-    """The place of the wait for the loss, if the loss is all that it brings, nothing in the program reads it, and waiting holds this
-    thread up."""
-    loss = next((value for output, value in schedule.outputs if output.kind == "output" and output.name == "loss"), None)
-    if schedule.graph.mode != "train" or binding.backend.traced or any(loss in item.reads for item in schedule.instructions):
-        return None
-    waits = ((index, item) for index, item in enumerate(schedule.instructions) if item.kind == "wait" and item.writes == (loss,))
-    return next((index for index, item in waits if not binding.backend.streams(binding.calls[item.of].exchange)), None)
 
 
 class _Binding:
     """Instructions become actions, in order: a start must know which calls are under way."""
 
-    def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool) -> None:
+    def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool, tail: Tail) -> None:
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
-        self.fusion = fusion_of(schedule, in_place)
+        self.fusion = fusion_of(schedule, in_place, tail)
+        self.tail = tail
         self.pairs = {pair.addition: pair for pair in self.fusion.pairs.values()}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.fusion.pairs}
         self.calls: dict[str, Call] = {}
@@ -190,7 +202,8 @@ class _Binding:
         place, target = self.fusion.in_place.get(index), operation.op.target
         if place is not None:
             return bind_in_place(operation.op, place, args, kwargs)
-        function = find_operator(target) if self.dropout else STILL.get(target) or find_operator(target)
+        find = find_operator if self.backend.traced else find_function
+        function = find(target) if self.dropout else STILL.get(target) or find(target)
         return bind_kernel(operation.op, function, args, kwargs, self.shapes(reads))
 
     def arguments(self, operation: Operation) -> list[tuple[list[Any], dict[str, Any]]]:
@@ -237,7 +250,8 @@ class _Binding:
         return add
 
     def free(self, index: int, item: Instruction) -> Action | None:
-        names = tuple(name for name in item.reads if name not in self.unmade)
+        late = self.tail.values if item.half == "forward" else frozenset()
+        names = tuple(name for name in item.reads if name not in self.unmade and name not in late)
 
         def free(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
             for held in ranks:
@@ -360,9 +374,9 @@ def groups_needed(schedule: Schedule) -> tuple[tuple[SubAxis, ...], ...]:
 # --- what fusion sees --------------------------------------------------------------------------------------------------
 
 
-def fusion_of(schedule: Schedule, in_place: bool) -> Fusion:
-    """What of the schedule runs as one kernel, and what in place."""
-    leaving = [value for _, value in schedule.outputs]
+def fusion_of(schedule: Schedule, in_place: bool, tail: Tail) -> Fusion:
+    """What of the schedule runs as one kernel, and what in place; nothing that its ``tail`` reads later is written over."""
+    leaving = [*(value for _, value in schedule.outputs), *tail.values]
     lines = [_line(schedule, item) for item in schedule.instructions]
     return find_fusion(lines, schedule.storage, leaving, lambda value: _local(schedule, value), in_place=in_place)
 
@@ -380,22 +394,3 @@ def _line(schedule: Schedule, item: Instruction) -> Line:
 def _local(schedule: Schedule, value: str) -> Local:
     tensor = schedule.graph.tensors[schedule.values[value].tensor]
     return Local(tuple(schedule.specs[value].local_shape(tensor.shape, schedule.machine.mesh.sizes)), tensor.dtype)
-
-
-# --- without chance ----------------------------------------------------------------------------------------------------
-
-
-def keep_all(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
-    """``autopar.dropout`` with a mask that drops nothing."""
-    return x * (0.0 if p >= 1 else 1 / (1 - p)), torch.ones_like(x, dtype=torch.bool)
-
-
-STILL_UNIFORM, STILL_NORMAL = 0.25, 0.5
-"""What every random number is while runs are compared."""
-
-STILL: Mapping[str, Callable[..., Any]] = {
-    "autopar.dropout.default": keep_all,
-    "autopar.uniform.default": lambda like, seed: torch.full_like(like, STILL_UNIFORM),
-    "autopar.normal.default": lambda like, seed: torch.full_like(like, STILL_NORMAL),
-}
-"""Operators that draw random numbers, without chance."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autopar.runtime.execution import fusion_of
+from autopar.runtime.tail import Tail
 from autopar.schedule import Schedule
 from autopar.schedule.freeing import storage_bytes
 from autopar.schedule.liveness import held
@@ -14,7 +15,7 @@ def spared_bytes(schedule: Schedule, optimizer: str) -> int:
     A result that takes the memory of ``value`` spares those bytes from then until ``value`` is freed; a contraction that an addition
     follows in one kernel gives its own result none.
     """
-    fusion = fusion_of(schedule, in_place=True)
+    fusion = fusion_of(schedule, in_place=True, tail=Tail())
     items = schedule.instructions
     freed = {value: index for index, item in enumerate(items) if item.kind == "free" for value in item.reads}
     taken = [(index, items[index].reads[position]) for index, position in fusion.in_place.items()]

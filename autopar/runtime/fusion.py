@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from autopar.graph import Op, Ref
-from autopar.runtime.kernels import Kernel, Product, Shapes, find_product
-from autopar.runtime.operators import find_operator, with_tensors
+from autopar.runtime.kernels import Kernel, Product, Shapes, bind_arguments, find_product
+from autopar.runtime.operators import find_function, find_operator
 
 CONTRACTION, ADDITION = "autopar.contract.default", "aten.add.Tensor"
 
@@ -181,6 +182,10 @@ def bind_pair(pair: Pair, op: Op, shapes: Shapes, addend: Sequence[int]) -> Kern
     product = find_product(op, shapes)
     assert product is not None
     flat = product.flat_shape if tuple(addend) == product.shape else (product.flat_shape[1],)
+    left, right = product.left, product.right
+    rows = (*product.shape[:-1], product.left_shape[1])
+    if len(addend) == 1 and product.turned == (False, True) and shapes[right] == product.right_shape and shapes[left] == rows:
+        return lambda tensors: (linear(tensors[left], tensors[right], tensors[2]),)
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         other = tensors[2]
@@ -224,10 +229,10 @@ def _find_reuse(index: int, lives: _Lives) -> int | None:
 def bind_in_place(op: Op, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kernel:
     """The kernel of a pointwise operator that writes over its read at ``position``."""
     _, target, keyword = IN_PLACE[op.target]
-    function = find_operator(target)
+    function, arguments = find_function(target), bind_arguments(args, kwargs)
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        given = with_tensors(list(args), tensors)
-        return (function(*given, **kwargs, **{keyword: tensors[position]}),)
+        given, named = arguments(tensors)
+        return (function(*given, **named, **{keyword: tensors[position]}),)
 
     return run

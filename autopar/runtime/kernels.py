@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from autopar.dialect.contraction import parse
 from autopar.graph import Op, Ref
@@ -33,22 +34,35 @@ def bind_kernel(op: Op, function: Callable[..., Any], args: Sequence[Any], kwarg
     """
     product = find_product(op, shapes)
     if product is not None:
-        return product.multiply
-    simple = not kwargs and all(isinstance(item, Ref) or not _holds_tensors(item) for item in args)
-    places = [(place, item.index) for place, item in enumerate(args) if isinstance(item, Ref)]
-    single = len(op.outputs) == 1
+        return product.kernel(shapes)
+    arguments, count = bind_arguments(args, kwargs), len(op.outputs)
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        if simple:
-            given = list(args)
-            for place, index in places:
-                given[place] = tensors[index]
-            result = function(*given)
-        else:
-            result = function(*with_tensors(list(args), tensors), **with_tensors(dict(kwargs), tensors))
-        return (result,) if single and isinstance(result, Tensor) else named_results(op, result)
+        given, named = arguments(tensors)
+        result = function(*given, **named)
+        if isinstance(result, Tensor) and count == 1:
+            return (result,)
+        plain = isinstance(result, tuple) and len(result) == count and all(isinstance(item, Tensor) for item in result)
+        return result if plain else named_results(op, result)
 
     return run
+
+
+def bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], tuple[list[Any], Mapping[str, Any]]]:
+    """The tensors that are read -> the call's arguments, those that hold none made once."""
+    places = [(place, item.index) for place, item in enumerate(args) if isinstance(item, Ref)]
+    nested = [(place, item) for place, item in enumerate(args) if not isinstance(item, Ref) and _holds_tensors(item)]
+    named = {name: item for name, item in kwargs.items() if _holds_tensors(item)}
+
+    def fill(tensors: Sequence[Tensor]) -> tuple[list[Any], Mapping[str, Any]]:
+        given = list(args)
+        for place, index in places:
+            given[place] = tensors[index]
+        for place, item in nested:
+            given[place] = with_tensors(item, tensors)
+        return given, kwargs if not named else {**kwargs, **with_tensors(named, tensors)}
+
+    return fill
 
 
 def _holds_tensors(argument: Any) -> bool:
@@ -88,8 +102,21 @@ class Product:
         """Of the result as a matrix."""
         return self.left_shape[self.turned[0]], self.right_shape[not self.turned[1]]
 
+    def kernel(self, shapes: Shapes) -> Kernel:
+        """The contraction, in as few calls as torch allows.
+
+        Args:
+            shapes: of its inputs; what ``matmul`` and ``linear`` take as it is need not be reshaped nor transposed by itself.
+        """
+        left, right = self.left, self.right
+        if self.turned[0] or tuple(shapes[right]) != self.right_shape or tuple(shapes[left]) != (*self.shape[:-1], self.left_shape[1]):
+            return self.multiply
+        if self.turned[1]:
+            return lambda tensors: (linear(tensors[left], tensors[right]),)
+        return lambda tensors: (torch.matmul(tensors[left], tensors[right]),)
+
     def multiply(self, tensors: Sequence[Tensor]) -> tuple[Tensor]:
-        """The contraction."""
+        """The contraction of tensors of whatever shapes."""
         return (_shaped(torch.mm(*self.matrices(tensors)), self.shape),)
 
 

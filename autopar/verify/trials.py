@@ -27,11 +27,12 @@ from autopar.runtime.accumulation import run_step
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed
-from autopar.runtime.execution import STILL_NORMAL, STILL_UNIFORM, bind
+from autopar.runtime.execution import bind
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import from_placements, gather, replica_difference
 from autopar.runtime.simulation import entering, scatter_all
+from autopar.runtime.still import STILL_NORMAL, STILL_UNIFORM
 from autopar.runtime.weights import Place
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
@@ -172,7 +173,7 @@ class Case:
 
 @contextmanager
 def without_chance() -> Iterator[None]:
-    """Within it, torch's random operators draw on the CPU what ``execution.STILL`` draws on the ranks, and autocast is the CPU's."""
+    """Within it, torch's random operators draw on the CPU what ``still.STILL`` draws on the ranks, and autocast is the CPU's."""
     kept = {"dropout": _keep_all, "feature_dropout": _keep_all, "alpha_dropout": _keep_all_alpha, "feature_alpha_dropout": _keep_all_alpha}
     with ExitStack() as stack:
         for name, function in kept.items():

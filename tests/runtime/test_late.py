@@ -6,6 +6,7 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from autopar.runtime import compile_schedule
 from autopar.runtime.late import Arrival, LateTensor
+from autopar.runtime.tail import loss_tail
 from autopar.schedule import Schedule
 from autopar.search import find_plan
 from autopar.verify.launch import run_ranks
@@ -22,9 +24,9 @@ from tests.graphs import machine
 from tests.runtime.test_module import X, Y, loss, net
 
 
-def split_batch() -> Schedule:
-    """The batch split over two ranks: the loss is a sum over them."""
-    pins = {"input:x": "S0 R", "input:wanted": "S0 R", "op:tanh": "S0 R", "op:pow": "S0 R", "op:mul_1": "S0 R"}
+def split_batch(errors: str = "S0 R") -> Schedule:
+    """The batch split over two ranks: the loss is a sum over them, or of all errors, which each rank gathers then."""
+    pins = {"input:x": "S0 R", "input:wanted": "S0 R", "op:tanh": "S0 R", "op:pow": errors, "op:mul_1": "S0 R"}
     return find_plan(net().captured.graph, machine("dp=2"), constraints=pins, baselines=False).schedule
 
 
@@ -65,8 +67,9 @@ USES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def test_a_late_loss_is_a_loss() -> None:
-    schedule = split_batch()
+@pytest.mark.parametrize("errors", ["S0 R", "R R"])
+def test_a_late_loss_is_a_loss(errors: str) -> None:
+    schedule = split_batch(errors)
     wanted = loss(net().model(X), Y).item()
 
     def run(_: int) -> dict[str, Any]:
@@ -117,9 +120,23 @@ def test_backward_and_its_history_need_no_value() -> None:
     assert x.grad == 10
 
 
-def test_a_rank_goes_on_to_backward_before_the_others_have_a_loss() -> None:
+def test_what_only_the_loss_asks_for_is_the_tail() -> None:
+    """Not what reads a tensor of the user's, which may be another one by then, nor what backward reads."""
+    schedule = split_batch("R R")
+    late = [schedule.instructions[place] for place in loss_tail(schedule, lambda call: True).places]
+    assert [item.kind if item.kind == "wait" else item.of for item in late] == ["wait", "sum", "div"]
+    assert not loss_tail(schedule, lambda call: False).places, "a stream waits by itself"
+    place = next(index for index, item in enumerate(schedule.instructions) if item.of == "div")
+    for change in ({"reads": ("sum", "wanted")}, {"writes": ("div", "sub")}):
+        instructions = list(schedule.instructions)
+        instructions[place] = replace(instructions[place], **change)
+        assert not loss_tail(replace(schedule, instructions=tuple(instructions)), lambda call: True).places
+
+
+@pytest.mark.parametrize("errors", ["S0 R", "R R"])
+def test_a_rank_goes_on_to_backward_before_the_others_have_a_loss(errors: str) -> None:
     """The second rank begins when it hears that the first one's forward has ended: nobody waits for the loss."""
-    schedule, word = split_batch(), torch.zeros(1)
+    schedule, word = split_batch(errors), torch.zeros(1)
 
     def run(rank: int) -> float:
         module = compile_schedule(net().model, schedule, net().captured.constants)
