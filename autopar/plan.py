@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
@@ -37,6 +38,7 @@ from autopar.rows import (
     ReshardPlan,
     Row,
 )
+from autopar.unread import MARK, Unread, cut, holding
 
 SCHEMA = "autopar.plan/2"
 
@@ -101,7 +103,7 @@ class Plan(Row):
     @property
     def recomputed(self) -> tuple[OpPlan, ...]:
         """The second runs."""
-        return tuple(row for row in self.ops if row.phase == "recompute")
+        return tuple(row for row in holding(self.ops, "recompute") if row.phase == "recompute")
 
     @property
     def entering(self) -> tuple[tuple[EnteringKind, str, EnteringSpec], ...]:
@@ -136,7 +138,8 @@ class Plan(Row):
 
     def to_json(self) -> str:
         """The file's text: one row a line."""
-        return "".join(_lines(self.model_dump(by_alias=True, exclude_none=True)))
+        whole = self.model_copy(update={key: tuple(getattr(self, key)) for key in _TABLES})
+        return "".join(_lines(whole.model_dump(by_alias=True, exclude_none=True)))
 
     @staticmethod
     def from_json(text: str, name: str = "the plan") -> Plan:
@@ -149,6 +152,29 @@ class Plan(Row):
             return Plan.model_validate_json(text)
         except ValidationError as error:
             raise _unreadable(text, name, error) from error
+
+    @staticmethod
+    def from_json_in_part(text: str, name: str = "the plan") -> Plan:
+        """As ``from_json``, but operators, reshards, collectives and the schedule are read when they are first asked for.
+
+        Raises:
+            FileError: as ``from_json``, for all but these tables, which raise it when they are read.
+        """
+        rest, found = cut(text, _TABLES)
+        try:
+            top = json.loads(rest)
+        except (ValueError, RecursionError):
+            top = None
+        marked = isinstance(top, dict) and all(top.get(key) == json.loads(MARK) for key in found)
+        if not marked or rest.count(MARK) != len(found):
+            return Plan.from_json(text, name)
+        try:
+            plan = Plan.model_validate_json(rest.replace(MARK, "[]"))
+        except ValidationError:
+            return Plan.from_json(text, name)
+        whole = cache(lambda: Plan.from_json(text, name))
+        unread = {key: Unread(_TABLES[key], lines, partial(_table, whole, key)) for key, lines in found.items()}
+        return plan.model_copy(update=unread)
 
     def __str__(self) -> str:
         from autopar.report import summary
@@ -190,6 +216,14 @@ def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
     )
 
 
+def _table(whole: Callable[[], Plan], key: str) -> tuple[Any, ...]:
+    """A table of the plan as it is read whole."""
+    found: tuple[Any, ...] = getattr(whole(), key)
+    return found
+
+
+_TABLES: dict[str, type[Row]] = {"ops": OpPlan, "reshards": ReshardPlan, "collectives": CollectivePlan, "schedule": InstructionPlan}
+"""The long ones, which may be read when they are asked for."""
 _BY_ROW = (
     "baselines", "inputs", "outputs", "parameters", "buffers", "constants", "tangents",
     "gradients", "buffer_updates", "ops", "reshards", "collectives", "schedule",

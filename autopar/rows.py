@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +19,7 @@ InstructionKind = Literal["run", "start", "wait", "slice", "add", "free"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 
+@cache
 def _readable(text: str) -> str:
     try:
         ShardingSpec.parse(text)
@@ -42,7 +44,8 @@ class Row(BaseModel):
     """What all rows are."""
 
     # strict: "16" is no size and true no count; forbid: a misspelt key is an error, not a default
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
+    # defer_build: what only shows plans never makes a row itself, and starts without the validators of each
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 class CreatedBy(Row):
@@ -238,6 +241,11 @@ class CollectivePlan(Row):
         if (self.id is None) != (self.parts is None and self.value is None):
             raise ValueError("a collective between operators has an id and a value or parts, one inside an operator neither")
         return self
+
+    @property
+    def values(self) -> int:
+        """How many values it moves between operators; none inside one."""
+        return len(self.parts) if self.parts is not None else int(self.value is not None)
 
     @property
     def members(self) -> tuple[PartPlan, ...]:

@@ -234,20 +234,59 @@ def autocast_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def replaced_function_apply(function: Callable[..., Any]) -> Iterator[None]:
-    """Within it, ``SomeFunction.apply(*args)`` is ``function(SomeFunction, apply, args)``, however the method was come by.
+    """Within it, ``SomeFunction.apply(*args)`` is ``function(SomeFunction, apply, args, recording)``, however the method was come by;
+    ``recording``: whether autograd was on where it was called.
 
-    ``torch.autograd.Function.apply`` ends in ``super().apply`` of ``_SingleLevelFunction``, which has none of its own.
+    In torch 2.13 ``torch.autograd.Function.apply`` ends in ``super().apply`` of ``_SingleLevelFunction``, which has none of its own. Later
+    it is C alone: what it asks of the class, through the metaclass, is how who took ``apply`` before is met.
     """
-    from torch.autograd.function import _SingleLevelFunction
+    from torch.autograd.function import FunctionMeta, _SingleLevelFunction
 
     def apply(cls: Any, *args: Any) -> Any:
-        return function(cls, super(_SingleLevelFunction, cls).apply, args)
+        return function(cls, super(_SingleLevelFunction, cls).apply, args, torch.is_grad_enabled())
 
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    in_python = hasattr(torch.autograd.Function.apply, "__func__")
+    holder, name, replaced = (
+        (_SingleLevelFunction, "apply", classmethod(apply)) if in_python else (FunctionMeta, "__getattribute__", _asked(function))
+    )
+    setattr(holder, name, replaced)
     try:
         yield
     finally:
-        del _SingleLevelFunction.apply
+        delattr(holder, name)
+
+
+def _asked(function: Callable[..., Any]) -> Callable[[Any, str], Any]:
+    """The ``__getattribute__`` of classes whose ``apply`` is C: that asks for ``_backward_cls`` as autograd is where the call is made, then
+    for ``forward`` with autograd off, and calls what it gets."""
+    calls: list[bool] = []  # of each that did not come to its forward yet, whether autograd hears it
+    own: list[bool] = []  # calls made by ``function`` itself
+
+    def direct(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            own.append(True)
+            return apply(*args)
+
+        return run
+
+    def get(cls: Any, name: str) -> Any:
+        found = type.__getattribute__(cls, name)
+        if name == "apply":
+            return lambda *args: function(cls, direct(found), args, torch.is_grad_enabled())
+        if name == "_backward_cls":
+            calls.append(torch.is_grad_enabled() and not own)
+            own.clear()
+        if name == "forward" and not torch.is_grad_enabled() and calls and calls.pop():
+            old_style = type.__getattribute__(cls, "setup_context") is _SingleLevelFunction.setup_context
+            return lambda *args: heard(cls, found, args[:old_style], args[old_style:])
+        return found
+
+    def heard(cls: Any, forward: Callable[..., Any], context: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        return function(cls, lambda *given: forward(*context, *given), args, True)
+
+    from torch.autograd.function import _SingleLevelFunction
+
+    return get
 
 
 def with_backward(function: Any, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
 import sys
 import warnings
 from importlib import import_module
@@ -89,6 +91,26 @@ def one_device(epochs: int) -> list[float]:
         model.eval()
         found += [value.item(), nn.functional.cross_entropy(model(x[:100]), y[:100]).item()]
     return found
+
+
+@pytest.mark.slow
+def test_the_way_from_install_to_a_trained_model(tmp_path: Path) -> None:
+    """The page's files and its shell lines as one piece, from the plan on, in an empty folder."""
+    page = (Path(autopar.__file__).parent / "README.md").read_text()
+    for name, text in re.findall(r"^```python (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(text)
+    (lines,) = [text for language, _, text in BLOCK.findall(page) if language == "sh"]
+    install, _, rest = lines.partition("\n")
+    assert install.startswith("pip install ")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ran = subprocess.run(
+        ["bash", "-e"], input=rest, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    losses = [float(number) for number in re.findall(r"^step \d+: loss ([\d.]+)$", ran.stdout, re.MULTILINE)]
+    assert len(losses) == 20 and losses[-1] < 0.5 * losses[0]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert [name for name in left if name != "__pycache__"] == ["model.py", "plan.html", "plan.json", "train.py"]
 
 
 def steady(text: str) -> str:

@@ -18,7 +18,7 @@ def diff(
     second: Annotated[Path, typer.Argument(help="another plan file")],
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
-    found = compare.diff(read_plan(first), read_plan(second))
+    found = compare.diff(read_plan(first, in_part=True), read_plan(second, in_part=True))
     if json:
         out(json_format.dumps({"first": str(first), "second": str(second), "same": not found, "changes": found}, indent=1))
     else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.cli.terminal import note, out
 from autopar.files import STANDARD, check_writable, write_whole
+from autopar.unread import collector_paused
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["check_writable", "read_plan", "write_text"]
 
 
-def read_plan(path: Path) -> Plan:
-    """The plan in a file; what was made anew of an older one is said on stderr. Raises FileError."""
+def read_plan(path: Path, *, in_part: bool = False) -> Plan:
+    """The plan in a file, ``in_part`` as for ``load``; what was made anew of an older one is said on stderr. Raises FileError."""
     from autopar.recording import OldPlanWarning, load
 
-    gc.disable()  # rows have no cycles: the collector would go through all of a large plan again and again
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as said, collector_paused():
         warnings.simplefilter("always", OldPlanWarning)
-        plan = load(path)
-    gc.freeze()
-    gc.enable()
+        plan = load(path, in_part=in_part)
     for warning in said:
         if issubclass(warning.category, OldPlanWarning):
             note(f"note: {warning.message}")

@@ -21,7 +21,7 @@ def show(
     for path in (html, trace):
         if path is not None:
             check_writable(path, plan)
-    read = read_plan(plan)
+    read = read_plan(plan, in_part=html is None and trace is None and not json)
     if html is not None:
         from autopar.report import html as render
 

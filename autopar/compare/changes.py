@@ -9,6 +9,10 @@ from autopar.compare.axes import Axes, same_axes
 from autopar.compare.words import count, pattern, spec_text, where
 from autopar.plan import Plan
 from autopar.rows import InstructionPlan, OpPlan, TensorSpec
+from autopar.unread import apart
+
+SAME = Axes({}, {}, "")
+"""The same axes, or axes that are not to be compared."""
 
 
 def changes(first: Plan, second: Plan) -> Iterator[str]:
@@ -24,7 +28,7 @@ def changes(first: Plan, second: Plan) -> Iterator[str]:
     axes = same_axes(first, second)
     if axes is not None and not axes.trivial:
         yield f"axes: {axes.words}; specs of the second are told in those of the first"
-    axes = axes or Axes({}, {}, "")
+    axes = SAME if axes is None or axes.trivial else axes
     yield from _figures(first, second)
     for kind in ("inputs", "parameters", "buffers", "constants", "outputs"):
         yield from _specs(kind.removesuffix("s"), getattr(first, kind), getattr(second, kind), axes)
@@ -67,12 +71,13 @@ def _specs(kind: str, old: Mapping[str, TensorSpec], new: Mapping[str, TensorSpe
 
 
 def _operators(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
-    old, new = ({row.name: row for row in plan.captured} for plan in (first, second))
-    same = Axes({}, {}, "")
+    # what both say in the same words is the same, unless these mean other axes
+    ops = apart(first.ops, second.ops) if axes is SAME else (first.ops, second.ops)
+    old, new = ({row.name: row for row in rows if row.phase != "recompute"} for rows in ops)
     found: dict[tuple[str, str, str], list[OpPlan]] = {}
     for name, row in old.items():
-        if name in new and _specs_of(row, same) != _specs_of(new[name], axes):
-            change = f"{_strategy(row, same)} -> {_strategy(new[name], axes)}"
+        if name in new and _specs_of(row, SAME) != _specs_of(new[name], axes):
+            change = f"{_strategy(row, SAME)} -> {_strategy(new[name], axes)}"
             found.setdefault((row.op, pattern(row.module), change), []).append(row)
     for (op, module, change), rows in found.items():
         yield f"operator {where(rows[0]) if len(rows) == 1 else f'{rows[0].name} and {len(rows) - 1} like it ({op}, {module})'}: {change}"
@@ -90,7 +95,7 @@ def _recomputed(first: Plan, second: Plan) -> Iterator[str]:
 
 
 def _collectives(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
-    old, new = _counts(first, Axes({}, {}, "")), _counts(second, axes)
+    old, new = _counts(first, SAME), _counts(second, axes)
     for key in [*old, *(key for key in new if key not in old)]:
         before, after = old.get(key, (0, 0, 0)), new.get(key, (0, 0, 0))
         if before != after:
@@ -104,7 +109,7 @@ def _counts(plan: Plan, axes: Axes) -> dict[tuple[str, str, str], tuple[int, int
     for row in plan.collectives:
         key = (row.kind, ",".join(map(axes.name, row.axes)), row.phase)
         calls, values, size = found.get(key, (0, 0, 0))
-        found[key] = calls + row.times, values + (len(row.members) or 1) * row.times, size + row.bytes * row.times
+        found[key] = calls + row.times, values + (row.values or 1) * row.times, size + row.bytes * row.times
     return found
 
 
@@ -115,6 +120,8 @@ def _counted(calls: int, values: int, size: int) -> str:
 
 def _schedules(first: Plan, second: Plan) -> Iterator[str]:
     """What differs in the order of things: a line on limits, a line on the lists."""
+    if first.schedule == second.schedule and first.limits == second.limits:
+        return
     limits = [", ".join(f"{key} {value}" for key, value in vars(plan.limits).items()) for plan in (first, second)]
     if limits[0] != limits[1]:
         yield f"limits: {limits[0]} -> {limits[1]}"

@@ -94,9 +94,10 @@ def defer(made: Deferred, tensors: list[Tensor]) -> Any:
     return torch_compat.unflatten([next(found) if leaf is _TENSOR else leaf for leaf in made.leaves], made.structure)
 
 
-def _listening(*tensors: Any) -> bool:
-    """Whether autograd would hear of a call with these among its arguments."""
-    return _CALLS.get() is not None and torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+def _listening(*tensors: Any, recording: bool | None = None) -> bool:
+    """Whether autograd would hear of a call with these among its arguments; ``recording`` if that is not as it is now."""
+    recording = torch.is_grad_enabled() if recording is None else recording
+    return _CALLS.get() is not None and recording and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
 def _split(tree: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
@@ -114,13 +115,13 @@ def _split(tree: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
 # --- torch.autograd.Function ------------------------------------------------------------------------------------------
 
 
-def _apply(function: type[torch.autograd.Function], apply: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """``function.apply(*args)`` of the user's code; ``apply`` is torch's own."""
+def _apply(function: type[torch.autograd.Function], apply: Callable[..., Any], args: tuple[Any, ...], recording: bool) -> Any:
+    """``function.apply(*args)`` of the user's code; ``apply`` is torch's own, ``recording`` whether autograd was on."""
     if torch_compat.is_reentrant_checkpoint(function):
         body, _, *inputs = args
         warn_of_checkpoint()
         return body(*inputs)
-    if not _listening(*args) or function.__module__.partition(".")[0] == "torch":
+    if not _listening(*args, recording=recording) or function.__module__.partition(".")[0] == "torch":
         return apply(*args)
     tensors, rebuilt = _split(args)
 

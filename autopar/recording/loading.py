@@ -22,15 +22,18 @@ class OldPlanWarning(UserWarning):
     """A plan file of an older schema: what was made anew on load, and what was given up."""
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
+def load(path: str | os.PathLike[str], *, in_part: bool = False) -> Plan:
     """Reads a plan file, of this schema or the one before.
+
+    Args:
+        in_part: the long tables only when they are asked for, which raises FileError then.
 
     Raises:
         FileError: naming the place that is truncated, of another schema, of the wrong type, or (of an old file) cannot be scheduled.
     """
     text = read_text(path, "the plan", "give the path of a file written by autopar plan -o")
     try:
-        return Plan.from_json(text, str(path))
+        return Plan.from_json_in_part(text, str(path)) if in_part else Plan.from_json(text, str(path))
     except FileError:
         old = _old(text)
         if old is None:

@@ -116,7 +116,7 @@ def _microbatches(plan: Plan) -> str:
 
 def _schedule(plan: Plan) -> str:
     calls = [row for row in plan.collectives if row.id is not None]
-    values = sum(len(row.members) for row in calls)
+    values = sum(row.values for row in calls)
     limits = f"buckets up to {units.size(plan.limits.bucket_bytes)}, {units.size(plan.limits.ahead_bytes)} in flight ahead"
     return f"{len(plan.schedule)} instructions, {len(calls)} calls for {values} values; {limits}"
 
@@ -156,7 +156,7 @@ def collectives(plan: Plan) -> Table:
     sums: dict[tuple[str, str, str], list[float]] = {}
     for row in plan.collectives:
         found = sums.setdefault((row.kind, ",".join(row.axes), row.phase), [0, 0, 0, 0, 0.0])
-        for index, value in enumerate((1, len(row.members) or 1, row.bytes, row.received_bytes_per_rank, row.seconds)):
+        for index, value in enumerate((1, row.values or 1, row.bytes, row.received_bytes_per_rank, row.seconds)):
             found[index] += value * row.times
     rows = [
         (kind, axes, phase, f"{found[0]:.0f}", f"{found[1]:.0f}", units.size(found[2]), units.size(found[3]), units.seconds(found[4]))
@@ -179,8 +179,8 @@ def _held(row: TensorSpec, plan: Plan) -> str:
 
 def _is_whole(plan: Plan) -> bool:
     """Whether all but a fiftieth of the operators' time is spent on work that every rank repeats."""
-    split = sum(row.seconds for row in plan.ops if row.factors)
-    return split < 0.02 * sum(row.seconds for row in plan.ops)
+    few, split = 0.02 * plan.predicted.compute_seconds, 0.0
+    return few > 0 and all((split := split + row.seconds * row.times) < few for row in plan.ops if row.factors)
 
 
 def _folded(items: Iterable[tuple[str, TensorSpec]]) -> Iterator[tuple[str, int, TensorSpec]]:
