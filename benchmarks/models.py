@@ -33,7 +33,7 @@ MESH = "dp=2,tp=2"
 PRICES = ("default", "stress")
 NO_PRICE = "none"
 MODES = ("train", "inference")
-PLANNING_SECONDS = 5.0
+PLANNING_SECONDS = 3.0
 """Of the search's time: a plan is verified as it was found, best or not."""
 
 
