@@ -4,7 +4,7 @@
     python benchmarks/models.py [--only 'llama,qwen*'] [--library timm] [--mode train] [--price stress]
                                 [--rules] [[--limit 600] [--json FILE]
 
-Every family of ``benchmarks/families.py``, in training and inference, is captured, planned on a mesh of 2 x 2 and verified: forward,
+Every family of ``benchmarks/families``, in training and inference, is captured, planned on a mesh of 2 x 2 and verified: forward,
 gradients and losses of two steps on simulated ranks against one device. Each is planned at two prices: ``default``, where models this
 small are best left almost whole, and ``stress``: links that cost next to nothing and slow arithmetic, so that whatever can be split is.
 
