@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -338,6 +339,42 @@ def noticed_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = plain
+
+
+_COMMUNICATING = (
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier",
+    "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
+
+
+@contextmanager
+def refused_collectives(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Within it, ``refuse`` is called with the name of each collective that this thread asks a process group for, before it runs.
+
+    The methods of ``ProcessGroup``: what torch.distributed's functions, under whichever name they were imported, come to.
+    """
+    from torch.distributed import ProcessGroup
+
+    thread = get_ident()
+
+    def watched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() == thread:
+                refuse(name.strip("_"))
+            return plain(*args, **kwargs)
+
+        return method
+
+    kept = {name: vars(ProcessGroup)[name] for name in _COMMUNICATING}  # as they stand in the class: they bind to their group there
+    for name in kept:
+        setattr(ProcessGroup, name, watched(name, getattr(ProcessGroup, name)))
+    try:
+        yield
+    finally:
+        for name, plain in kept.items():
+            setattr(ProcessGroup, name, plain)
 
 
 # --- runtime: DTensor placements, collectives on process groups, the running backward ----------------------------------

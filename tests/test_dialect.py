@@ -345,6 +345,17 @@ def test_nll_loss_windows_add_up():
     assert whole[1, 1].abs().sum() == 0
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("largest", [False, True])
+def test_extreme(largest, dim, keepdim):
+    torch_extreme = torch.max if largest else torch.min
+    check(lambda x: ops.extreme(x, dim, keepdim, largest, 0)[0], lambda x: torch_extreme(x, dim, keepdim)[0], random(3, 4, 5))
+    x = torch.randint(0, 3, (3, 4, 5))
+    assert torch.equal(ops.extreme(x, dim, keepdim, largest, 7)[1], torch_extreme(x, dim, keepdim)[1] + 7)
+    registered(ops.extreme.default, random(3, 4, 5), dim, keepdim, largest, 0)
+
+
 # --- normalisation, dropout -------------------------------------------------------------------------------------------
 
 

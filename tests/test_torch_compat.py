@@ -160,6 +160,18 @@ def test_fused_optimizers_update_local_parts(kind):
     assert run_ranks(rank_main, 2) == [[True] * 3] * 2
 
 
+def test_a_collective_is_told_before_it_runs_and_runs_afterwards():
+    def rank_main(rank):
+        told: list[str] = []
+        with torch_compat.refused_collectives(told.append):
+            torch.distributed.barrier()
+            torch.distributed.broadcast(torch.ones(2), 0)
+        torch.distributed.barrier()
+        return told
+
+    assert run_ranks(rank_main, 1) == [["barrier", "broadcast"]]
+
+
 def test_an_untested_torch_is_said_once(monkeypatch):
     torch_compat.check_tested()
     torch_compat.check_tested.cache_clear()

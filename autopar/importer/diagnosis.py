@@ -88,8 +88,11 @@ def diagnosed(step: str, running: Callable[[], tuple[str, int] | None] = lambda:
     try:
         with _quiet():
             yield
-    except AutoparError:
-        raise
+    except AutoparError as error:
+        place = running()
+        if place is None or error.message.startswith(place[0]):
+            raise
+        raise type(error)(at_line(error.message, place), error.hint) from None
     except Carried as carried:
         raise explain(carried.error, step, running()) from None
     except Exception as error:
@@ -113,6 +116,8 @@ class Carried(Exception):
 
 def explain(error: Exception, step: str, place: tuple[str, int] | None = None) -> CaptureError:
     """The error for users. ``place`` is the file and line when the traceback does not hold the user's frames."""
+    if isinstance(error, AutoparError):
+        return CaptureError(at_line(error.message, place or user_place(error)), error.hint)
     signs = " ".join([*(kind.__name__ for kind in type(error).__mro__), str(error)])
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     found = f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -122,6 +127,11 @@ def explain(error: Exception, step: str, place: tuple[str, int] | None = None) -
             cause, hint = f"{meaning} ({found})" if "Unsupported" in sign else meaning, advice
             break
     return CaptureError(at_line(cause, place or user_place(error)), hint)
+
+
+def refuse_collective(name: str, place: tuple[str, int] | None = None) -> None:
+    """Raises CaptureError for a collective of the model's own, at the user's line where it is known."""
+    raise CaptureError(at_line(f"the model calls a collective of torch.distributed itself ({name})", place), NO_COLLECTIVES)
 
 
 def at_line(message: str, place: tuple[str, int] | None) -> str:

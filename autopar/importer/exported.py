@@ -20,7 +20,7 @@ from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
-from autopar.importer.diagnosis import Carried
+from autopar.importer.diagnosis import Carried, refuse_collective
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
@@ -89,7 +89,7 @@ class Program(nn.Module):
         try:
             with (
                 torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues(),
-                GroupedProducts(),
+                GroupedProducts(), torch_compat.refused_collectives(refuse_collective),
             ):  # fmt: skip
                 result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
                 self.ran()  # export puts back the modules' attributes afterwards

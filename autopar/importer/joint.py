@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError
 from autopar.importer.deferred import OPERATOR, Users, with_hooks
-from autopar.importer.diagnosis import NO_COLLECTIVES, at_line
+from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
 from autopar.importer.rewrite import WITHOUT_CHECKS, Replacement, replacements, seeded
@@ -134,7 +134,7 @@ class DialectProgram(nn.Module):
     def _check_collectives(self, node: torch.fx.Node) -> None:
         if torch_compat.is_operator(node.target) and torch_compat.schema_of(node.target).name.partition("::")[0] in _COLLECTIVES:
             name = torch_compat.schema_of(node.target).name.partition("::")[2].strip("_")
-            raise CaptureError(at_line(f"the model calls a collective of torch.distributed itself ({name})", self.place()), NO_COLLECTIVES)
+            refuse_collective(name, self.place())
 
     def _region(self, node: torch.fx.Node, args: Any, table: Mapping[Any, Replacement], origin: Callable[[str], Any]) -> Any:
         """A stretch of the model under ``torch.no_grad()`` or ``torch.autocast``, which export keeps as a sub-graph."""

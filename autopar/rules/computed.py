@@ -42,6 +42,11 @@ def norm(call: OperatorCall) -> str:
     return f"... d -> ... +d:{extreme}" if extreme else "... d -> ... ~d | inner d: sum(...)"
 
 
+def extreme(call: OperatorCall) -> str:
+    """Over a split dim ranks agree on the value, then on the first place that has it."""
+    return f"... d -> ... ~d, ... ~d | inner d: {'max' if call.arguments['largest'] else 'min'}(...) min(...)"
+
+
 def weight_norm(call: OperatorCall) -> str:
     """Each slice along ``dim`` has a norm of its own, computed over all the other dims."""
     rank = len(call.shape(0))

@@ -143,6 +143,8 @@ REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "min.default", "... -> () +...:min"),
     *_rows("reduction", "prod.default median.default", "...! -> ()", "x"),
     *_rows("reduction", "prod argmax argmin", "... d! -> ...", _REDUCED, **_REDUCING),
+    Row("reduction", "autopar.extreme(x, dim=, keepdim=, largest=, offset=)", computed.extreme,
+        local=(("offset", "start d"),), **_REDUCING),
     *_rows("reduction", "max.dim min.dim median.dim", "... d! -> ..., ...", _REDUCED, **_REDUCING),
     *_rows("reduction", "var.correction std.correction", f"... d -> ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
     *_rows("reduction", "var_mean.correction std_mean.correction", f"... d -> ... ~d, ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
@@ -151,7 +153,7 @@ REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "norm.ScalarOpt_dim", computed.norm, "x, ord=, dim=, keepdim=False", **_REDUCING),
     *_rows("reduction", "norm.Scalar", "... -> () ~... | inner ...: sum()", "x, ord=2"),
     *_rows("reduction", "count_nonzero", "... d -> ...", "x, dim=None", **_AT_DIM),
-)
+)  # fmt: skip
 
 VIEW: tuple[Row, ...] = (
     *_rows("view", "view _unsafe_view reshape", computed_layout.view, "x, size=", alias=True, **_SIZE),

@@ -172,6 +172,17 @@ def _logsumexp(parts: int, x: Tensor, dim: Any, keepdim: bool = False) -> Statis
     return (out if keepdim else out.squeeze(dims)).to(x.dtype)
 
 
+def _extreme(parts: int, x: Tensor, dim: int, keepdim: bool, largest: bool, offset: int) -> Statistics:
+    """The value, then the first of the places that have it. Both are of one size: places are counted in as many bytes as values take."""
+    wide = _wide(x) if x.is_floating_point() else x if x.element_size() >= 4 else x.to(torch.int32)
+    values, places = wide.max(dim, keepdim) if largest else wide.min(dim, keepdim)
+    top = yield values, "max" if largest else "min"
+    counted = torch.int64 if wide.element_size() == 8 else torch.int32
+    there = torch.where((values == top) | (values.isnan() & top.isnan()), places + offset, torch.iinfo(counted).max).to(counted)
+    first = yield there, "min"
+    return top.to(x.dtype), first.to(torch.int64)
+
+
 def _norm(
     parts: int, x: Tensor, ord: float | None = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Statistics:
@@ -198,6 +209,7 @@ BODIES: Mapping[str, Callable[..., Statistics]] = {
     "aten.logsumexp": _logsumexp,
     "aten.linalg_vector_norm": _norm,
     "aten.norm": _norm,
+    "autopar.extreme": _extreme,
     "autopar.batch_norm": _batch_norm,
     "autopar.batch_norm_backward": _batch_norm_backward,
 }

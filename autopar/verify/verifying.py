@@ -75,7 +75,7 @@ def verify(
 
 
 def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Tensor]) -> Values | None:
-    """Both sides once more in float64, all ranks in one process; None where the model cannot be run in it."""
+    """Both sides once more in float64, all ranks in one process; None where the model itself cannot be run in it."""
     wide = widened(schedule)
 
     def alone(_: int) -> Trial:
@@ -87,10 +87,10 @@ def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Te
         return run_simulated(widened_case(case, wide.graph), wide, wide_tensors(dict(constants)))
 
     try:
-        single, trials = run_ranks(alone, 1, alone=True)[0], run_ranks(ranks, 1, alone=True)
+        single = run_ranks(alone, 1, alone=True)[0]
     except AutoparError:
         return None
-    return compare_values(trials[0], single, "float64")
+    return compare_values(run_ranks(ranks, 1, alone=True)[0], single, "float64")
 
 
 def _read(target: Any) -> Target:

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.graph import DTYPE_BYTES, Argument, Dtype, Graph, Op
 from autopar.schedule import Schedule
+from autopar.sharding import Strategy
 from autopar.torch_compat import map_tensors
 from autopar.verify.trials import Case
 
@@ -28,7 +29,10 @@ def widened(schedule: Schedule) -> Schedule:
     return replace(
         schedule,
         graph=_graph(schedule.graph),
-        operations={name: replace(item, op=_op(item.op)) for name, item in schedule.operations.items()},
+        operations={
+            name: replace(item, op=_op(item.op), strategy=_strategy(item.strategy, item.op, schedule.graph))
+            for name, item in schedule.operations.items()
+        },
         collectives={
             name: replace(call, parts=tuple(replace(p, dtype=_dtype(p.dtype), itemsize=DTYPE_BYTES[_dtype(p.dtype)]) for p in call.parts))
             for name, call in schedule.collectives.items()
@@ -70,6 +74,15 @@ def _graph(graph: Graph) -> Graph:
 
 def _op(op: Op) -> Op:
     return replace(op, args=tuple(map(_argument, op.args)), kwargs=tuple((name, _argument(value)) for name, value in op.kwargs))
+
+
+def _strategy(strategy: Strategy, op: Op, graph: Graph) -> Strategy:
+    """With the operator's own collectives, which carry statistics in what its first operand is made of, as large as they are then."""
+    if not strategy.inner:
+        return strategy
+    dtype = graph.tensors[(*op.inputs, *op.outputs)[0]].dtype
+    wider = DTYPE_BYTES[_dtype(dtype)] // DTYPE_BYTES[dtype]
+    return replace(strategy, inner=tuple(replace(item, bytes=item.bytes * wider) for item in strategy.inner))
 
 
 def _argument(argument: Argument) -> Argument:

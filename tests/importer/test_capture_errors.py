@@ -88,6 +88,15 @@ def shapeless(model, x):
     return torch.ops.autopar_tests.shapeless(model.layer(x))  # here
 
 
+def beyond(model, x):
+    return model.layer(x)[1:].as_strided((2, 4), (4, 1), 0)  # here
+
+
+def asks_backward(model, x):
+    model.layer(x).sum().backward()  # here
+    return x
+
+
 def returns_module(model, x):
     return model.layer
 
@@ -105,6 +114,8 @@ def returns_module(model, x):
     (fixed_device, "made on different devices", "device=x.device"),
     (condition, "runs a graph of its own", "plain tensor operators"),
     (shapeless, "no shape function.*shapeless", "register_fake"),
+    (beyond, "as_strided reaches beyond the tensor", "whole tensor"),
+    (asks_backward, "forward calls backward", "create_graph=True"),
     (returns_module, "takes or returns an object that is not a tensor", "return tensors"),
 ])  # fmt: skip
 def test_the_cause_and_the_line(function, message, hint, capfd):
@@ -134,8 +145,20 @@ def gathered(model, x):
     return functional.all_gather_tensor(model.layer(x), 0, dist.group.WORLD)  # here
 
 
+def met(model, x):
+    y = model.layer(x)
+    dist.barrier(group=dist.group.WORLD)  # here
+    return y
+
+
+def broadcast(model, x):
+    y = model.layer(x)
+    dist.broadcast(y, 0)  # here
+    return y
+
+
 @pytest.mark.parametrize("ranks", [0, 2])
-@pytest.mark.parametrize("function", [reduced, gathered])
+@pytest.mark.parametrize("function", [reduced, gathered, met, broadcast])
 def test_collectives_of_the_models_own_are_refused(function, ranks):
     if ranks:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)

@@ -192,14 +192,15 @@ def test_a_wrong_program_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Cancelling(nn.Module):
-    """A sum of large numbers that is small: the order in which it is made shows."""
+    """A sum of large numbers that is small: the order in which it is made shows. Beside it an operator with collectives inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x * torch.ones((), dtype=torch.float32) * self.scale).float().sum()
+        scaled = (x * torch.ones((), dtype=torch.float32) * self.scale).float()
+        return scaled.sum() + torch.linalg.vector_norm(scaled.clamp(-1, 1))
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-2])
@@ -215,6 +216,7 @@ def test_rounding_is_told_from_error(error: float, monkeypatch: pytest.MonkeyPat
     found = verify(plan, (Cancelling(), (x,)), backend="simulate", steps=1)
     assert abs(found.single[0] - found.sharded[0]) > 1e-4 * abs(found.single[0])
     assert found.compared_in == "float64" and found.passed == (error == 0), found.problems
+    assert any(call["before"] == "linalg_vector_norm" for call in found.planned)
 
 
 def test_collectives_that_were_not_planned_fail() -> None:

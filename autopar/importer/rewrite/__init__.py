@@ -3,7 +3,7 @@
 One table at the end: torch operator to a function of the same arguments. The functions run under the joint tracing, so
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
 
-contractions, convolutions, attentions, normalisation, losses, reductions, draws, strides, selection, bags, experts,
+contractions, convolutions, attentions, normalisation, losses, reductions, extremes, draws, strides, selection, bags, experts,
 concatenation, factorisations: the functions, by kind.
 patterns: dialect operators that a model writes out.
 """
@@ -21,6 +21,7 @@ from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linea
 from autopar.importer.rewrite.convolutions import convolution, convolve
 from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
+from autopar.importer.rewrite.extremes import extreme, place
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.importer.rewrite.losses import (
     Flattened,
@@ -96,6 +97,10 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.binary_cross_entropy_with_logits.default: precise(binary_cross_entropy_with_logits),
         aten.batch_norm.default: batch_norm,
         aten.rms_norm.default: rms_norm,
+        aten.max.dim: extreme(largest=True),
+        aten.min.dim: extreme(largest=False),
+        aten.argmax.default: place(largest=True),
+        aten.argmin.default: place(largest=False),
         aten.inverse.default: inverse,
         aten.linalg_inv.default: inverse,
         aten.linalg_cholesky.default: cholesky,
