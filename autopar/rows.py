@@ -300,3 +300,4 @@ class InstructionPlan(Row):
     seconds: Seconds = 0.0
     bytes: Count = 0
     of: str = ""
+    over: str | None = None

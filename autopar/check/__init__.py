@@ -7,6 +7,7 @@ walk        what the rows decide: specs, strategies, the steps of reshards
 legs        what a step and a call do to memory and time
 calls       the collectives listed against those that follow
 order       whether the schedule can be run
+overwriting whether what is written over is needed no more
 clock       how long it takes
 lifetimes   how much memory it holds
 totals      every figure
@@ -19,6 +20,7 @@ from autopar.check.calls import in_order
 from autopar.check.differences import Difference
 from autopar.check.legs import Call
 from autopar.check.order import Order
+from autopar.check.overwriting import overwriting
 from autopar.check.totals import totals
 from autopar.check.walk import Walk
 from autopar.errors import FileError
@@ -83,6 +85,8 @@ def _rows(plan: Plan) -> tuple[Order, list[Difference]]:
         found += listed_calls(walk, calls)
         found += in_order(walk, calls)
         found += order.run()
+        if all(item.runs for item in found):
+            found += overwriting(order)
     return order, found
 
 

@@ -1,8 +1,8 @@
 """How much memory a rank holds, from the span of the list in which each storage lives.
 
-A storage begins where its first value comes to be and ends at the free of its last one; views share it, and so do the values that a call
-leaves in its buffer. What came in or leaves has no end. Buffers of a call that are not its targets' live from its start to its wait. A sum
-over microbatches is there from the beginning of the last of them, which holds most.
+A storage begins where its first value comes to be and ends at the free of its last one; views share it, and so do results that are written
+over one of its values, and the values that a call leaves in its buffer. What came in or leaves has no end. Buffers of a call that are not
+its targets' live from its start to its wait. A sum over microbatches is there from the beginning of the last of them, which holds most.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Lifetimes:
         cuts = {leg.target: leg for made in walk.legs.values() for leg in made if not leg.is_collective}
         for place, row in enumerate(order.rows):
             if row.kind == "run":
-                view = is_alias(ops[row.of]) and bool(row.reads)
+                shared = row.over or (row.reads[0] if row.reads and is_alias(ops[row.of]) else None)
                 for value in row.writes:
-                    self._add(value, self.owner[row.reads[0]] if view else value, walk.local_bytes(value))
-                self.taken[place] = 0 if view else sum(map(walk.local_bytes, row.writes))
+                    self._add(value, self.owner[shared] if shared else value, walk.local_bytes(value))
+                self.taken[place] = 0 if shared else sum(map(walk.local_bytes, row.writes))
             elif row.kind == "slice":
                 leg = cuts[row.writes[0]]
                 self._add(leg.target, self.owner[leg.source] if leg.step is None else leg.target, leg.taken)

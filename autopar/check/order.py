@@ -55,7 +55,7 @@ class Order:
         yield from self._in_flight()
         for value, place in {**self.coming, **self.there}.items():
             if value not in self.going and value not in self.kept:
-                yield self._say(place, f"makes {value}, which nobody frees, though it does not leave", runs=True)
+                yield self.say(place, f"makes {value}, which nobody frees, though it does not leave", runs=True)
 
     @cached_property
     def kept(self) -> set[str]:
@@ -63,7 +63,8 @@ class Order:
         plan = self.walk.plan
         return {spec.tensor for _, _, spec in plan.entering} | {row.value or row.tensor for _, _, row in plan.leaving}
 
-    def _say(self, place: int, what: str, runs: bool = False) -> Difference:
+    def say(self, place: int, what: str, runs: bool = False) -> Difference:
+        """A difference of the instruction at ``place``."""
         row = self.rows[place]
         return Difference(f"schedule[{place}]", f"instruction {row.id}, {row.kind} of {row.of or ', '.join(row.reads)}: {what}", runs)
 
@@ -71,11 +72,11 @@ class Order:
         seen: dict[int, int] = {}
         for place, row in enumerate(self.rows):
             if row.id in seen:
-                yield self._say(place, f"schedule[{seen[row.id]}] has this id too")
+                yield self.say(place, f"schedule[{seen[row.id]}] has this id too")
             seen[row.id] = place
         moved = next((place for place, row in enumerate(self.rows) if row.id != place), None)
         if moved is not None:
-            yield self._say(moved, f"its id is not its place, {moved}", runs=True)
+            yield self.say(moved, f"its id is not its place, {moved}", runs=True)
 
     def _places(self) -> Iterator[Difference]:
         """Takes in where what happens, and says what is not as the operators, calls and reshards have it."""
@@ -87,16 +88,16 @@ class Order:
             if row.kind == "free":
                 for value in row.reads:
                     if value in self.going:
-                        yield self._say(place, f"frees {value} a second time, after instruction {self.rows[self.going[value]].id}")
+                        yield self.say(place, f"frees {value} a second time, after instruction {self.rows[self.going[value]].id}")
                     self.going.setdefault(value, place)
                 if row.of:
-                    yield self._say(place, "belongs to nothing")
+                    yield self.say(place, "belongs to nothing")
                 yield from self._is(place, row, None, (), row.phase, "")
                 continue
             if row.kind == "run":
                 op = ops.get(row.of)
                 if op is None:
-                    yield self._say(place, "the plan has no such operator")
+                    yield self.say(place, "the plan has no such operator")
                     continue
                 yield from self._once(place, self.runs)
                 reads = tuple(entry.value or entry.tensor for entry in op.inputs)
@@ -104,17 +105,17 @@ class Order:
             elif row.kind == "slice":
                 leg = cuts.pop((row.of, row.writes[0] if row.writes else ""), None)
                 if leg is None:
-                    yield self._say(place, "the reshard has no such local step, or it was made before")
+                    yield self.say(place, "the reshard has no such local step, or it was made before")
                     continue
                 yield from self._is(place, row, (leg.source,), (leg.target,), leg.row.phase, "reshard")
             elif row.kind == "add":
                 if len(row.reads) != 1 or len(row.writes) != 1 or row.of != row.reads[0] or self.walk.plan.microbatches == 1:
-                    yield self._say(place, "is no sum of one value over several microbatches")
+                    yield self.say(place, "is no sum of one value over several microbatches")
                 yield from self._is(place, row, None, row.writes, "backward", "sum")
             else:
                 call = self.calls.get(row.of)
                 if call is None:
-                    yield self._say(place, "the plan has no such collective")
+                    yield self.say(place, "the plan has no such collective")
                     continue
                 yield from self._once(place, self.starts if row.kind == "start" else self.waits)
                 sources = tuple(leg.source for leg in call.legs) if row.kind == "start" else ()
@@ -123,25 +124,25 @@ class Order:
             for value in row.writes:
                 arrivals.setdefault(value, place)
                 if row.kind == "add" and added.setdefault(value, place) != place:
-                    yield self._say(place, f"instruction {self.rows[added[value]].id} adds to {value} already")
+                    yield self.say(place, f"instruction {self.rows[added[value]].id} adds to {value} already")
         for leg in cuts.values():
             yield Difference("schedule", f"no instruction makes {leg.target}, a local step of the reshard {leg.row.value}")
 
     def _once(self, place: int, places: dict[str, int]) -> Iterator[Difference]:
         row = self.rows[place]
         if row.of in places:
-            yield self._say(place, f"instruction {self.rows[places[row.of]].id} is the same")
+            yield self.say(place, f"instruction {self.rows[places[row.of]].id} is the same")
         places.setdefault(row.of, place)
 
     def _is(
         self, place: int, row: InstructionPlan, reads: tuple[str, ...] | None, writes: tuple[str, ...], phase: str, what: str
     ) -> Iterator[Difference]:  # fmt: skip
         if reads is not None and row.reads != reads:
-            yield self._say(place, f"reads {_list(row.reads)}, its {what} reads {_list(reads)}")
+            yield self.say(place, f"reads {_list(row.reads)}, its {what} reads {_list(reads)}")
         if row.writes != writes:
-            yield self._say(place, f"writes {_list(row.writes)}, its {what or 'kind'} writes {_list(writes)}")
+            yield self.say(place, f"writes {_list(row.writes)}, its {what or 'kind'} writes {_list(writes)}")
         if row.phase != phase:
-            yield self._say(place, f"is of the {row.phase} phase, its {what} of the {phase} phase")
+            yield self.say(place, f"is of the {row.phase} phase, its {what} of the {phase} phase")
 
     def _everything(self) -> Iterator[Difference]:
         for op in self.walk.ops:
@@ -151,9 +152,9 @@ class Order:
             if name not in self.starts:
                 yield Difference("schedule", f"no instruction starts the collective {name}")
             elif name not in self.waits:
-                yield self._say(self.starts[name], "nobody waits for it")
+                yield self.say(self.starts[name], "nobody waits for it")
             elif self.waits[name] < self.starts[name]:
-                yield self._say(self.waits[name], f"waits for what instruction {self.rows[self.starts[name]].id} starts later")
+                yield self.say(self.waits[name], f"waits for what instruction {self.rows[self.starts[name]].id} starts later")
         for kind, name, row in self.walk.plan.leaving:
             value = row.value or row.tensor
             if value not in self.there:
@@ -163,21 +164,21 @@ class Order:
         made, started, gone = (table.get(value) for table in (self.there, self.coming, self.going))
         flying = started is not None and started < place
         if made is None and not flying:
-            yield self._say(place, f"reads {value}, which nothing makes")
+            yield self.say(place, f"reads {value}, which nothing makes")
         elif (made is None or made >= place) and not (row.kind == "start" and flying):
             later = "is in flight and is not waited for" if flying else "is not there yet"
-            yield self._say(place, f"reads {value}, which {later}")
+            yield self.say(place, f"reads {value}, which {later}")
         if gone is not None and gone < place and row.kind != "free":
-            yield self._say(place, f"reads {value}, which instruction {self.rows[gone].id} has freed")
+            yield self.say(place, f"reads {value}, which instruction {self.rows[gone].id} has freed")
 
     def _free(self, place: int, row: InstructionPlan) -> Iterator[Difference]:
         for value in row.reads:
             if value in self.kept:
-                yield self._say(place, f"frees {value}, which came in or leaves")
+                yield self.say(place, f"frees {value}, which came in or leaves")
             for name in self._readers.get(value, ()):
                 begun, ended = self.starts.get(name), self.waits.get(name)
                 if begun is not None and ended is not None and begun < place < ended:
-                    yield self._say(place, f"frees {value}, which {name} still reads")
+                    yield self.say(place, f"frees {value}, which {name} still reads")
 
     @cached_property
     def _readers(self) -> Mapping[str, list[str]]:
@@ -192,7 +193,7 @@ class Order:
         first = next((place for place, row in enumerate(self.rows) if row.phase != "forward"), len(self.rows))
         for place, row in enumerate(self.rows):
             if place > first and row.phase == "forward":
-                yield self._say(place, f"is of the forward phase, after instruction {self.rows[first].id} of another")
+                yield self.say(place, f"is of the forward phase, after instruction {self.rows[first].id} of another")
 
     def _stages(self) -> Iterator[Difference]:
         plan = self.walk.plan
@@ -200,11 +201,11 @@ class Order:
         stages |= {(kind, row.id): row.stage for row in plan.collectives if row.id for kind in ("start", "wait")}
         for place, row in enumerate(self.rows):
             if row.microbatch >= plan.microbatches:
-                yield self._say(place, f"is of microbatch {row.microbatch}, the plan has {plan.microbatches}")
+                yield self.say(place, f"is of microbatch {row.microbatch}, the plan has {plan.microbatches}")
             elif row.microbatch not in (0, plan.microbatches - 1):
-                yield self._say(place, f"first runs in microbatch {row.microbatch}, which is neither the first nor the last")
+                yield self.say(place, f"first runs in microbatch {row.microbatch}, which is neither the first nor the last")
             if row.stage != stages.get((row.kind, row.of), 0):
-                yield self._say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
+                yield self.say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
 
     def _sums(self) -> Iterator[Difference]:
         """Every gradient is summed before anything of it is done once for all microbatches, and nothing else is done so."""
@@ -222,11 +223,11 @@ class Order:
         for place, row in enumerate(self.rows):
             reads = set(row.reads) | (calls.get(row.of, set()) if row.kind == "wait" else set())
             if row.kind == "run" and row.microbatch:
-                yield self._say(place, f"runs in {plan.microbatches - row.microbatch} of {plan.microbatches} microbatches")
+                yield self.say(place, f"runs in {plan.microbatches - row.microbatch} of {plan.microbatches} microbatches")
             elif row.microbatch and not reads <= final:
-                yield self._say(place, f"runs once, and {_list(tuple(sorted(reads - final)))} is of one microbatch")
+                yield self.say(place, f"runs once, and {_list(tuple(sorted(reads - final)))} is of one microbatch")
             elif not row.microbatch and reads & final:
-                yield self._say(place, f"runs in every microbatch, and {_list(tuple(sorted(reads & final)))} is there after the last")
+                yield self.say(place, f"runs in every microbatch, and {_list(tuple(sorted(reads & final)))} is there after the last")
             if row.microbatch:
                 final.update(row.writes)
         for kind, name, leaves in plan.leaving:
@@ -253,7 +254,7 @@ class Order:
                 flying = [other for other in flying if self.waits[other] > self.starts[name]] + [name]
                 held = sum(self.calls[other].in_flight for other in flying)
                 if held > limit and len(flying) > self._chain(flying):
-                    yield self._say(self.starts[name], f"{held} bytes are in flight {side}, over limits.ahead_bytes, {limit}")
+                    yield self.say(self.starts[name], f"{held} bytes are in flight {side}, over limits.ahead_bytes, {limit}")
 
     def _chain(self, names: list[str]) -> int:
         """How many of the calls follow one another, each reading what another makes: so many may pass the limit."""

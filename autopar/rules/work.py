@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from autopar.graph import Op, Tensor
+from autopar.graph import Op, Ref, Tensor
 from autopar.rules.lookup import find_row, find_rule
 from autopar.rules.signature import call_of
 
@@ -33,6 +33,20 @@ def is_alias(op: Op) -> bool:
     """Whether output 0 shares the storage of input 0 (views)."""
     row = find_row(op.target)
     return row is not None and row.alias
+
+
+WRITES_OVER: Mapping[str, tuple[int, ...]] = {
+    "aten.add.Tensor": (0, 1), "aten.sub.Tensor": (0, 1), "aten.mul.Tensor": (0, 1), "aten.div.Tensor": (0, 1),
+    "aten.gelu_backward.default": (0,), "aten.silu_backward.default": (0,), "aten.tanh_backward.default": (0,),
+    "aten.sigmoid_backward.default": (0,), "aten.threshold_backward.default": (0,),
+}  # fmt: skip
+"""Pointwise operators that torch can have write into one of these arguments, entry by entry."""
+
+
+def may_write_over(op: Op) -> tuple[int, ...]:
+    """The positions among the inputs of tensors that the operator's result may take the memory of, if it is as large."""
+    arguments = (op.args[place] for place in WRITES_OVER.get(op.target, ()))
+    return tuple(dict.fromkeys(argument.index for argument in arguments if isinstance(argument, Ref)))
 
 
 def why_once(op: Op) -> str:

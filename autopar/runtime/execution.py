@@ -20,7 +20,7 @@ from torch import Tensor
 from autopar.rules import localize
 from autopar.runtime.backends import Backend
 from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_of, reduce_now
-from autopar.runtime.fusion import Fusion, Line, Local, bind_in_place, bind_pair, find_fusion
+from autopar.runtime.fusion import Line, Local, Pair, bind_in_place, bind_pair, find_fusion, makes_memory
 from autopar.runtime.inner import body
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
@@ -28,6 +28,7 @@ from autopar.runtime.still import STILL
 from autopar.runtime.tail import Tail, loss_tail
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.instructions import Operation
+from autopar.schedule.reusing import needed
 from cost_models import SubAxis
 
 Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
@@ -173,38 +174,38 @@ class _Binding:
 
     def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool, tail: Tail) -> None:
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
-        self.fusion = fusion_of(schedule, in_place, tail)
-        self.tail = tail
-        self.pairs = {pair.addition: pair for pair in self.fusion.pairs.values()}
-        self.unmade = {schedule.instructions[index].writes[0] for index in self.fusion.pairs}
+        self.pairs, self.tail = pairs_of(schedule, in_place), tail
+        self.done = {pair.addition for pair in self.pairs.values()}
+        self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
+        self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}
         self.calls: dict[str, Call] = {}
         self.bringing: dict[str, Call] = {}
 
     def run(self, index: int, item: Instruction) -> Action | None:
-        if index in self.pairs:
+        if index in self.done:
             return None
         operation, reads, writes = self.schedule.operations[item.of], item.reads, item.writes
         if operation.strategy.inner:
             return _with_collectives(operation, item, self.arguments(operation), self.backend)
-        pair = self.fusion.pairs.get(index)
+        pair = self.pairs.get(index)
         if pair is not None:
             other = self.schedule.instructions[pair.addition]
             addend = other.reads[pair.addend]
             kernel = bind_pair(pair, operation.op, self.shapes(reads), _local(self.schedule, addend).shape)
             kernels, reads, writes = [kernel] * len(self.backend.ranks), (*reads, addend), other.writes
         else:
-            kernels = [self.kernel(index, operation, reads, args, kwargs) for args, kwargs in self.arguments(operation)]
+            kernels = [self.kernel(item, operation, args, kwargs) for args, kwargs in self.arguments(operation)]
             if item.of == self.schedule.graph.loss_gradient:
                 kernels = list(map(_scaled, kernels))
         return _on_each(kernels, reads, writes)
 
-    def kernel(self, index: int, operation: Operation, reads: Sequence[str], args: list[Any], kwargs: dict[str, Any]) -> Kernel:
-        place, target = self.fusion.in_place.get(index), operation.op.target
-        if place is not None:
-            return bind_in_place(operation.op, place, args, kwargs)
-        find = find_operator if self.backend.traced else find_function
+    def kernel(self, item: Instruction, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Kernel:
+        target = operation.op.target
+        if item.over and self.in_place and makes_memory(self.schedule.operations[self.maker[item.over]].op):
+            return bind_in_place(operation.op, item.reads.index(item.over), args, kwargs)
+        find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators
         function = find(target) if self.dropout else STILL.get(target) or find(target)
-        return bind_kernel(operation.op, function, args, kwargs, self.shapes(reads))
+        return bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads))
 
     def arguments(self, operation: Operation) -> list[tuple[list[Any], dict[str, Any]]]:
         """For each hosted rank, with references in place of tensors."""
@@ -374,21 +375,22 @@ def groups_needed(schedule: Schedule) -> tuple[tuple[SubAxis, ...], ...]:
 # --- what fusion sees --------------------------------------------------------------------------------------------------
 
 
-def fusion_of(schedule: Schedule, in_place: bool, tail: Tail) -> Fusion:
-    """What of the schedule runs as one kernel, and what in place; nothing that its ``tail`` reads later is written over."""
-    leaving = [*(value for _, value in schedule.outputs), *tail.values]
-    lines = [_line(schedule, item) for item in schedule.instructions]
-    return find_fusion(lines, schedule.storage, leaving, lambda value: _local(schedule, value), in_place=in_place)
+def pairs_of(schedule: Schedule, in_place: bool) -> Mapping[int, Pair]:
+    """What of the schedule runs as one kernel, by index of the first instruction.
+
+    Args:
+        in_place: whether results may take the memory of what they are written over.
+    """
+    leaving = [value for _, value in schedule.outputs]
+    lines = [_line(schedule, item, in_place) for item in schedule.instructions]
+    return find_fusion(lines, schedule.storage, leaving, lambda value: _local(schedule, value))
 
 
-def _line(schedule: Schedule, item: Instruction) -> Line:
-    if item.kind == "run":
-        operation = schedule.operations[item.of]
-        return Line(None if operation.strategy.inner else operation.op, item.reads, item.writes, item.half)
-    if item.kind == "wait":
-        call = schedule.collectives[item.of]
-        return Line(None, () if call.packs else tuple(part.source for part in call.parts), item.writes, item.half)
-    return Line(None, () if item.kind == "free" else item.reads, () if item.kind == "start" else item.writes, item.half)
+def _line(schedule: Schedule, item: Instruction, in_place: bool) -> Line:
+    operation = schedule.operations[item.of] if item.kind == "run" else None
+    op = None if operation is None or operation.strategy.inner else operation.op
+    writes = () if item.kind == "start" else item.writes
+    return Line(op, needed(schedule, item), writes, item.half, item.over if in_place else None)
 
 
 def _local(schedule: Schedule, value: str) -> Local:

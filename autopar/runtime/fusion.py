@@ -1,19 +1,14 @@
-"""Which operators of a schedule run as one kernel, and which may write over what they read.
+"""Which operators of a schedule run as one kernel, and how those are run that write over what they read.
 
-The graph, the plan and its collectives stay as they are: this is decided when a schedule is bound to its ranks, and only makes a step
-cheaper. Nothing here moves a collective, keeps a value past its ``free`` or raises the peak of live memory. Both rules are what PyTorch
-does with the same model run eagerly, where a linear adds its bias inside the product and gradients are summed in place.
-
-========  ============================================================================================================
-pairs     a contraction and the addition that alone reads it are ``addmm``: a bias, or any tensor of the result's shape
-in place  a pointwise operator whose result is as large as an input that nobody reads later writes over that input
-========  ============================================================================================================
+A contraction and the addition that alone reads it are ``addmm``: a bias, or any tensor of the result's shape. The graph, the plan and its
+collectives stay as they are: this is decided when a schedule is bound to its ranks, and only makes a step cheaper. Nothing here moves a
+collective, keeps a value past its ``free`` or raises the peak of live memory. PyTorch does the same with the model run eagerly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,12 +31,14 @@ class Line:
         reads: the values that must be whole when it runs: of a wait, those that its collective was sending; of a free, none.
         writes: the values that are there after it; of a start, none.
         half: of the step, forward or backward.
+        over: the value whose memory the result takes, if it may in this form.
     """
 
     op: Op | None
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     half: str
+    over: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,45 +68,25 @@ class Pair:
     in_place: bool
 
 
-@dataclass(frozen=True)
-class Fusion:
-    """What ``find_fusion`` decided.
-
-    Args:
-        pairs: by index of the contraction, where the pair runs; the addition's place in the list does nothing.
-        in_place: by index of the instruction, the position of the read whose memory its result takes.
-    """
-
-    pairs: Mapping[int, Pair] = field(default_factory=dict)
-    in_place: Mapping[int, int] = field(default_factory=dict)
-
-
-def find_fusion(
-    items: Sequence[Line], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf, *, in_place: bool = True
-) -> Fusion:  # fmt: skip
-    """What may be fused in a schedule.
+def find_fusion(items: Sequence[Line], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf) -> Mapping[int, Pair]:
+    """The additions of a schedule that run with a contraction, by index of the contraction; the addition's place then does nothing.
 
     Args:
         items: its instructions, in order.
-        root: for each value the one whose memory it is: itself, or what it is a view of.
+        root: for each value the one whose memory it is: itself, or what it is a view of or written over.
         outputs: the values that leave.
         local: a value's local shape and dtype.
-        in_place: False where someone else plans memory: graphs for a compiler.
     """
-    lives = _Lives(items, root, outputs, local, in_place)
-    pairs = {pair.contraction: pair for index in range(len(items)) if (pair := _find_pair(index, lives)) is not None}
-    done = {pair.addition for pair in pairs.values()}
-    found = {index: _find_reuse(index, lives) for index in range(len(items)) if index not in done}
-    return Fusion(pairs, {index: position for index, position in found.items() if position is not None})
+    lives = _Lives(items, root, outputs, local)
+    found = (_find_pair(index, lives) for index in range(len(items)))
+    return {pair.contraction: pair for pair in found if pair is not None}
 
 
 class _Lives:
-    """Who writes each value, who reads it, and when its memory is last used."""
+    """Who writes each value, who reads it, and when its memory is used."""
 
-    def __init__(
-        self, items: Sequence[Line], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf, in_place: bool
-    ) -> None:  # fmt: skip
-        self.items, self.root, self.outputs, self.local, self.in_place = items, root, frozenset(outputs), local, in_place
+    def __init__(self, items: Sequence[Line], root: Mapping[str, str], outputs: Iterable[str], local: LocalOf) -> None:
+        self.items, self.root, self.outputs, self.local = items, root, frozenset(outputs), local
         self.writer = {value: index for index, item in enumerate(items) for value in item.writes}
         self.readers: dict[str, list[int]] = {}
         self.uses: dict[str, list[int]] = {}
@@ -118,24 +95,10 @@ class _Lives:
                 self.readers.setdefault(value, []).append(index)
             for value in (*item.reads, *item.writes):
                 self.uses.setdefault(root[value], []).append(index)
-        for value in self.outputs:
-            self.uses.setdefault(root[value], []).append(len(items))
 
-    def may_take(self, value: str, index: int, since: int, result: str) -> bool:
-        """Whether ``result``, made by ``index``, may take the memory of ``value``: a tensor of its own and as large, made by an
-        operator of the same half (a backward pass may run twice on what forward left), that nobody else uses from ``since`` on."""
-        writer = self.writer.get(value)
-        if not self.in_place or writer is None or self.root[value] != value or self.local(value) != self.local(result):
-            return False
-        made = self.items[writer]
-        used = [use for use in self.uses[value] if use >= since]
-        return made.half == self.items[index].half and _makes_memory(made.op) and used == [index]
-
-
-def _makes_memory(op: Op | None) -> bool:
-    """Whether the results are tensors of their own, by the operator's schema."""
-    schema = getattr(find_operator(op.target), "_schema", None) if op is not None else None
-    return schema is not None and all(item.alias_info is None for item in schema.returns)
+    def unused(self, value: str, begin: int, end: int) -> bool:
+        """Whether nobody uses the memory of ``value`` from one instruction up to another."""
+        return not any(begin <= use < end for use in self.uses[self.root[value]])
 
 
 def _find_pair(index: int, lives: _Lives) -> Pair | None:
@@ -148,13 +111,14 @@ def _find_pair(index: int, lives: _Lives) -> Pair | None:
     if addition.op is None or addition.op.target != ADDITION or not _is_plain(addition.op) or addition.half != item.half:
         return None
     addend = 1 - addition.reads.index(item.writes[0])
-    other, result = lives.local(addition.reads[addend]), lives.local(addition.writes[0])
+    beside, result = lives.local(addition.reads[addend]), lives.local(addition.writes[0])
     product = find_product(item.op, [lives.local(value).shape for value in item.reads])
-    if product is None or product.shape != result.shape or not _fits(other.shape, product) or other.dtype != result.dtype:
+    if product is None or product.shape != result.shape or not _fits(beside.shape, product) or beside.dtype != result.dtype:
         return None
     if lives.writer.get(addition.reads[addend], -1) >= index:
         return None
-    return Pair(index, readers[0], addend, lives.may_take(addition.reads[addend], readers[0], index, addition.writes[0]))
+    other = addition.reads[addend]
+    return Pair(index, readers[0], addend, addition.over == other and lives.unused(other, index, readers[0]))
 
 
 def _is_plain(op: Op) -> bool:
@@ -199,36 +163,29 @@ def bind_pair(pair: Pair, op: Op, shapes: Shapes, addend: Sequence[int]) -> Kern
 
 # --- in place ----------------------------------------------------------------------------------------------------------
 
-_FIRST, _EITHER = (0,), (0, 1)
-IN_PLACE: Mapping[str, tuple[tuple[int, ...], str, str]] = {
-    "aten.add.Tensor": (_EITHER, "aten.add.out", "out"),
-    "aten.sub.Tensor": (_EITHER, "aten.sub.out", "out"),
-    "aten.mul.Tensor": (_EITHER, "aten.mul.out", "out"),
-    "aten.div.Tensor": (_EITHER, "aten.div.out", "out"),
-    "aten.gelu_backward.default": (_FIRST, "aten.gelu_backward.grad_input", "grad_input"),
-    "aten.silu_backward.default": (_FIRST, "aten.silu_backward.grad_input", "grad_input"),
-    "aten.tanh_backward.default": (_FIRST, "aten.tanh_backward.grad_input", "grad_input"),
-    "aten.sigmoid_backward.default": (_FIRST, "aten.sigmoid_backward.grad_input", "grad_input"),
-    "aten.threshold_backward.default": (_FIRST, "aten.threshold_backward.grad_input", "grad_input"),
+IN_PLACE: Mapping[str, tuple[str, str]] = {
+    "aten.add.Tensor": ("aten.add.out", "out"),
+    "aten.sub.Tensor": ("aten.sub.out", "out"),
+    "aten.mul.Tensor": ("aten.mul.out", "out"),
+    "aten.div.Tensor": ("aten.div.out", "out"),
+    "aten.gelu_backward.default": ("aten.gelu_backward.grad_input", "grad_input"),
+    "aten.silu_backward.default": ("aten.silu_backward.grad_input", "grad_input"),
+    "aten.tanh_backward.default": ("aten.tanh_backward.grad_input", "grad_input"),
+    "aten.sigmoid_backward.default": ("aten.sigmoid_backward.grad_input", "grad_input"),
+    "aten.threshold_backward.default": ("aten.threshold_backward.grad_input", "grad_input"),
 }
-"""By target: positions among the arguments whose memory the result may take, the operator that writes there, and its name for it."""
+"""By target of ``rules.may_write_over``: the operator that writes its result where it is told, and its name for that place."""
 
 
-def _find_reuse(index: int, lives: _Lives) -> int | None:
-    """The position of the read whose memory the result of a pointwise operator may take."""
-    item = lives.items[index]
-    if item.op is None or item.op.target not in IN_PLACE:
-        return None
-    for place in IN_PLACE[item.op.target][0]:
-        argument = item.op.args[place]
-        if isinstance(argument, Ref) and lives.may_take(item.reads[argument.index], index, index, item.writes[0]):
-            return argument.index
-    return None
+def makes_memory(op: Op) -> bool:
+    """Whether the results are tensors of their own, by torch's schema of the operator."""
+    schema = getattr(find_operator(op.target), "_schema", None)
+    return schema is not None and all(item.alias_info is None for item in schema.returns)
 
 
 def bind_in_place(op: Op, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kernel:
     """The kernel of a pointwise operator that writes over its read at ``position``."""
-    _, target, keyword = IN_PLACE[op.target]
+    target, keyword = IN_PLACE[op.target]
     function, arguments = find_function(target), bind_arguments(args, kwargs)
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -13,6 +13,7 @@ from autopar.runtime.still import STILL
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.freeing import storage_bytes
 from autopar.schedule.instructions import Collective
+from autopar.schedule.reusing import needed
 
 FEW, SHARE = 1024, 0.01
 """A tail may keep as many bytes as this, or this share of what came in: they outlive the forward pass."""
@@ -48,7 +49,10 @@ def loss_tail(schedule: Schedule, blocks: Callable[[Collective], bool]) -> Tail:
         if (item.kind == "wait" and blocks(schedule.collectives[item.of])) or not brought.isdisjoint(item.reads):
             places.append(index)
             brought.update(item.writes)
-    values = brought.union(*(_needs(schedule, schedule.instructions[index]) for index in places))
+    values = brought.union(*(needed(schedule, schedule.instructions[index]) for index in places))
+    overwritten = {item.over for index, item in enumerate(schedule.instructions) if item.over and index not in places}
+    if any(schedule.storage[value] in {schedule.storage[other] for other in overwritten} for value in values):
+        return Tail()
     entering = sum(schedule.local_bytes(item.tensor) for item in schedule.graph.inputs)
     held = sum(storage_bytes(schedule, root) for root in {schedule.storage[value] for value in values})
     return Tail(tuple(places), frozenset(values)) if loss in brought and held <= max(FEW, SHARE * entering) else Tail()
@@ -73,17 +77,9 @@ def _leading_only_to(loss: str, schedule: Schedule) -> list[int]:
 
 def _may_be_late(schedule: Schedule, item: Instruction, entering: set[str]) -> bool:
     """Not what reads the user's own tensors, which an optimizer may change meanwhile, nor what draws, which goes by the step's number."""
-    if any(schedule.storage[value] in entering for value in _needs(schedule, item)):
+    if any(schedule.storage[value] in entering for value in needed(schedule, item)):
         return False
     if item.kind != "run":
         return item.kind in ("wait", "slice")
     operation = schedule.operations[item.of]
     return not operation.strategy.inner and operation.op.target not in STILL
-
-
-def _needs(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
-    """What must be as it is when it runs: of a wait the values that its call is sending from where they lie."""
-    if item.kind != "wait":
-        return item.reads
-    call = schedule.collectives[item.of]
-    return () if call.packs else tuple(part.source for part in call.parts)

@@ -10,6 +10,7 @@ bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
 accumulating   accumulate: gradients of microbatches summed, reduced once or in each
 room           how much may be in flight where memory is short
+reusing        reuse: results over what nobody needs any more
 freeing        free: when values go
 legality       what must hold after each pass
 simulation     how long it takes

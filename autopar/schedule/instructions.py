@@ -53,6 +53,7 @@ class Instruction:
         bytes: taken from the rank's memory by it; of a ``free``: given back.
         of: the operator of a ``run`` (``NAME@again`` of its second), the collective of a ``start`` or ``wait``, the reshard's value of
             a ``slice``, the gradient of an ``add``.
+        over: of a run, the value whose memory its result takes; None where it takes its own.
         stage: of a pipeline; one so far.
         microbatch: the first in which it runs; it does in all after it.
     """
@@ -68,6 +69,7 @@ class Instruction:
     of: str = ""
     stage: int = 0
     microbatch: int = 0
+    over: str | None = None
 
     @property
     def half(self) -> Phase:
@@ -83,7 +85,7 @@ class Instruction:
         """The same with another id."""
         return Instruction(
             number, self.kind, self.phase, self.reads, self.writes, self.stream, self.seconds, self.bytes, self.of, self.stage,
-            self.microbatch,
+            self.microbatch, self.over,
         )  # fmt: skip
 
 
@@ -349,12 +351,13 @@ class Schedule:
 
     @cached_property
     def storage(self) -> Mapping[str, str]:
-        """The value, or the collective, whose memory each value lies in: itself, what it is a view of, or the buffer it arrived in."""
+        """The value, or the collective, whose memory each value lies in: itself, what it is a view of or written over, or the buffer it
+        arrived in."""
         root = {name: name for name in (*(item.tensor for item in self.graph.inputs), *self.sums)}
         for item in self.instructions:
             if item.kind == "run":
-                shared = is_alias(self.operations[item.of].op) and bool(item.reads)
-                root.update((name, root[item.reads[0]] if shared else name) for name in item.writes)
+                shared = item.over or (item.reads[0] if item.reads and is_alias(self.operations[item.of].op) else "")
+                root.update((name, root[shared] if shared else name) for name in item.writes)
             elif item.kind == "slice":
                 value = item.writes[0]
                 root[value] = value if self.cuts[value].step is not None else root[item.reads[0]]

@@ -8,6 +8,7 @@ from autopar.errors import ScheduleError
 from autopar.rules import why_once
 from autopar.schedule.assignment import AGAIN
 from autopar.schedule.instructions import Schedule
+from autopar.schedule.reusing import may_take, needed
 from autopar.schedule.windows import windows
 
 Violations = Iterator[tuple[int, str]]
@@ -82,6 +83,26 @@ def _freed_once(schedule: Schedule) -> Violations:
                 if value in needed:
                     yield item.id, f"frees {value}, which {needed[value]} still reads"
                 gone.add(value)
+
+
+def _written_over(schedule: Schedule) -> Violations:
+    """What is written over is as large, may be, and is not needed any more: neither it nor a view of it."""
+    root, written = schedule.storage, dict[str, int]()
+    made: dict[str, int] = {}
+    kept = {item.tensor for item in schedule.graph.inputs} | set(schedule.sums)
+    for index, item in enumerate(schedule.instructions):
+        for value in needed(schedule, item):
+            if made.get(value, -1) < written.get(root.get(value, value), -1):
+                yield item.id, f"reads {value}, which instruction {schedule.instructions[written[root[value]]].id} has written over"
+        if item.over:
+            if item.over not in may_take(schedule, item) or root.get(item.over) in kept:
+                yield item.id, f"writes over {item.over}, which it may not"
+            written[root[item.over]] = index
+        made.update(dict.fromkeys(item.writes, index))
+    final = schedule.instructions[-1].id if schedule.instructions else 0
+    for output, value in schedule.outputs:
+        if made.get(value, -1) < written.get(root.get(value, value), -1):
+            yield final, f"is the last, and the {output.kind} {output.name} ({value}) was written over"
 
 
 def _same_order(schedule: Schedule) -> Violations:
@@ -187,6 +208,7 @@ PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
     ("what is read was made before and is not freed", _reads_made),
     ("a collective is started once, and waited for once after that", _waited_once),
     ("what is freed is there, once, and neither leaves nor is on its way", _freed_once),
+    ("what is written over is not needed any more", _written_over),
     ("every rank starts the collectives of a group in the same order", _same_order),
     ("forward comes before backward", _phases_in_order),
     ("gradients of all microbatches are summed before they are reduced and leave", _microbatches),

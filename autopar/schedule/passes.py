@@ -15,6 +15,7 @@ from autopar.schedule.instructions import Limits, Schedule
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import order
 from autopar.schedule.prefetching import prefetch
+from autopar.schedule.reusing import reuse
 from autopar.schedule.sharing import share
 from cost_models import Machine
 
@@ -22,7 +23,9 @@ Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
 
 PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("accumulate", accumulate))
 """What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
-PASSES: Passes = (*PLACING, ("free", free))
+ENDING: Passes = (("reuse", reuse), ("free", free))
+"""What says where memory comes from and when it goes, of a list in which everything has its place."""
+PASSES: Passes = (*PLACING, *ENDING)
 """All that is done."""
 
 

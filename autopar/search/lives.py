@@ -5,7 +5,8 @@ between; at every time at which it is needed at all exactly one of its versions 
 
 - an operator that reads it: as it is read, also where that is a copy that was gathered for it;
 - else what leaves, in the spec it leaves with;
-- else what was made, until its first reader; what readers share, from the first to the last of a phase; what backward keeps.
+- else what was made, until its first reader, but not while it is made where it may be written over what it is made of; what readers
+  share, from the first to the last of a phase; what backward keeps.
 
 What is stored (parameters, buffers, arguments) is there throughout, but for the times at which it is read: there it counts as it is read
 too, in place of what rests. So a gathered weight counts for all but the part of it that each rank has anyway.
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.graph import DTYPE_BYTES, Graph, Op
-from autopar.rules import is_alias
+from autopar.rules import is_alias, may_write_over
 from autopar.schedule import OUTPUT
 from autopar.search.space import spec_bytes
 from autopar.sharding import ShardingSpec
@@ -120,13 +121,25 @@ def _between(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Li
     early, late = site.phases(graph)
     by_choice = site.saved is not None and bool(model.nodes[site.saved].spans)
     first = min((reader.time for reader in early or (() if by_choice else late)), default=made)
-    yield made, max(first, made + 1), site.producer, tensor, site.specs
+    yield made + _written_over(model, tensor, times), max(first, made + 1), site.producer, tensor, site.specs
     for node, readers in ((site.forward, early), (site.backward, late)):
         if node is not None and readers:
             reads = [reader.time for reader in readers]
             yield min(reads), max(reads), node, tensor, model.nodes[node].specs
     if site.saved is not None and not by_choice:
         yield *_saved(model, tensor), site.saved, tensor, model.nodes[site.saved].specs
+
+
+def _written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
+    """Whether its operator may write it over a tensor that nobody reads later, and so needs no memory while it runs."""
+    graph = model.space.graph
+    op = graph.producer[tensor]
+    for place in may_write_over(op):
+        read = op.inputs[place]
+        alike = graph.tensors[read].shape == graph.tensors[tensor].shape and graph.tensors[read].dtype == graph.tensors[tensor].dtype
+        if alike and read in graph.producer and all(reader.time <= times[op.name] for reader in model.sites[read].readers):
+            return True
+    return False
 
 
 def _leaving(model: Model, times: Mapping[str, int], end: int) -> dict[str, list[Life]]:

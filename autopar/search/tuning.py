@@ -13,8 +13,7 @@ from time import perf_counter
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, memory, ordered, run_passes, simulated, step_seconds
-from autopar.schedule.freeing import free
-from autopar.schedule.passes import PLACING, default_limits
+from autopar.schedule.passes import ENDING, PLACING, default_limits
 from cost_models import Machine
 
 MIB = 2**20
@@ -98,7 +97,7 @@ class _Trying:
         seconds = whole_seconds / placed[-1][1].graph.microbatches
         if self.best is not None and self.best.memory.peak <= self.limit and not self._promises(limits, seconds, self.best):
             return
-        freed = [(weight, free(one)) for weight, one in placed]
+        freed = [(weight, run_passes(one, ENDING)) for weight, one in placed]
         held = _sum_of([(weight, memory(one, self.optimizer)) for weight, one in freed])
         whole = freed[-1][1]
         found = Timed(self.assignment, whole, simulated(whole), seconds, step, held, len(freed) > 1)

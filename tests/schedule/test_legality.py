@@ -13,8 +13,9 @@ from autopar.schedule import Limits, Schedule
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.legality import PREDICATES, check_legal
 from autopar.schedule.passes import run_passes
+from autopar.schedule.reusing import may_take
 from autopar.schedule.windows import windows
-from tests.graphs import machine, random_schedule, two_layers
+from tests.graphs import machine, random_graph, random_schedule, two_layers
 
 Broken = tuple[Schedule, int]
 """A schedule, and the id of the instruction at fault."""
@@ -132,6 +133,19 @@ def frees_what_is_on_its_way() -> Broken:
     raise AssertionError("no call that leaves its source where it is")
 
 
+def writes_over_what_is_read_later() -> Broken:
+    """A sum takes the memory of what another operator still reads."""
+    for seed in range(50):
+        schedule = random_schedule(random_graph(seed, kinds=("add", "softmax")), machine("x=2"), seed)
+        for item in kind(schedule, "run"):
+            later = {value for other in schedule.instructions if other.id > item.id and other.kind == "run" for value in other.reads}
+            for value in may_take(schedule, item):
+                if value in later and value not in {entering.tensor for entering in schedule.graph.inputs}:
+                    reader = next(other for other in schedule.instructions if other.id > item.id and value in other.reads)
+                    return edited(schedule, replace(item, over=value)), reader.id
+    raise AssertionError("never read later")
+
+
 def another_stage() -> Broken:
     """A group has calls in two stages."""
     schedule = whole()
@@ -232,6 +246,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "frees what came in": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_came_in),
     "frees what leaves": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_leaves),
     "frees what is on its way": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_is_on_its_way),
+    "writes over what is read later": ("what is written over is not needed any more", writes_over_what_is_read_later),
     "another stage": ("every rank starts the collectives of a group in the same order", another_stage),
     "forward behind backward": ("forward comes before backward", forward_behind_backward),
     "reduces what is of one microbatch": (SUMS, reduces_what_is_of_one),

@@ -245,14 +245,15 @@ class InPlace(nn.Module):
         return (torch.relu(x @ self.w) @ self.w).sum()
 
 
-def test_memory_that_operators_in_place_do_not_take_is_known() -> None:
+def test_memory_that_operators_in_place_do_not_take_is_predicted() -> None:
     torch.manual_seed(0)
     model, x = InPlace(), torch.randn(4, 8, 8)
     plan = autopar.plan(model, (x,), mesh="dp=2", hardware="cpu-cluster", constraints={"input:x": "R R R"})
     _, schedule = rebuild(model, plan, example=((x,), {}, ()))
     found = verify(plan, (model, (x,)), backend="simulate", steps=2)
     assert found.passed, found.problems
-    assert found.predicted_bytes - found.measured_bytes == spared_bytes(schedule, "adamw") > MEMORY_TOLERANCE * found.predicted_bytes
+    assert any(item.over for item in schedule.instructions) and not spared_bytes(schedule, "adamw")
+    assert found.measured_bytes == found.predicted_bytes
 
 
 def test_a_plan_of_another_model_is_refused() -> None:

@@ -1,0 +1,82 @@
+"""reuse: a pointwise operator whose result is as large as a tensor that nobody needs any more writes over that tensor.
+
+That is what PyTorch does with the same model run eagerly, where gradients are summed in place. What came in stays as it is, and so does
+what forward left: a backward pass may run twice on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.rules import is_alias, may_write_over
+from autopar.schedule.instructions import Instruction, Schedule
+
+
+def reuse(schedule: Schedule) -> Schedule:
+    """The schedule with ``over`` where memory is taken over. Comes after everything has its place, and before ``free``."""
+    lives = _Lives(schedule)
+    found = []
+    for index, item in enumerate(schedule.instructions):
+        over = lives.take(index, item)
+        found.append(replace(item, over=over, bytes=0) if over else item)
+    return replace(schedule, instructions=tuple(found))
+
+
+class _Lives:
+    """When the memory of each storage is last needed, and who made what."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.root = schedule, schedule.storage
+        self.maker: dict[str, Instruction] = {}
+        self.last: dict[str, int] = {}
+        self.now: dict[str, str] = {}
+        for index, item in enumerate(schedule.instructions):
+            for value in (*needed(schedule, item), *item.writes):
+                self.last[self.root[value]] = index
+            if item.kind == "run":
+                self.maker.update(dict.fromkeys(item.writes, item))
+        entering = (item.tensor for item in schedule.graph.inputs)
+        for value in (*entering, *schedule.sums, *(value for _, value in schedule.outputs)):
+            self.last[self.root[value]] = len(schedule.instructions)
+
+    def take(self, index: int, item: Instruction) -> str | None:
+        """The value whose memory the result of an instruction takes; None when it needs its own."""
+        for value in may_take(self.schedule, item):
+            storage = self.now.get(value, value)
+            maker = self.maker.get(value)
+            if maker is None or self.root[value] != value or self.last[storage] != index or not _made_for_good(self.schedule, maker, item):
+                continue
+            (result,) = item.writes
+            self.now[result], self.last[storage] = storage, self.last[result]
+            return value
+        return None
+
+
+def _made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) -> bool:
+    """Whether what ``maker`` made is memory of its own, of the half of the step that ``item`` is in."""
+    operation = schedule.operations[maker.of]
+    return maker.half == item.half and not operation.strategy.inner and not is_alias(operation.op)
+
+
+def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
+    """The values that the result of an instruction could lie over, as far as it is alone concerned: of its shape and dtype on a rank."""
+    if item.kind != "run" or len(item.writes) != 1 or schedule.operations[item.of].strategy.inner:
+        return ()
+    result = _local(schedule, item.writes[0])
+    values = (item.reads[place] for place in may_write_over(schedule.operations[item.of].op))
+    return tuple(value for value in values if _local(schedule, value) == result)
+
+
+def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
+    """The values that must be as they are until an instruction is done: of a wait what its call is sending from where it lies."""
+    if item.kind == "free":
+        return ()
+    if item.kind != "wait":
+        return item.reads
+    call = schedule.collectives[item.of]
+    return () if call.packs else tuple(part.source for part in call.parts)
+
+
+def _local(schedule: Schedule, value: str) -> tuple[tuple[int, ...], str]:
+    tensor = schedule.graph.tensors[schedule.values[value].tensor]
+    return tuple(schedule.specs[value].local_shape(tensor.shape, schedule.machine.mesh.sizes)), tensor.dtype
