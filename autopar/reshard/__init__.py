@@ -9,7 +9,7 @@ steps          Step and Reshard, with their price
 """
 
 from autopar.reshard.face import reshard
-from autopar.reshard.planning import find_reshard
+from autopar.reshard.planning import collective, find_moves, find_reshard
 from autopar.reshard.steps import Reshard, Step
 
-__all__ = ["Reshard", "Step", "find_reshard", "reshard"]
+__all__ = ["Reshard", "Step", "collective", "find_moves", "find_reshard", "reshard"]

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from autopar.reshard.cuts import cuts, joined
-from autopar.reshard.permutation import moving_parts, permute_sources
+from autopar.reshard.permutation import Placed, moving_parts, permute_sources
 from autopar.reshard.search import Move, Question, Way, solve
 from autopar.reshard.steps import Reshard, Step
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
 
+Moves = tuple[tuple[Move, ...], tuple[SubAxis, ...], tuple[int, ...]]
 FINE_AXES = 2
 """Up to so many axes, reshards move parts of axes where that pays."""
 
@@ -37,10 +38,10 @@ def find_reshard(
     different reductions are pending and one of them has to be done (their order would change the value).
     """
     if fine is None:
-        fine = sum(size > 1 for size in machine.mesh.sizes) <= FINE_AXES
+        fine = is_fine(machine)
     names = None if fine else renaming(source, target, machine)
     asked = (source, target) if names is None else (source.renamed(names), target.renamed(names))
-    plan = _plan(shape, itemsize, *asked, machine, fine)
+    plan = find_moves(shape, itemsize, *asked, machine, fine)
     if plan is None:
         return None
     moves, parts, order = plan
@@ -65,16 +66,21 @@ def find_reshard(
     )
 
 
+def is_fine(machine: Machine) -> bool:
+    """Whether reshards move parts of axes where nobody says so."""
+    return sum(size > 1 for size in machine.mesh.sizes) <= FINE_AXES
+
+
 def renaming(source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tuple[int, ...] | None:
     """For each axis the one that stands for it: axes alike (in size and links) are named in the order in which the two specs use them,
     so that pairs of specs that differ in such names alone are planned, and priced, once. None where every axis stands for itself."""
-    alike = _alike(machine)
-    if not alike:
+    groups = alike(machine)
+    if not groups:
         return None
     names = list(range(len(machine.mesh.sizes)))
     used = dict.fromkeys((*source.split_axes, *source.partial_axes, *target.split_axes, *target.partial_axes))
     same = True
-    for group in alike:
+    for group in groups:
         order = [axis for axis in used if axis in group]
         if len(order) < len(group):
             order += [axis for axis in group if axis not in used]
@@ -85,7 +91,7 @@ def renaming(source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tu
 
 
 @lru_cache(maxsize=256)
-def _alike(machine: Machine) -> tuple[tuple[int, ...], ...]:
+def alike(machine: Machine) -> tuple[tuple[int, ...], ...]:
     """Axes of more than one rank that no price tells apart, in groups of two or more."""
     groups: dict[object, list[int]] = {}
     for axis, size in enumerate(machine.mesh.sizes):
@@ -97,9 +103,9 @@ def _alike(machine: Machine) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=1 << 20)
-def _plan(
+def find_moves(
     shape: tuple[int, ...], itemsize: int, source: ShardingSpec, target: ShardingSpec, machine: Machine, fine: bool
-) -> tuple[tuple[Move, ...], tuple[SubAxis, ...], tuple[int, ...]] | None:
+) -> Moves | None:
     """The moves, the parts of axes that their letters stand for, and the tensor's dims in their order; None where there is no way."""
     pending = dict(source.partial)
     kept = dict(target.partial)
@@ -143,27 +149,38 @@ def _merged(moves: Sequence[Move]) -> list[Move]:
     return merged
 
 
-def _step(move: Move, parts: tuple[SubAxis, ...], order: Sequence[int], full: int, reduction: str, machine: Machine) -> Step:
-    block = full / math.prod(parts[letter].size for letters in move.before for letter in letters)
-    sources: tuple[int, ...] = ()
+def collective(move: Move, parts: tuple[SubAxis, ...], full: float, machine: Machine) -> tuple[tuple[SubAxis, ...], float, float]:
+    """The parts of axes that a move runs over, joined, the bytes of the tensor on its group, and its seconds.
+
+    Args:
+        parts: what the letters of the move stand for.
+        full: bytes of the whole tensor.
+    """
     moved = [parts[letter] for letter in move.letters]
     if move.kind == "permute":
-        before, after = (tuple(tuple(parts[letter] for letter in letters) for letters in layout) for layout in (move.before, move.after))
-        moved = list(moving_parts(before, after))
-        sources = permute_sources(machine.mesh, before, after)
+        moved = list(moving_parts(*_placed(move, parts)))
     elif move.kind == "all_reduce":
         moved.sort(key=lambda part: (part.axis, part.outer))
     axes = joined(moved)
-    size = math.prod(part.size for part in axes)
-    scale = size if move.kind in ("all_gather", "all_to_all", "permute") else 1
-    reduces = move.kind in ("reduce_scatter", "all_reduce")
+    scale = math.prod(part.size for part in axes) if move.kind in ("all_gather", "all_to_all", "permute") else 1
+    on_group = full / math.prod(parts[letter].size for letters in move.before for letter in letters) * scale
+    return axes, on_group, machine.collective_seconds(move.kind, on_group, axes)
+
+
+def _placed(move: Move, parts: tuple[SubAxis, ...]) -> tuple[Placed, Placed]:
+    before, after = (tuple(tuple(parts[letter] for letter in letters) for letters in layout) for layout in (move.before, move.after))
+    return before, after
+
+
+def _step(move: Move, parts: tuple[SubAxis, ...], order: Sequence[int], full: int, reduction: str, machine: Machine) -> Step:
+    axes, on_group, seconds = collective(move, parts, full, machine)
     return Step(
         move.kind,
         axes,
         tuple(order[dim] for dim in move.dims),
-        reduction if reduces else "",
-        sources,
-        block * scale,
-        machine.received_bytes(move.kind, block * scale, size),
-        machine.collective_seconds(move.kind, block * scale, axes),
+        reduction if move.kind in ("reduce_scatter", "all_reduce") else "",
+        permute_sources(machine.mesh, *_placed(move, parts)) if move.kind == "permute" else (),
+        on_group,
+        machine.received_bytes(move.kind, on_group, math.prod(part.size for part in axes)),
+        seconds,
     )

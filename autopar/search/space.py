@@ -13,21 +13,16 @@ import numpy as np
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
-from autopar.reshard import find_reshard
 from autopar.reshard.cuts import prime_cut
-from autopar.reshard.planning import FINE_AXES, renaming
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT
-from autopar.schedule.instructions import copied_alone
-from autopar.schedule.ordering import shape_after
 from autopar.search.pins import Pins
+from autopar.search.resharding import Resharding
 from autopar.sharding import ShardingSpec, Strategy, splits
 from cost_models import Machine
 
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
-MANY = 2.0**60
-"""So many bytes that a launch is nothing beside them."""
 ALL_ORDERS = 2
 """Up to so many axes, a dim may be split by several in any order, and contractions may take partial sums. On more axes the innermost
 is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
@@ -71,8 +66,6 @@ class Space:
     _single: dict[object, OpChoices] = field(default_factory=dict)
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
-    _prices: dict[object, tuple[float, ...]] = field(default_factory=dict)
-    _specs: dict[object, ShardingSpec] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -180,6 +173,10 @@ class Space:
         return self._reshard_tables(tensor, sources, targets)[-1]
 
     @cached_property
+    def _resharding(self) -> Resharding:
+        return Resharding(self.machine, self.links)
+
+    @cached_property
     def links(self) -> tuple[str, ...]:
         """Every link that a collective on this mesh may hold."""
         return tuple(sorted({link for part in prime_cut(self.machine).parts for link in self.machine.links((part,))}))
@@ -190,9 +187,7 @@ class Space:
         found = self._tables.get(key)
         if found is None:
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
-            small = np.array([[self._price(tensor, s, t) for t in distinct_t] for s in distinct_s]).reshape(
-                len(distinct_s), len(distinct_t), 3 + len(self.links)
-            )
+            small = self._resharding.tables(tensor, distinct_s, distinct_t)
             row, column = ({spec: place for place, spec in enumerate(distinct)} for distinct in (distinct_s, distinct_t))
             rows = [row[s] for s in sources] if len(distinct_s) < len(sources) else slice(None)
             columns = [column[t] for t in targets] if len(distinct_t) < len(targets) else slice(None)
@@ -212,51 +207,6 @@ class Space:
             found = self._equal[key] = np.where(same, 0.0, IMPOSSIBLE)
             found.setflags(write=False)
         return found
-
-    def _renamed(self, spec: ShardingSpec, names: tuple[int, ...]) -> ShardingSpec:
-        found = self._specs.get((spec, names))
-        if found is None:
-            found = self._specs[spec, names] = spec.renamed(names)
-        return found
-
-    @cached_property
-    def _renames(self) -> bool:
-        return sum(size > 1 for size in self.sizes) > FINE_AXES
-
-    def _price(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[float, ...]:
-        """Seconds of a reshard with its copies, then for how long it holds each link without latencies, then the copies with
-        and without launches."""
-        nothing = (0.0,) * (3 + len(self.links))
-        if source == target:
-            return nothing
-        new = [item for item in target.partial if item[0] not in source.partial_axes and item[1] == "sum"]
-        if new:  # a whole value becomes a partial sum for nothing: the same price as without, asked once
-            return self._price(tensor, source, ShardingSpec(target.dims, tuple(item for item in target.partial if item not in new)))
-        names = renaming(source, target, self.machine) if self._renames else None
-        if names is not None:
-            source, target = self._renamed(source, names), self._renamed(target, names)
-        key = (tensor.shape, tensor.dtype, source, target)
-        price = self._prices.get(key)
-        if price is None:
-            found = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
-            if found is None:
-                price = (IMPOSSIBLE, *nothing[1:])
-            else:
-                held, copies, least = dict.fromkeys(self.links, 0.0), 0.0, 0.0
-                shape = source.local_shape(tensor.shape, self.sizes)
-                for step in found.steps:
-                    after = shape_after(shape, step)
-                    if step.is_collective:
-                        copied = copied_alone(step, shape, after) * DTYPE_BYTES[tensor.dtype]
-                        copies += self.machine.copy_seconds(copied, tensor.dtype)
-                        least += copied * self.machine.copy_seconds(MANY, tensor.dtype) / MANY
-                        load = max(step.seconds - self.machine.latency_seconds(step.kind, step.axes), 0.0)
-                        for link in self.machine.links(step.axes):
-                            held[link] += load
-                    shape = after
-                price = (found.seconds + copies, *held.values(), copies, least)
-            self._prices[key] = price
-        return price
 
 
 def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> list[int]:

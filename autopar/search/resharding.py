@@ -1,0 +1,230 @@
+"""Prices of reshards between all pairs of specs at once.
+
+Most pairs ask the same question: axes alike may change names, dims cut alike their places. So pairs are coded as whole numbers, brought
+to one form for all that ask the same, and only what is left is planned, once for all tensors of as many bytes; what a dim's place
+changes (the copies around collectives) is counted for all pairs at once. Prices are those of ``find_reshard``, pair by pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.graph import DTYPE_BYTES, Tensor
+from autopar.reshard import collective, find_moves
+from autopar.reshard.planning import Moves, alike, is_fine
+from autopar.sharding import REDUCTIONS, ShardingSpec
+from cost_models import Machine
+
+MANY = 2.0**60
+"""So many bytes that a launch is nothing beside them."""
+FREE = -1
+"""The place of an axis that a spec does not use; ``FREE - 1 - r`` is the place of one over which a value is partial by reduction ``r``."""
+SUM = FREE - 1 - REDUCTIONS.index("sum")
+
+Codes = np.ndarray
+"""For each spec (or pair) and axis its place: dim times the number of axes plus the position there, or as ``FREE`` says."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How one question is answered: seconds without copies, each link's load, and what moves copy, of dims in sorted order.
+
+    Args:
+        cut, joined: for each collective, the dim at which it cuts or joins; -1: at none.
+        whole: whether it copies its source in any case.
+        before, after: into how many parts each dim is cut before and after it.
+    """
+
+    seconds: float
+    loads: tuple[float, ...]
+    cut: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    whole: tuple[bool, ...] = ()
+    before: tuple[tuple[int, ...], ...] = ()
+    after: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass
+class _Known:
+    """The prices known of one shape and dtype: the row of each pair's code in ``prices``, [rows, 3 + links]."""
+
+    prices: np.ndarray
+    row: dict[bytes, int] = field(default_factory=dict)
+
+
+class Resharding:
+    """Prices on one machine.
+
+    Args:
+        links: the links whose loads are wanted.
+    """
+
+    def __init__(self, machine: Machine, links: tuple[str, ...]) -> None:
+        self.machine, self.links = machine, links
+        self.sizes = np.array(machine.mesh.sizes)
+        self.axes, self.fine = len(self.sizes), is_fine(machine)
+        self.groups = () if self.fine else alike(machine)
+        self._known: dict[tuple[tuple[int, ...], str], _Known] = {}
+        self._ways: dict[tuple[float, bytes], _Way] = {}
+        self._copies: dict[tuple[int, str], tuple[float, float]] = {}
+
+    def tables(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
+        """Of each reshard the seconds with its copies, then for how long it holds each link without latencies, then the copies with and
+        without launches; shape [sources, targets, 3 + links]. Seconds are infinite where there is no way."""
+        one, other = np.broadcast_arrays(self._codes(sources)[:, None], self._codes(targets)[None])
+        other = np.where((other == SUM) & (one >= FREE), FREE, other)  # a whole value becomes a partial sum for nothing
+        pairs = self._named(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
+        first, inverse = _distinct(pairs)
+        known = self._known.setdefault((tensor.shape, tensor.dtype), _Known(np.zeros((0, 3 + len(self.links)))))
+        codes = [code.tobytes() for code in pairs[first]]
+        fresh = [place for place, code in enumerate(codes) if code not in known.row]
+        if fresh:
+            made = self._prices(tensor, pairs[first[fresh]])
+            known.row.update((codes[place], len(known.prices) + number) for number, place in enumerate(fresh))
+            known.prices = np.concatenate([known.prices, made])
+        rows = np.array([known.row[code] for code in codes], dtype=np.int64)
+        found: np.ndarray = known.prices[rows[inverse]].reshape(len(sources), len(targets), -1)
+        return found
+
+    def _codes(self, specs: Sequence[ShardingSpec]) -> Codes:
+        found = np.full((len(specs), self.axes), FREE)
+        for place, spec in enumerate(specs):
+            for dim, axes in enumerate(spec.dims):
+                for position, axis in enumerate(axes):
+                    found[place, axis] = dim * self.axes + position
+            for axis, reduction in spec.partial:
+                found[place, axis] = FREE - 1 - REDUCTIONS.index(reduction)
+        return found
+
+    def _named(self, one: Codes, other: Codes, rank: int) -> Codes:
+        """Pairs with axes alike in the order in which they are used; shape [sources, targets, 2, axes]. See ``reshard.renaming``."""
+        found = np.stack([one, other], axis=2)
+        if not self.groups:
+            return found
+        numbers, span = np.arange(self.axes), max(rank, 1) * self.axes
+        used = np.where(other >= 0, 2 * span + other, np.where(other == FREE, 4 * span, 3 * span) + numbers)
+        used = np.where(one >= 0, one, np.where(one == FREE, used, span + numbers))
+        for group in self.groups:
+            order = np.argsort(used[:, :, list(group)], axis=2, kind="stable")[:, :, None]
+            found[:, :, :, list(group)] = np.take_along_axis(found[:, :, :, list(group)], order, axis=3)
+        return found
+
+    def _prices(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
+        """The row of each pair."""
+        shape, rank = np.array(tensor.shape, dtype=np.int64), len(tensor.shape)
+        one, other = pairs[:, : self.axes], pairs[:, self.axes :]
+        whole = np.where(other < FREE, 1, self.sizes).prod(axis=1)  # what stays partial cuts nothing
+        dims = [self._words(one, rank), self._words(other, rank), np.gcd(shape[None], whole[:, None])]
+        order = np.lexsort(dims[::-1], axis=1)
+        asked = np.concatenate([*(np.take_along_axis(words, order, axis=1) for words in dims), np.minimum(pairs, FREE)], axis=1)
+        first, which = _distinct(asked)
+        ways = [self._way(tensor, asked[number], one[number], other[number], order[number]) for number in first]
+        rows: np.ndarray = np.array([(way.seconds, *way.loads, 0.0, 0.0) for way in ways])[which]
+        rows[:, -2:] = self._copied(tensor, ways, which, order)
+        rows[:, 0] += rows[:, -2]
+        return rows
+
+    def _words(self, codes: Codes, rank: int) -> np.ndarray:
+        """For each pair and dim the axes that split it as a number; numbers are in the order of tuples of axes."""
+        found = np.zeros((len(codes), rank), dtype=np.int64)
+        split = codes >= 0
+        dim, position = np.where(split, codes // self.axes, -1), codes % self.axes
+        weights = (np.arange(self.axes) + 1) * (self.axes + 1) ** (self.axes - 1 - position)
+        for number in range(rank):
+            found[:, number] = np.where(dim == number, weights, 0).sum(axis=1)
+        return found
+
+    def _way(self, tensor: Tensor, asked: np.ndarray, one: Codes, other: Codes, order: np.ndarray) -> _Way:
+        """The answer to a question, of which a pair is given."""
+        size = DTYPE_BYTES[tensor.dtype]
+        full = float(math.prod(tensor.shape) * size)
+        key = full, asked.tobytes()
+        found = self._ways.get(key)
+        if found is None:
+            rank = len(tensor.shape)
+            moves = find_moves(tensor.shape, size, self._spec(one, rank), self._spec(other, rank), self.machine, self.fine)
+            found = self._ways[key] = self._made(moves, full)
+        return found
+
+    def _spec(self, codes: Codes, rank: int) -> ShardingSpec:
+        places = {int(place): axis for axis, place in enumerate(codes) if place >= 0}
+        dims = tuple(
+            tuple(places[place] for place in range(dim * self.axes, (dim + 1) * self.axes) if place in places) for dim in range(rank)
+        )
+        partial = tuple((axis, REDUCTIONS[FREE - 1 - place]) for axis, place in enumerate(codes.tolist()) if place < FREE)
+        return ShardingSpec(dims, partial)
+
+    def _made(self, moves: Moves | None, full: float) -> _Way:
+        if moves is None:
+            return _Way(math.inf, (0.0,) * len(self.links))
+        listed, parts, _ = moves
+        held, total, rows = dict.fromkeys(self.links, 0.0), 0.0, []
+        for move in listed:
+            if move.kind == "slice":
+                continue
+            axes, _, seconds = collective(move, parts, full, self.machine)
+            load = max(seconds - self.machine.latency_seconds(move.kind, axes), 0.0)
+            for link in self.machine.links(axes):
+                held[link] += load
+            total += seconds
+            counts = (tuple([math.prod([parts[letter].size for letter in letters]) for letters in layout]) for layout in
+                      (move.before, move.after))  # fmt: skip
+            cut = move.dims[-1] if move.kind in ("reduce_scatter", "all_to_all") else -1
+            joined = move.dims[0] if move.kind in ("all_gather", "all_to_all") else -1
+            rows.append((cut, joined, move.kind == "all_reduce", *counts))
+        return _Way(total, tuple(held.values()), *zip(*rows, strict=True))
+
+    def _copied(self, tensor: Tensor, ways: Sequence[_Way], which: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """Seconds of the copies of each pair, with and without launches; shape [pairs, 2]. See ``schedule.instructions.copied_alone``.
+
+        Args:
+            which: the way of each pair.
+            order: for each pair the dims in the order in which its way counts them.
+        """
+        found, size = np.zeros((len(which), 2)), DTYPE_BYTES[tensor.dtype]
+        extents = np.array(tensor.shape, dtype=np.int64)[order]
+        for number in range(max((len(way.cut) for way in ways), default=0)):
+            moving = [place for place, way in enumerate(ways) if number < len(way.cut)]
+            of = np.full(len(ways), -1)
+            of[moving] = np.arange(len(moving))
+            pairs = np.flatnonzero(of[which] >= 0)
+            of = of[which[pairs]]
+            some = [ways[place] for place in moving]
+            copied = np.zeros(len(pairs), dtype=np.int64)
+            for counts, dims, always in (
+                ([way.before[number] for way in some], [way.cut[number] for way in some], [way.whole[number] for way in some]),
+                ([way.after[number] for way in some], [way.joined[number] for way in some], [False] * len(some)),
+            ):
+                held = extents[pairs] // np.array(counts, dtype=np.int64).reshape(len(some), -1)[of]
+                dim = np.array(dims)[of]
+                place = np.take_along_axis(order[pairs], np.maximum(dim, 0)[:, None], axis=1) if order.shape[1] else dim[:, None]
+                lead = np.where(order[pairs] < place, held, 1).prod(axis=1)
+                copied += np.where(np.array(always)[of] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
+            distinct, back = np.unique(copied * size, return_inverse=True)
+            found[pairs] += np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()])[back]
+        return found
+
+    def _copy(self, copied: int, dtype: str) -> tuple[float, float]:
+        """Seconds of copying so many bytes, with and without the launch."""
+        key = copied, dtype
+        if key not in self._copies:
+            self._copies[key] = self.machine.copy_seconds(copied, dtype), copied * self.machine.copy_seconds(MANY, dtype) / MANY
+        return self._copies[key]
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first of each of the different rows of whole numbers, and for each row which of those it is."""
+    numbers, span = np.zeros(len(rows), dtype=np.int64), 1
+    for column in rows.T:
+        low = int(column.min())
+        width = int(column.max()) - low + 1
+        if span * width >= 2**62:
+            distinct, numbers = np.unique(numbers, return_inverse=True)
+            span = len(distinct)
+        numbers, span = numbers * width + (column - low), span * width
+    _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+    return first, inverse
