@@ -6,6 +6,7 @@ with the bytes that the pair holds, at the time of one operator, beyond what ``l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,7 @@ class Pair:
         return int(min(np.flatnonzero(fits), key=lambda number: self.levels[number]))
 
 
-def pairs_at(model: Model, choices: np.ndarray, time: int, times: dict[str, int]) -> list[Pair]:
+def pairs_at(model: Model, choices: np.ndarray, time: int, times: Mapping[str, int]) -> list[Pair]:
     """A node for each reshard that may run just before the operator at ``time``, where it may hold more than is counted.
 
     Args:

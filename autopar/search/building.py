@@ -23,7 +23,7 @@ def build_model(space: Space, *, again: int = 0) -> Model:
         again: what backward needs of forward may be made again, not only kept, at so many times that are told apart; 0: not at all.
     """
     model = Model(space)
-    times = {op.name: time for time, op in enumerate(sorted(space.graph.ops, key=lambda op: op.phase == "backward"))}
+    times = model.times
     _add_inputs(model)
     _add_ops(model)
     _add_outputs(model)

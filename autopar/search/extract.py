@@ -44,6 +44,7 @@ def runs_again(model: Model, choices: np.ndarray) -> frozenset[str]:
         if name not in found:
             found.add(name)
             waiting += [maker for tensor in graph.op[name].inputs for maker in makers(model.sites[tensor])]
+            waiting += model.together(name)
     return frozenset(found)
 
 

@@ -189,7 +189,7 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     space, limit = model.space, asked.limit
     counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
     again = asked.recompute and counts
-    search = Search(model, asked, again and not isinstance(model, FoldedModel))
+    search = Search(model, asked, again)
     clock.lap("model")
     priced = perf_counter() - asked.began
     for schedule in known:

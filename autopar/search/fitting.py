@@ -8,7 +8,7 @@ between, and half of the difference is tried.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,10 +35,10 @@ def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
     return np.cumsum(change)[:end]
 
 
-def held_by_time(schedule: Schedule, optimizer: str, times: dict[str, int]) -> np.ndarray:
+def held_by_time(schedule: Schedule, optimizer: str, times: Mapping[str, int]) -> np.ndarray:
     """The most bytes held at each time of the problem: while an operator runs, and since the one before it in the list."""
-    found = np.zeros(len(times) + 1, dtype=np.int64)
-    time = len(times)
+    time = max(times.values(), default=-1) + 1
+    found = np.zeros(time + 1, dtype=np.int64)
     levels = held(schedule, optimizer)
     for item, level in zip(reversed(schedule.instructions), reversed(levels), strict=True):
         if item.kind == "run":
@@ -56,10 +56,8 @@ class Reserves:
     """
 
     def __init__(self, model: Model, limit: int, *, pairs: bool = True) -> None:
-        graph = model.space.graph
-        self.model, self.limit, self.paired = model, limit, pairs
-        self.times = {op.name: time for time, op in enumerate(sorted(graph.ops, key=lambda op: op.phase == "backward"))}
-        self.bytes = np.zeros(len(self.times) + 1, dtype=np.int64)
+        self.model, self.limit, self.paired, self.times = model, limit, pairs, model.times
+        self.bytes = np.zeros(len(model.space.graph.ops) + 1, dtype=np.int64)
         self.solved = self.bytes
         self.pairs: dict[int, list[Pair]] = {}
 
@@ -117,7 +115,7 @@ class Reserves:
         learnt = False
         self.solved = self.bytes
         for time in np.flatnonzero(over).tolist() if self.paired else ():
-            if time not in self.pairs and time < len(self.times):
+            if time not in self.pairs and time < len(self.bytes) - 1:
                 self.pairs[time] = pairs_at(self.model, choices, time, self.times)
                 learnt |= bool(self.pairs[time])
         if learnt:

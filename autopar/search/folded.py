@@ -180,26 +180,51 @@ class FoldedModel(Model):
         return in_units(costs, edges, items, limit)
 
     def _held(self, number: int) -> list[list[tuple[int, int, int]]]:
-        """Memory items, those that outlive their own layer's time for all layers between."""
-        items = self.nodes[number].items
+        """Memory items: of the pattern's nodes those of the echo too, and what all layers left out hold before the pattern, between its
+        forward and its backward, and after it. What these hold while they run themselves is no more than pattern and echo do."""
         if self.homes[number] != PATTERN:
-            return items
-        return [
-            [
-                (begin, end, usage if any(low <= begin and end <= high for low, high in self._windows) else usage * self.fold.between)
-                for begin, end, usage in choice
-            ]
-            for choice in items
-        ]
+            return self.nodes[number].items
+        items, echoes = self.nodes[number].items, self.nodes[self._echoes[number]].items
+        return [[*one, *other, *self._left_out(one)] for one, other in zip(items, echoes, strict=True)]
 
     @cached_property
-    def _windows(self) -> list[tuple[int, int]]:
-        """The steps of time of the pattern, forward and backward, and one after each."""
+    def _echoes(self) -> Mapping[int, int]:
+        return {other: one for one, other in self.twin.items()}
+
+    def _left_out(self, items: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """What all layers left out hold while they do not run, given what the pattern holds."""
+        layers, found = len(self.fold.group.left_out), []
+        for begin, end, moment in self._rests:
+            usage = sum(size for first, last, size in items if first <= moment < last)
+            if usage and end > begin:
+                found.append((begin, end, layers * usage))
+        return found
+
+    @cached_property
+    def _rests(self) -> tuple[tuple[int, int, int], ...]:
+        """Begin and end of the times before the pattern's end in forward, from there to its begin in backward, and after, each with a
+        moment at which no layer between runs."""
+        ops = self.space.graph.ops
         phases: tuple[Phase, ...] = ("forward", "backward")
-        ops = sorted(self.space.graph.ops, key=lambda op: op.phase == "backward")
-        names = set(self.fold.group.repeats[PATTERN])
-        times = {phase: [time for time, op in enumerate(ops) if op.name in names and op.phase == phase] for phase in phases}
-        return [(min(found), max(found) + 2) for found in times.values() if found]
+        names = self.fold.group.repeats[PATTERN]
+        forward, backward = ([self.times[name] for name in names if self.space.graph.op[name].phase == phase] for phase in phases)
+        middle, end = sum(op.phase == "forward" for op in ops), len(ops) + 1
+        first, last = max(forward, default=0) + 1, min(backward, default=middle)
+        return (0, first, 0), (first, last, middle), (last, end, end - 1)
+
+    @cached_property
+    def times(self) -> Mapping[str, int]:
+        """Layers left out run when the nearer of pattern and echo does."""
+        group, found = self.fold.group, dict(super().times)
+        for repeat in group.left_out:
+            near = PATTERN if repeat - PATTERN < group.echo - repeat else group.echo
+            found.update((name, found[one]) for name, one in zip(group.repeats[repeat], group.repeats[near], strict=True))
+        return found
+
+    def together(self, name: str) -> tuple[str, ...]:
+        group = self.fold.group
+        home = group.repeat_of(name)
+        return (name, group.moved(name, group.echo + PATTERN - home)) if home in (PATTERN, group.echo) else (name,)
 
     @cached_property
     def potentials(self) -> dict[int, Table]:

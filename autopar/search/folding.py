@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from autopar.graph import Graph, GraphOutput, Op
-from autopar.schedule import OUTPUT, Assignment, Layout
+from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
 from autopar.search.pins import Pins
 from autopar.sharding import ShardingSpec
 
@@ -84,6 +84,16 @@ class Folding:
     def between(self) -> int:
         """How many repeats the pattern stands for, itself among them."""
         return self.group.echo - PATTERN + 1
+
+    @cached_property
+    def alike(self) -> Mapping[str, str]:
+        """For each operator and tensor of a repeat the one at its place in the pattern, where there is one."""
+        group, found = self.group, dict[str, str]()
+        for repeat, names in enumerate(group.repeats):
+            found.update(zip(names, group.repeats[PATTERN], strict=True))
+            named = group.named[repeat].items()
+            found.update((tensor, group.named[PATTERN][key]) for key, tensor in named if key in group.named[PATTERN])
+        return found
 
     def pins(self, pins: Pins) -> Pins | None:
         """The pins on what is left; None when they are not the same on all repeats between."""
@@ -270,7 +280,12 @@ class _Unfolding:
         for repeat in group.left_out:
             if not self._read_by(repeat):
                 return None
-        return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads)
+        return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads, self._again())
+
+    def _again(self) -> frozenset[str]:
+        """The second runs: those between repeat the pattern's."""
+        pattern = self.given.again.intersection(self.group.repeats[PATTERN])
+        return self.given.again.union(self.group.moved(name, repeat) for name in pattern for repeat in self.group.left_out)
 
     def _home(self, key: Key) -> int:
         """The one of pattern and echo that shows how those between use a key: that whose readers are both there."""
@@ -302,7 +317,7 @@ class _Unfolding:
         """The value's name at the same tensor of ``repeat``; names begin with the tensor's, and may go on with a reader's."""
         suffix = value[len(tensor) + 1 :]
         reader, colon, rest = suffix.partition(":")
-        if reader in self.group.ops or reader.startswith(OUTPUT[:-1]):
+        if reader.removesuffix(AGAIN) in self.group.ops or reader.startswith(OUTPUT[:-1]):
             name, colon, rest = suffix.rpartition(":")
             suffix = self._reader(name, tensor, repeat) + colon + rest
         moved = self.group.moved(tensor, repeat)
@@ -316,11 +331,13 @@ class _Unfolding:
             kind, _, target = self._leaves_at(reader)
             target = group.moved(target, repeat) if group.repeat_of(target) == home else target
             return self.leaving[kind, group.moved(tensor, repeat), target]
-        other, _ = group.ops.get(reader, (None, 0))
+        op = reader.removesuffix(AGAIN)
+        suffix = reader[len(op) :]
+        other, _ = group.ops.get(op, (None, 0))
         if other == home:
-            return group.moved(reader, repeat)
+            return group.moved(op, repeat) + suffix
         if other is not None and {home, other} == {PATTERN, group.echo}:
-            return group.moved(reader, repeat + (1 if home == PATTERN else -1))
+            return group.moved(op, repeat + (1 if home == PATTERN else -1)) + suffix
         return reader
 
     def _leaves_at(self, reader: str) -> tuple[str, str, str]:
@@ -334,7 +351,7 @@ class _Unfolding:
         """A read of the folded graph where it is."""
         group = self.group
         tensor = self._tensor(reader, position)
-        place, here = group.tensors.get(tensor), group.repeat_of(reader) if not reader.startswith(OUTPUT) else None
+        place, here = group.tensors.get(tensor), group.repeat_of(reader.removesuffix(AGAIN)) if not reader.startswith(OUTPUT) else None
         between = place is not None and place[0] in (PATTERN, group.echo)
         if reader.startswith(OUTPUT):
             for repeat in ([place[0], *(group.left_out if place[0] == PATTERN else ())]) if place and between else ():
@@ -353,27 +370,33 @@ class _Unfolding:
         graph = self.folding.graph
         if reader.startswith(OUTPUT):
             return graph.outputs[int(reader.removeprefix(OUTPUT))].tensor
-        return graph.op[reader].inputs[position]
+        return graph.op[reader.removesuffix(AGAIN)].inputs[position]
 
     def _read_by(self, repeat: int) -> bool:
         """The reads of a repeat left out; False where pattern and echo read what all read in different ways."""
-        group, reads = self.group, self.given.reads or {}
+        group = self.group
         for place, name in enumerate(group.repeats[repeat]):
-            for position, tensor in enumerate(self.folding.whole.op[name].inputs):
-                home = group.tensors.get(tensor)
-                one, other = ((group.repeats[at][place], position) for at in (PATTERN, group.echo))
-                if home is None:
-                    value = self._shared(tensor, repeat, name, reads.get(one), reads.get(other), one)
-                    if value is None:
+            for suffix in ("", AGAIN) if group.repeats[PATTERN][place] in self.given.again else ("",):
+                for position, tensor in enumerate(self.folding.whole.op[name].inputs):
+                    if not self._read_one(repeat, place, suffix, position, tensor):
                         return False
-                    if value != tensor:
-                        self.reads[name, position] = value
-                    continue
-                offset = home[0] - repeat
-                reader = {0: group.repeats[self._home(home[1])][place], -1: other[0], 1: one[0]}[offset]
-                found = reads.get((reader, position))
-                if found is not None:
-                    self.reads[name, position] = self._value(found, self._tensor(reader, position), home[0])
+        return True
+
+    def _read_one(self, repeat: int, place: int, suffix: str, position: int, tensor: str) -> bool:
+        """One read of the operator at ``place`` of a repeat left out, in its first or second run."""
+        group, reads = self.group, self.given.reads or {}
+        home, name = group.tensors.get(tensor), group.repeats[repeat][place] + suffix
+        one, other = (group.repeats[at][place] + suffix for at in (PATTERN, group.echo))
+        if home is None:
+            value = self._shared(tensor, repeat, name, reads.get((one, position)), reads.get((other, position)), (one, position))
+            if value is not None and value != tensor:
+                self.reads[name, position] = value
+            return value is not None
+        at_home = one if self._home(home[1]) == PATTERN else other
+        reader = {0: at_home, -1: other, 1: one}[home[0] - repeat]
+        found = reads.get((reader, position))
+        if found is not None:
+            self.reads[name, position] = self._value(found, self._tensor(reader, position), home[0])
         return True
 
     def _shared(self, tensor: str, repeat: int, reader: str, one: str | None, other: str | None, at: tuple[str, int]) -> str | None:
@@ -381,9 +404,10 @@ class _Unfolding:
         if one == other or one is None:
             return (one or tensor) if one == other else None
         layout = self.layouts[one]
-        if self.group.repeat_of(layout.before) != PATTERN:
+        before = layout.before.removesuffix(AGAIN)
+        if self.group.repeat_of(before) != PATTERN:
             return None
         value = f"{tensor}@{reader}:{at[1]}" if one == f"{tensor}@{at[0]}:{at[1]}" else f"{one}~{repeat}"
         if value not in self.layouts:
-            self._put(replace(layout, value=value, before=self.group.moved(layout.before, repeat)))
+            self._put(replace(layout, value=value, before=self.group.moved(before, repeat) + layout.before[len(before) :]))
         return value

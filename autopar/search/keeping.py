@@ -1,74 +1,119 @@
-"""A plan that needs too much memory, made to fit: its strategies stay, what backward needs is kept or made again.
+"""Plans that need too much memory, made to fit: their strategies stay, what backward needs is kept or made again.
 
-With one strategy for each operator the integer problem is small even for deep models: what is left to choose is how tensors are
-resharded, kept and made again (``again``). Its answer is scheduled, and where the schedule holds more than the limit, that much is left
-free (``fitting``).
+With the strategies of a few plans alone the integer problem is small even for deep models: what is left to choose is whose strategy an
+operator takes, and how tensors are resharded, kept and made again (``again``). Where equal layers are folded, they keep the same. An answer
+that fills the memory leaves its schedule no room to gather ahead, one that leaves room computes more again: both are tried. Each answer is
+scheduled, and what its operators waited for prices the next. Where no schedule fits, what it holds beyond the limit is left free
+(``fitting``).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from autopar.schedule import Assignment
 from autopar.search.building import build_model
+from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
-from autopar.search.model import Weights
+from autopar.search.folded import folded
+from autopar.search.folding import Folding
+from autopar.search.model import Model
 from autopar.search.space import Space
-from autopar.search.tuning import Timed, best_schedule
+from autopar.search.tuning import Sample, Timed, best_schedule
 from solvers import solve
 
 MOMENTS = 6
 """Times of second runs that are told apart."""
+SHARES = (0.95, 0.9, 1.0)
+"""Of the limit, what answers may hold before they are scheduled."""
 FITTINGS = 8
-"""Times that a problem is solved, each with more left free."""
+"""Times that a problem is solved under one share, each with more left free, at most."""
 KEEPING_GAP = 2e-3
 KEEPING_SECONDS = 8.0
 """The gap at which one solve stops, and its time."""
 
 
-def fit(
-    space: Space, plan: Assignment, weights: Weights, limit: int, *, tries: int, seed: int, seconds: float, free: np.ndarray | None = None
-) -> tuple[Timed | None, np.ndarray]:
-    """The best schedule found with the strategies of ``plan``, within ``limit`` bytes a rank where one is; None when nothing is found.
-    And the bytes left free at last, at each time.
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of ``fit``.
 
     Args:
-        free: bytes to leave free from the beginning, as another plan of the graph was seen to need.
-        weights: what seconds count, of the collectives above all.
+        limit: bytes a rank.
+        moments: times of second runs that are told apart; 0: there are none.
         tries: limits of the passes that are tried for each answer.
-        seconds: for all of it.
+        until: the ``perf_counter`` at which it ends.
     """
-    model = build_model(space.restricted(plan.inputs, plan.strategies), again=MOMENTS)
-    problem, _ = model.problem(limit, weights)
-    reserves = Reserves(model, limit, pairs=False)
-    if free is not None:
-        reserves.bytes = free
-    until = perf_counter() + seconds
-    start, best = None, None
-    for _ in range(FITTINGS):
-        left = until - perf_counter()
-        if left <= 0:
-            break
-        asked = reserves.applied(problem)
-        solution = solve(
-            asked, time_limit=min(KEEPING_SECONDS, left), gap=KEEPING_GAP, seed=seed,
-            start=None if start is None else reserves.completed(start),
-        )  # fmt: skip
-        if solution.choices is None:
-            if not reserves.ease():
+
+    limit: int
+    moments: int
+    tries: int
+    seed: int
+    until: float
+
+
+def fit(space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wanted, folding: Folding | None = None) -> Timed | None:
+    """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found.
+
+    Args:
+        space: of the graph of ``plans``.
+        folding: where that is a folded one.
+    """
+    model = build_model(space.restricted(plans, folding.alike if folding is not None else None), again=wanted.moments)
+    if folding is not None:
+        tied = folded(model, folding)
+        if tied is None:
+            return None
+        model = tied
+    keeping, best = _Keeping(model, wanted), None
+    for share in SHARES:
+        found = keeping.run(prices, share, best)
+        if found is not None:
+            best = found if found.better(best, wanted.limit) else best
+            prices = prices.learn(found.schedule, found.slots)
+    return best
+
+
+class _Keeping:
+    """One problem, solved under one share of the limit after another."""
+
+    def __init__(self, model: Model, wanted: Wanted) -> None:
+        self.model, self.wanted = model, wanted
+        self.reserves = Reserves(model, wanted.limit, pairs=False)
+
+    def run(self, prices: Exposure, share: float, best: Timed | None) -> Timed | None:
+        """The best schedule of answers that hold ``share`` of the limit; the first that fits."""
+        model, wanted, start, found = self.model, self.wanted, None, None
+        problem, _ = model.problem(int(share * wanted.limit), prices)
+        for _ in range(FITTINGS):
+            left = wanted.until - perf_counter()
+            if left <= 0:
                 break
-            continue
-        start = solution.choices[: len(model.nodes)]
-        found = best_schedule(
-            space.graph, extract(model, start), space.machine, space.optimizer, limit, tries=tries,
+            solution = solve(
+                self.reserves.applied(problem), time_limit=min(KEEPING_SECONDS, left), gap=KEEPING_GAP, seed=wanted.seed,
+                start=None if start is None else self.reserves.completed(start),
+            )  # fmt: skip
+            if solution.choices is None:
+                if not self.reserves.ease():
+                    break
+                continue
+            start = solution.choices[: len(problem.node_ptr) - 1]
+            answer = self._scheduled(start, best)
+            found = answer if answer.better(found, wanted.limit) else found
+            if answer.memory.peak <= wanted.limit or not self.reserves.learn(problem, start, answer.schedule):
+                break
+        return found
+
+    def _scheduled(self, choices: np.ndarray, best: Timed | None) -> Timed:
+        model, wanted = self.model, self.wanted
+        assignment = extract(model, model.expand(choices))
+        return best_schedule(
+            model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit, tries=wanted.tries,
             start=best.schedule.limits if best is not None else None, beside=best.seconds if best is not None else math.inf,
+            samples=(Sample(1.0, model.whole_graph, model.whole(assignment)),),
         )  # fmt: skip
-        if found.better(best, limit):
-            best = found
-        if found.memory.peak <= limit or not reserves.learn(problem, start, found.schedule):
-            break
-    return best, reserves.bytes

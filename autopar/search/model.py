@@ -30,6 +30,7 @@ import numpy as np
 
 from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
+from autopar.schedule.ordering import phases_in_order
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.search.tuning import Sample
 from autopar.sharding import ShardingSpec
@@ -297,6 +298,15 @@ class Model:
     def edge_times(self) -> np.ndarray:
         """How often each edge does."""
         return np.ones(len(self.edges))
+
+    @cached_property
+    def times(self) -> Mapping[str, int]:
+        """The time of memory items at which each operator of the graph that is planned runs."""
+        return {op.name: time for time, op in enumerate(phases_in_order(self.space.graph))}
+
+    def together(self, name: str) -> tuple[str, ...]:
+        """The operators that run a second time where ``name`` does."""
+        return (name,)
 
     @property
     def whole_graph(self) -> Graph:

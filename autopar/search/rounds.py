@@ -25,7 +25,8 @@ from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel
-from autopar.search.keeping import fit
+from autopar.search.keeping import MOMENTS as APART
+from autopar.search.keeping import Wanted, fit
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import TIES, InSequence, Model, Weights
 from autopar.search.recompute import recompute
@@ -101,7 +102,9 @@ class Search:
 
     def __init__(self, model: Model, asked: Asked, again: bool) -> None:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
-        self.time_limit, self.began, self.interrupted, self.again = asked.time_limit, asked.began, False, again
+        self.time_limit, self.began, self.interrupted = asked.time_limit, asked.began, False
+        self.apart = APART if again else 0
+        """Times told apart of second runs, in problems that have them from the start."""
         self.problem, self.unit = model.problem(asked.limit)
         self.sizes = {
             "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
@@ -109,12 +112,13 @@ class Search:
         }  # fmt: skip
         self.slowdown = model.space.machine.hardware.overlap_slowdown
         self.folded = isinstance(model, FoldedModel)
+        self.again = again and not self.folded
+        """That second runs may come in."""
+        self.answers: list[Assignment] = []
         self.short = False
         """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
         self.small = len(self.problem.edge_costs) <= SMALL
         self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
-        self.free: np.ndarray | None = None
-        """Bytes to leave free at each time, as ``fit`` last saw."""
         self.keeping = False
         """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
@@ -172,7 +176,7 @@ class Search:
                 raise
         self.seconds = perf_counter() - solving
         short = self.best is None or self.best.memory.peak > self.limit
-        if self.folded and (short or self.short) and self.left > 0 and not self.interrupted:
+        if self.folded and (short or (self.short and not self.large)) and self.left > 0 and not self.interrupted:
             return False
         if short and self.folded:
             raise self._too_late()
@@ -222,17 +226,25 @@ class Search:
                 if self.best is None or self.best.memory.peak > self.limit or rival.seconds < self.best.seconds:
                     self._fit(rival, exposure)
 
-    def _fit(self, plan: Timed, weights: Weights) -> Timed | None:
+    def _fit(self, plan: Timed, prices: Exposure) -> Timed | None:
         """A plan's strategies with less kept, if that fits."""
-        space = self.model.space
-        found, self.free = fit(
-            space, plan.assignment, weights, self.limit, tries=self.tries, seed=self.seed,
-            seconds=max(min(self.left, self.time_limit * TURN), 1.0), free=self.free,
-        )  # fmt: skip
+        return self._kept((plan.assignment,), prices, min(self.left, self.time_limit * TURN))
+
+    def _kept(self, plans: Sequence[Assignment], prices: Exposure, seconds: float) -> Timed | None:
+        """The strategies of plans with less kept, if that fits."""
+        model = self.model
+        wanted = Wanted(self.limit, self.apart, self.tries, self.seed, perf_counter() + max(seconds, 1.0))
+        found = fit(model.space, plans, prices, wanted, model.folding if isinstance(model, FoldedModel) else None)
         if found is None or found.memory.peak > self.limit:
             return None
         self.gained |= self.offer(found, "auto")
         return found
+
+    def _keep_less(self, prices: Exposure) -> None:
+        """What the answers so far and the plans written by hand are split like, with less kept: of a folded problem."""
+        ops = len(self.model.space.graph.ops)
+        written = [rival.assignment for rival in self.rivals if len(rival.assignment.strategies) == ops and not rival.assignment.again]
+        self._kept((*self.answers, *written), prices, self.left)
 
     def _rounds(self, exposure: Exposure) -> Exposure:
         """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices."""
@@ -269,6 +281,9 @@ class Search:
             return
         if self.left > 0 or self.best is None:
             self._prove()
+        self._settle()
+        if self.folded and self.short and self.left > 0:
+            self._keep_less(exposure)
         if self._binds() and self.reached > TIGHT and not self.keeping and not self.folded:
             self._tighten(exposure)
         if self.plain is not None and self.small and self.reached > self.gap:
@@ -397,6 +412,7 @@ class Search:
             if bound > self.bound * (1 + GAIN):
                 seconds = max(min(self.left, TURN * self.time_limit), 1.0)
                 self.bound = max(self.bound, self.model.proved(weights, bound, optimum, seconds))
+        self.claims.clear()
 
     def _spent(self) -> bool:
         return self.left <= 0 or self.short or self.reached <= self.gap
@@ -445,13 +461,15 @@ class Search:
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
         beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
         tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
-        found = self.schedule(extract(self.model, self.start), limits, tries, beside)
+        assignment = extract(self.model, self.start)
+        self.answers.append(assignment)
+        found = self.schedule(assignment, limits, tries, beside)
         self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
             raise KeyboardInterrupt
         if self.keeping and found.memory.peak > self.limit:
-            return self._fit(found, weights if not proves else Exposure.first(self.slowdown)) or found
+            return self._fit(found, weights if isinstance(weights, Exposure) else Exposure.first(self.slowdown)) or found
         return found
 
     def _without_answer(self) -> None:

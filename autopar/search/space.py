@@ -15,7 +15,7 @@ from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard.cuts import prime_cut
 from autopar.rules import find_rule, strategies
-from autopar.schedule import OUTPUT
+from autopar.schedule import OUTPUT, Assignment
 from autopar.search.pins import Pins
 from autopar.search.resharding import Resharding
 from autopar.sharding import ShardingSpec, Strategy, splits
@@ -51,8 +51,8 @@ class Space:
     Args:
         optimizer: see ``cost_models.find_optimizer``.
         pins: what the user fixed.
-        only: the one strategy of each operator, by name, and ``placed`` the one spec of each graph input, where a search leaves these as
-            they are (see ``restricted``).
+        only: the strategies of each operator, by name, and ``placed`` the specs of each graph input, where a search chooses among those of
+            a few plans (see ``restricted``).
     """
 
     graph: Graph
@@ -60,10 +60,10 @@ class Space:
     optimizer: str
     pins: Pins
     unknown: dict[str, str] = field(default_factory=dict)
-    only: Mapping[str, Strategy] | None = None
-    placed: Mapping[str, ShardingSpec] | None = None
+    only: Mapping[str, tuple[Strategy, ...]] | None = None
+    placed: Mapping[str, tuple[ShardingSpec, ...]] | None = None
     _ops: dict[object, OpChoices] = field(default_factory=dict)
-    _single: dict[object, OpChoices] = field(default_factory=dict)
+    _few: dict[object, OpChoices] = field(default_factory=dict)
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
 
@@ -76,16 +76,31 @@ class Space:
         found = self._all_choices(op)
         if self.only is None:
             return found
-        number = found.strategies.index(self.only[op.name])
-        key = id(found), number
-        if key not in self._single:
-            loads = {link: load[number : number + 1] for link, load in found.loads.items()}
-            self._single[key] = OpChoices((found.strategies[number],), found.seconds[number : number + 1], loads)
-        return self._single[key]
+        key = id(found), tuple(map(id, self.only[op.name]))
+        if key not in self._few:
+            rows = [found.strategies.index(strategy) for strategy in self.only[op.name]]
+            loads = {link: load[rows] for link, load in found.loads.items()}
+            self._few[key] = OpChoices(self.only[op.name], found.seconds[rows], loads)
+        return self._few[key]
 
-    def restricted(self, inputs: Mapping[str, ShardingSpec], strategies: Mapping[str, Strategy]) -> Space:
-        """The same with graph inputs and operators as they are in a plan: what is left to choose is what is resharded, kept, made again."""
-        return replace(self, only=strategies, placed=inputs, _single={})
+    def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
+        """The same with the specs of graph inputs and the strategies of operators that any of ``plans`` has: beside these is left to choose
+        what is resharded, kept, made again.
+
+        Args:
+            alike: names of operators and inputs by which several go together: what a plan has for one of them, all may have.
+        """
+        alike = alike or {}
+        strategies: dict[str, dict[Strategy, None]] = {}
+        specs: dict[str, dict[ShardingSpec, None]] = {}
+        for plan in plans:
+            for op in self.graph.ops:
+                strategies.setdefault(alike.get(op.name, op.name), {})[plan.strategies[op.name]] = None
+            for item in self.graph.inputs:
+                specs.setdefault(alike.get(item.tensor, item.tensor), {})[plan.inputs[item.tensor]] = None
+        only = {op.name: tuple(strategies[alike.get(op.name, op.name)]) for op in self.graph.ops}
+        placed = {item.tensor: tuple(specs[alike.get(item.tensor, item.tensor)]) for item in self.graph.inputs}
+        return replace(self, only=only, placed=placed, _few={})
 
     def _all_choices(self, op: Op) -> OpChoices:
         shown = tuple((self.graph.tensors[name].shape, self.graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
@@ -116,7 +131,7 @@ class Space:
     def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
         """Specs a graph input may have: the pinned one, or all."""
         if self.placed is not None:
-            return (self.placed[item.tensor],)
+            return self.placed[item.tensor]
         pinned = self.pins.inputs.get(item.tensor)
         return (pinned,) if pinned else self._splits(item.tensor)
 
