@@ -285,6 +285,31 @@ def test_the_same_model_gives_the_same_graph_twice():
     assert capture_graph(*_small("meta")).ops == capture_graph(*_small("meta")).ops
 
 
+class Recording(nn.Module):
+    """Registers hooks in its first call, notes that it did, and returns what they saw."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+
+    def forward(self, x):
+        if not getattr(self, "recording", False):
+            for layer in self.layers:
+                layer.register_forward_hook(lambda layer, args, output: self.seen.append(output))
+            self.recording = True
+        self.seen = []
+        self.layers(x)
+        return torch.stack(self.seen).sum()
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_hooks_that_a_forward_registers_are_gone_after_a_capture(layers):
+    model, x = Recording(layers), torch.randn(2, 4)
+    graphs = [capture(model, (x,)).graph for _ in range(2)]
+    assert graphs[0] == graphs[1] and not any(layer._forward_hooks for layer in model.layers) and "recording" not in vars(model)
+    assert len(graphs[0].op["stack"].inputs) == layers
+
+
 def test_dropout_is_kept_in_training_and_gone_in_inference():
     target = zoo.build("gpt2", dropout=0.1, layers=1)
     train = capture_graph(target.model, target.args)
