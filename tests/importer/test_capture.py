@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar import zoo
-from autopar.errors import UsageError
+from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, capture, capture_graph
 from autopar.importer.deferred import CheckpointWarning
@@ -405,6 +405,37 @@ def test_losses():
     inputs = {"target": torch.randint(5, (6, 3)), "soft": torch.randn(6, 5, 3, dtype=torch.float64)}
     graph = _same_as_eager(Losses(), inputs)
     assert not {name for name in targets(graph) if "nll_loss" in name and name.startswith("aten")}
+
+
+class Extremes(nn.Module):
+    """What torch gives by values: extremes with their places, paths through sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(5, dtype=torch.float64))
+
+    def forward(self, x: Tensor, sequences: Tensor) -> Tensor:
+        x = x * self.weight
+        low, high = x.aminmax(dim=1)
+        largest, smallest = x.max(-1, keepdim=True), x.min(0)
+        picked = x.argmax(1).to(x.dtype).sum() + x[x.argmin(0)].sum() + largest.indices.sum() * smallest.values.sum()
+        steps, lengths = (8, 7, 6), (3, 2, 0)
+        paths = sum(
+            nn.functional.ctc_loss(x.log_softmax(-1), sequences, steps, lengths, reduction=how).sum() for how in ("mean", "sum", "none")
+        )
+        one = nn.functional.ctc_loss(x[:, 0].log_softmax(-1), sequences[0], torch.tensor(8), torch.tensor(3), zero_infinity=True)
+        return (high - low).sum() + (largest.values * x).sum() + picked + paths + one
+
+
+def test_extremes_and_paths():
+    graph = _same_as_eager(Extremes(), {"x": torch.randn(8, 3, 5, dtype=torch.float64), "sequences": torch.randint(1, 5, (3, 3))})
+    assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+
+
+def test_targets_in_one_row_are_refused():
+    model = nn.CTCLoss()
+    with pytest.raises(CaptureError, match=r"targets of all sequences in one row(.*\n)+hint: pad them"):
+        capture(model, (torch.randn(8, 3, 5).requires_grad_(), torch.ones(7, dtype=torch.int64), (8, 8, 8), (3, 2, 2)))
 
 
 class Factorisations(nn.Module):
