@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from autopar.check import check
     from autopar.errors import AutoparError
     from autopar.graph import Graph
-    from autopar.placements import same_sharding
+    from autopar.placements import same_sharding, shard
     from autopar.plan import Plan
     from autopar.reshard import reshard
     from autopar.rules.own import rule
@@ -28,7 +28,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
-    "capture", "check", "compile", "load", "load_program", "pareto", "plan", "reshard", "rule", "same_sharding", "verify",
+    "capture", "check", "compile", "load", "load_program", "pareto", "plan", "reshard", "rule", "same_sharding", "shard",
+    "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -48,6 +49,7 @@ _HOME = {
     "reshard": "autopar.reshard",
     "rule": "autopar.rules.own",
     "same_sharding": "autopar.placements",
+    "shard": "autopar.placements",
     "verify": "autopar.verify",
 }
 

@@ -237,9 +237,10 @@ def _planner(
     if not isinstance(model, Graph) and spent >= time_limit:
         hint = "allow more time (--time-limit), or capture once and plan the graph"
         raise TimeLimitError(f"the time limit of {time_limit:g} s passed while the model was captured, which took {spent:.1f} s", hint)
-    if not isinstance(model, Graph):
-        from autopar.placements import placed_pins
+    from autopar.placements import placed_pins, written_pins
 
+    pins = {**written_pins(graph, meshes), **pins}
+    if not isinstance(model, Graph):
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     machines = [Machine(candidate, hardware, cost_model) for candidate in meshes]
     common: dict[tuple[int, Machine], Shared] = {}

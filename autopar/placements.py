@@ -1,4 +1,7 @@
-"""DTensors among a user's arguments and parameters: where they lie is a pin, and capture sees their global shape; whether two lie alike."""
+"""What users say of where tensors lie: DTensors among arguments and parameters, and specs inside of a model; whether two lie alike.
+
+Where a DTensor lies is a pin, and capture sees its global shape.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autopar.errors import UsageError
+from autopar.errors import SpecError, UsageError
 from autopar.graph import Graph
 from autopar.sharding import ShardingSpec
 from cost_models import Mesh
@@ -35,6 +38,50 @@ def same_sharding(a: Any, b: Any, mesh: Any = None) -> bool:
             return False
         first, second = first.normalized(sizes), second.normalized(sizes)
     return first == second
+
+
+def shard(x: Any, spec: str) -> Any:
+    """Inside of a model's forward: the plan splits this value so. Anywhere else it is ``x`` itself.
+
+    Args:
+        x: a tensor ``[...]`` of global shape.
+        spec: a word for each dim, as in pins: ``"S0 R"`` by axis number, ``"S(dp) R"`` by name. The gradient is free.
+
+    Raises:
+        UsageError: the spec is no text. A spec that does not fit the tensor or the mesh is refused when planning, with this line.
+    """
+    if not isinstance(spec, str):
+        raise UsageError(f"autopar.shard with a {type(spec).__name__}", "give a spec such as 'S0 R'")
+    import torch
+
+    return torch.ops.autopar.shard.default(x, spec) if torch.compiler.is_exporting() else x
+
+
+def written_pins(graph: Graph, meshes: Sequence[Mesh]) -> dict[str, str]:
+    """Operator to spec for every ``shard`` in the model.
+
+    Raises:
+        UsageError: a spec that fits none of the meshes, with the user's line.
+    """
+    found = {}
+    for op in graph.ops:
+        if op.target == "autopar.shard.default":
+            text, shape = str(op.args[1]), graph.tensors[op.inputs[0]].shape
+            reasons = [_reason(text, shape, mesh) for mesh in meshes]
+            if all(reasons):
+                hint = "give R or S with axes for each dim that they divide"
+                raise UsageError(f"{op.location}: autopar.shard with {text!r}: {reasons[0]}", hint)
+            found[f"op:{op.name}"] = text
+    return found
+
+
+def _reason(text: str, shape: Sequence[int], mesh: Mesh) -> str | None:
+    """Why a spec cannot be a pin on a mesh; None when it can."""
+    try:
+        spec = ShardingSpec.parse(text, mesh.names)
+    except SpecError as error:
+        return error.message
+    return f"a pinned tensor cannot be partial ({spec!s})" if spec.partial else spec.problem(shape, mesh.sizes)
 
 
 def _spec_of(item: Any, sizes: tuple[int, ...] | None) -> ShardingSpec:

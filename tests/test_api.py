@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from autopar import zoo
 from autopar.api import UnknownOperatorWarning
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
 from autopar.options import factorizations, parse_memory, parse_mesh
-from cost_models import Hardware, load_hardware
+from cost_models import Hardware, Link, load_hardware
 
 
 class Block(nn.Module):
@@ -91,6 +92,14 @@ def test_hardware_of_every_form(graph: autopar.Graph, tmp_path) -> None:
         autopar.plan(graph, mesh="dp=2", hardware=tmp_path / "bad.toml")
     with pytest.raises(UsageError, match="unknown hardware"):
         autopar.plan(graph, mesh="dp=2", hardware="abacus")
+
+
+@pytest.mark.parametrize("cost_model", ["roofline", "communication"])
+def test_links_without_latency(graph: autopar.Graph, cost_model: str) -> None:
+    free = Link(0.0, 1e9)
+    hardware = replace(load_hardware("h100-sxm"), node=free, network=free, axes=(("dp", free),), kernel_launch_seconds=0.0)
+    plan = autopar.plan(graph, mesh="dp=2,tp=2", hardware=hardware, cost_model=cost_model)
+    assert plan.objective.seconds > 0 and autopar.check(plan, graph) == ()
 
 
 def test_devices_keep_the_best_mesh(graph: autopar.Graph) -> None:

@@ -356,6 +356,16 @@ def test_extreme(largest, dim, keepdim):
     registered(ops.extreme.default, random(3, 4, 5), dim, keepdim, largest, 0)
 
 
+def test_ctc_loss():
+    targets, steps, lengths = torch.randint(1, 5, (3, 4)), torch.tensor([9, 8, 9]), torch.tensor([4, 2, 0])
+    check(
+        lambda x: ops.ctc_loss(torch.log_softmax(x, -1), targets, steps, lengths, 0, False),
+        lambda x: functional.ctc_loss(torch.log_softmax(x, -1), targets, steps, lengths, reduction="none"),
+        random(9, 3, 5),
+    )
+    registered(ops.ctc_loss.default, random(9, 3, 5), targets, steps, lengths, 0, False)
+
+
 # --- normalisation, dropout -------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from autopar.importer.diagnosis import Carried, refuse_collective
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
-from autopar.importer.rewrite.experts import GroupedProducts
+from autopar.importer.rewrite.called import Called
 from autopar.importer.weights import FakeWeights
 
 
@@ -89,7 +89,7 @@ class Program(nn.Module):
         try:
             with (
                 torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues(),
-                GroupedProducts(), torch_compat.refused_collectives(refuse_collective),
+                Called(), torch_compat.refused_collectives(refuse_collective),
             ):  # fmt: skip
                 result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
                 self.ran()  # export puts back the modules' attributes afterwards

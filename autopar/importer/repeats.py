@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.graph import Graph, GraphInput, GraphOutput, Op
 from autopar.importer.groups import SEED_AT
+from autopar.importer.weights import put_back, registered_hooks
 
 FEWEST = 6
 """Modules from which a chain is worth the run that finds it."""
@@ -82,6 +83,7 @@ def find_chain(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Calla
 def _as_before(model: nn.Module) -> Iterator[Callable[[], bool]]:
     """Undo what a run changes in the attributes of modules, such as tables kept for the next call; gives whether there was none."""
     before = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
+    hooks = registered_hooks(model)
 
     def same(part: nn.Module, values: Mapping[str, Any], buffers: Mapping[str, Any]) -> bool:
         return all(
@@ -100,6 +102,7 @@ def _as_before(model: nn.Module) -> Iterator[Callable[[], bool]]:
                 vars(part).update(values)
                 part._buffers.clear()
                 part._buffers.update(buffers)
+        put_back(hooks)
 
 
 def _alike(parts: Sequence[nn.Module], shared: Mapping[int, Sequence[str]]) -> bool:

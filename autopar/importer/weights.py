@@ -61,6 +61,7 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
     undo: list[tuple[dict[str, Any], str, Any]] = []
     added: list[tuple[nn.Module, str]] = []
     attributes = [(part, dict(vars(part))) for part in module.modules()]
+    hooks = registered_hooks(module)
     try:
         for prefix, part in module.named_modules():
             for values in (part._parameters, part._buffers):
@@ -92,6 +93,24 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
         for part, before in attributes:  # what the forward noted in attributes while it ran on stand-ins is not so
             vars(part).clear()
             vars(part).update(before)
+        put_back(hooks)
+
+
+Hooks = list[tuple[dict[int, Any], dict[int, Any]]]
+"""The tables of hooks of modules, each with what was in it."""
+
+
+def registered_hooks(module: nn.Module) -> Hooks:
+    """What ``put_back`` needs: a forward may register hooks in its first call and note in an attribute that it did."""
+    tables = (table for part in module.modules() for name, table in vars(part).items() if "_hooks" in name and isinstance(table, dict))
+    return [(table, dict(table)) for table in tables]
+
+
+def put_back(hooks: Hooks) -> None:
+    """The hooks as they were."""
+    for table, before in hooks:
+        table.clear()
+        table.update(before)
 
 
 def _path(prefix: str, name: str) -> str:

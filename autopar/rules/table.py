@@ -156,6 +156,7 @@ REDUCTION: tuple[Row, ...] = (
 )  # fmt: skip
 
 VIEW: tuple[Row, ...] = (
+    Row("view", "autopar.shard(x, spec=)", "... -> ... | linear {0}", alias=True),
     *_rows("view", "view _unsafe_view reshape", computed_layout.view, "x, size=", alias=True, **_SIZE),
     *_rows("view", "view_copy", computed_layout.view, "x, size=", work="none", **_SIZE),
     *_rows("view", "view.dtype", "_... -> _...", alias=True),
@@ -289,6 +290,9 @@ GATHER: tuple[Row, ...] = (
         local=(("offset", "start c"),)),
     Row("cross-entropy", "autopar.nll_loss_backward(grad, target, classes=, ignore_index=, offset=)", "..., ... -> ... c | linear {0}",
         local=(("classes", "extent c"), ("offset", "start c"))),
+    Row("cross-entropy", "autopar.ctc_loss(logp, targets, input_lengths, target_lengths, blank=, zero_infinity=)", "_ n _, n _, n, n -> n"),
+    Row("cross-entropy", "autopar.ctc_loss_backward(grad, logp, targets, input_lengths, target_lengths, blank=, zero_infinity=)",
+        "n, _ n _, n _, n, n -> _ n _ | linear {0}"),
     *_rows("cross-entropy", "nll_loss_forward", computed_indexing.negative_log_likelihood, "x, target, weight?, reduction=, ignore_index="),
 )  # fmt: skip
 

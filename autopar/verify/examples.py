@@ -113,7 +113,7 @@ def _bound_of_use(graph: Graph, op: Op, position: int) -> int | None:
     match name, position:
         case ("autopar.embedding", 1) | ("aten.embedding", 1) | ("aten.index", 1):
             return extent(0, 0)
-        case ("autopar.nll_loss", 1):
+        case ("autopar.nll_loss" | "autopar.ctc_loss", 1):
             return extent(0, -1)
         case ("autopar.embedding_backward" | "autopar.nll_loss_backward", 1):
             return int(next(value for value in op.args if isinstance(value, int)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar import zoo
-from autopar.errors import UsageError
+from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, capture, capture_graph
 from autopar.importer.deferred import CheckpointWarning
@@ -285,6 +285,31 @@ def test_the_same_model_gives_the_same_graph_twice():
     assert capture_graph(*_small("meta")).ops == capture_graph(*_small("meta")).ops
 
 
+class Recording(nn.Module):
+    """Registers hooks in its first call, notes that it did, and returns what they saw."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+
+    def forward(self, x):
+        if not getattr(self, "recording", False):
+            for layer in self.layers:
+                layer.register_forward_hook(lambda layer, args, output: self.seen.append(output))
+            self.recording = True
+        self.seen = []
+        self.layers(x)
+        return torch.stack(self.seen).sum()
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_hooks_that_a_forward_registers_are_gone_after_a_capture(layers):
+    model, x = Recording(layers), torch.randn(2, 4)
+    graphs = [capture(model, (x,)).graph for _ in range(2)]
+    assert graphs[0] == graphs[1] and not any(layer._forward_hooks for layer in model.layers) and "recording" not in vars(model)
+    assert len(graphs[0].op["stack"].inputs) == layers
+
+
 def test_dropout_is_kept_in_training_and_gone_in_inference():
     target = zoo.build("gpt2", dropout=0.1, layers=1)
     train = capture_graph(target.model, target.args)
@@ -380,6 +405,37 @@ def test_losses():
     inputs = {"target": torch.randint(5, (6, 3)), "soft": torch.randn(6, 5, 3, dtype=torch.float64)}
     graph = _same_as_eager(Losses(), inputs)
     assert not {name for name in targets(graph) if "nll_loss" in name and name.startswith("aten")}
+
+
+class Extremes(nn.Module):
+    """What torch gives by values: extremes with their places, paths through sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(5, dtype=torch.float64))
+
+    def forward(self, x: Tensor, sequences: Tensor) -> Tensor:
+        x = x * self.weight
+        low, high = x.aminmax(dim=1)
+        largest, smallest = x.max(-1, keepdim=True), x.min(0)
+        picked = x.argmax(1).to(x.dtype).sum() + x[x.argmin(0)].sum() + largest.indices.sum() * smallest.values.sum()
+        steps, lengths = (8, 7, 6), (3, 2, 0)
+        paths = sum(
+            nn.functional.ctc_loss(x.log_softmax(-1), sequences, steps, lengths, reduction=how).sum() for how in ("mean", "sum", "none")
+        )
+        one = nn.functional.ctc_loss(x[:, 0].log_softmax(-1), sequences[0], torch.tensor(8), torch.tensor(3), zero_infinity=True)
+        return (high - low).sum() + (largest.values * x).sum() + picked + paths + one
+
+
+def test_extremes_and_paths():
+    graph = _same_as_eager(Extremes(), {"x": torch.randn(8, 3, 5, dtype=torch.float64), "sequences": torch.randint(1, 5, (3, 3))})
+    assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+
+
+def test_targets_in_one_row_are_refused():
+    model = nn.CTCLoss()
+    with pytest.raises(CaptureError, match=r"targets of all sequences in one row(.*\n)+hint: pad them"):
+        capture(model, (torch.randn(8, 3, 5).requires_grad_(), torch.ones(7, dtype=torch.int64), (8, 8, 8), (3, 2, 2)))
 
 
 class Factorisations(nn.Module):

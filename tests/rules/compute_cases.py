@@ -29,6 +29,12 @@ def dropout_backward() -> tuple[Any, ...]:
 
 CONV = ([1, 1], [1, 1], [1, 1])
 
+def ctc() -> tuple[Any, ...]:
+    """Log probabilities of eight steps, four sequences of at most three targets."""
+    logp = torch.log_softmax(F(8, 4, 6).tensor(), -1)
+    return logp, torch.randint(1, 6, (4, 3)), torch.tensor([8, 7, 8, 6]), torch.tensor([3, 3, 1, 2]), 0, False
+
+
 def cdist_backward() -> tuple[Any, ...]:
     return F(2, 4, 6).tensor(), F(2, 4, 3).tensor(), F(2, 6, 3).tensor(), 2.0, P(2, 4, 6).tensor()
 
@@ -298,6 +304,8 @@ CASES: tuple[Case, ...] = (
     Case("autopar.extreme.default", (F(4, 6), 0, True, False, 0), "d a -> 1 a ~d, 1 a ~d | inner d: min(a) min(a)"),
     Case("autopar.extreme.default", (I(3, 4, 6), 1, False, True, 0), "a d -> a ~d, a ~d | inner d: max(a) min(a)"),
     Case("autopar.extreme.default", (F32(4, 6), 1, True, True, 0), "a d -> a 1 ~d, a 1 ~d | inner d: max(a) min(a)"),
+    Case("autopar.ctc_loss.default", ctc, "_ n _, n _, n, n -> n"),
+    Case("autopar.ctc_loss_backward.default", lambda: (F(4).tensor(), *ctc()), "n, _ n _, n _, n, n -> _ n _ | linear {0}"),
     Case("aten.logsumexp.default", (F(4, 6), [1]), "a d -> a ~d | inner d: max(a) sum(a)"),
     Case("aten.logsumexp.default", (F(4, 6), [0, 1], True), "d0 d1 -> 1 1 ~d0 ~d1 | inner d0 d1: max() sum()"),
     Case("aten.linalg_vector_norm.default", (F(4, 6), 2, [1]), "a d -> a ~d | inner d: sum(a)"),

@@ -66,6 +66,7 @@ CASES: tuple[Case, ...] = (
     Case("aten._unsafe_view.default", (F(8, 3), [2, 4, 3]), "(a b) c -> a b c | linear {0}"),
     Case("aten.reshape.default", (F(8, 3), [24]), "a b -> (a b) | linear {0}"),
     Case("aten.view_copy.default", (F(8, 3), [24]), "a b -> (a b) | linear {0}"),
+    Case("autopar.shard.default", (F(4, 6), "S0 R"), "a b -> a b | linear {0}"),
     Case("aten.permute.default", (F(4, 6, 8), [2, 0, -2]), "a b c -> c a b | linear {0}"),
     Case("aten.transpose.int", (F(4, 6, 8), 1, -1), "a b c -> a c b | linear {0}"),
     Case("aten.t.default", (F(4, 6),), "a b -> b a | linear {0}"),

@@ -5,6 +5,7 @@ that what they call is what the graph holds, and autograd sees the dialect's own
 
 contractions, convolutions, attentions, normalisation, losses, reductions, extremes, draws, strides, selection, bags, experts,
 concatenation, factorisations: the functions, by kind.
+called: those that are swapped where the model calls them.
 patterns: dialect operators that a model writes out.
 """
 
@@ -21,7 +22,7 @@ from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linea
 from autopar.importer.rewrite.convolutions import convolution, convolve
 from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
-from autopar.importer.rewrite.extremes import extreme, place
+from autopar.importer.rewrite.extremes import aminmax, extreme, place
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.importer.rewrite.losses import (
     Flattened,
@@ -101,6 +102,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.min.dim: extreme(largest=False),
         aten.argmax.default: place(largest=True),
         aten.argmin.default: place(largest=False),
+        aten.aminmax.default: aminmax,
         aten.inverse.default: inverse,
         aten.linalg_inv.default: inverse,
         aten.linalg_cholesky.default: cholesky,

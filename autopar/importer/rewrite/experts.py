@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from autopar.errors import CaptureError
 
@@ -25,13 +24,6 @@ def grouped_mm(
         raise CaptureError(f"grouped_mm of {shapes} with offsets is not supported", "group the rows of a matrix, experts in three dims")
     result = result if bias is None else result + bias
     return result if out_dtype is None else result.to(out_dtype)
-
-
-class GroupedProducts(TorchFunctionMode):
-    """Within it, torch's grouped product is the dialect's: its shape function knows bfloat16 alone, whatever the kernels do."""
-
-    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        return (grouped_mm if getattr(function, "__name__", "").endswith("grouped_mm") else function)(*args, **(kwargs or {}))
 
 
 def registered() -> dict[Any, Callable[..., Any]]:

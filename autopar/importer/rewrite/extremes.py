@@ -31,3 +31,9 @@ def place(largest: bool) -> Callable[..., Tensor]:
         return torch.ops.autopar.extreme.default(x.detach(), dim % x.dim(), keepdim, largest, 0)[1]  # type: ignore[no-any-return]
 
     return replacement
+
+
+def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """``aten.aminmax``: both extremes, each by itself."""
+    dims = [] if dim is None else [dim]
+    return torch.ops.aten.amin.default(x, dims, keepdim), torch.ops.aten.amax.default(x, dims, keepdim)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autopar.dialect.lookup import PaddedEmbedding
+from autopar.errors import CaptureError
 
 
 def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
@@ -167,6 +168,29 @@ def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0
 def soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """``log(1 + exp(-target * x))``."""
     return _reduce(torch.nn.functional.softplus(-target * x), reduction)
+
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def ctc_loss(
+    logp: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int | str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """``torch.nn.functional.ctc_loss``: ``logp [t, n, c]``, ``targets [n, s]``, lengths ``[n]``; or one sequence, without ``n``."""
+    batched = logp.dim() == 3
+    if targets.dim() != logp.dim() - 1:
+        raise CaptureError("ctc_loss with the targets of all sequences in one row", "pad them to a matrix, a row for each sequence")
+    if not batched:
+        logp, targets = logp.unsqueeze(1), targets.unsqueeze(0)
+    inputs, lengths = (torch.as_tensor(item, device=targets.device).reshape(-1) for item in (input_lengths, target_lengths))
+    rows = torch.ops.autopar.ctc_loss.default(_wide(logp), targets, inputs, lengths, blank, zero_infinity)
+    if zero_infinity:
+        rows = rows.masked_fill(rows == float("inf"), 0.0)
+    how = _REDUCTIONS[reduction] if isinstance(reduction, str) else reduction
+    if how == 0:
+        return rows if batched else rows.squeeze(0)
+    return _reduce(rows / lengths.clamp(min=1).to(rows.dtype) if how == 1 else rows, how)
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:

@@ -1,0 +1,23 @@
+"""Functions that are the dialect's already where the model calls them: what their operators give has no shape on stand-ins.
+
+torch's grouped product knows the shapes of bfloat16 alone, whatever the kernels do; a table of the CTC loss is as large as its lengths say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from autopar.importer.rewrite.experts import grouped_mm
+from autopar.importer.rewrite.losses import ctc_loss
+
+CALLED = {"grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss}
+"""By the name of the function, which modules of torch give under several."""
+
+
+class Called(TorchFunctionMode):
+    """Within it, calls of these functions are the dialect's."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return CALLED.get(getattr(function, "__name__", ""), function)(*args, **(kwargs or {}))
