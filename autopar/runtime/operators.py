@@ -44,6 +44,7 @@ def find_operator(target: str) -> Callable[..., Any]:
     return found
 
 
+@lru_cache(maxsize=4096)
 def find_function(target: str) -> Callable[..., Any]:
     """What computes the operator soonest: the body of one of the dialect, else torch's own function of the name (``torch.add``), which
     takes half as long to call as ``torch.ops.aten.add.Tensor``. Outside autograd, and not for a trace."""
@@ -51,8 +52,10 @@ def find_function(target: str) -> Callable[..., Any]:
     operator = find_operator(target)
     if namespace == "autopar":
         return BODIES.get(name, operator)
-    function = getattr(torch, name, None)
-    return function if namespace == "aten" and isinstance(function, BuiltinFunctionType) and operator is not torch.reshape else operator
+    function, schema = getattr(torch, name, None), getattr(operator, "_schema", None)
+    if namespace != "aten" or schema is None or not isinstance(function, BuiltinFunctionType):
+        return operator
+    return operator if any("List[Optional" in str(argument.type) for argument in schema.arguments) else function
 
 
 def _of_contiguous(function: Callable[..., Any]) -> Callable[..., Any]:

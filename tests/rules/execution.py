@@ -14,7 +14,7 @@ import autopar.dialect  # noqa: F401  registers the operators of ours
 from autopar.graph import Dtype, Op, Ref, Tensor
 from autopar.rules import localize
 from autopar.runtime.inner import body
-from autopar.runtime.operators import find_operator, named_results, with_tensors, with_torch_values
+from autopar.runtime.operators import find_function, find_operator, named_results, with_tensors, with_torch_values
 from autopar.sharding import ShardingSpec, Strategy
 
 Sizes = tuple[int, ...]
@@ -74,7 +74,7 @@ def split_run(run: Executed, strategy: Strategy, sizes: Sizes) -> list[list[torc
     if strategy.inner:
         results = _lockstep(run.op, strategy, sizes, ranks, bound)
     else:
-        function = find_operator(run.op.target)
+        function = find_function(run.op.target)
         results = [function(*args, **kwargs) for args, kwargs in bound]
     return [named_results(run.op, result) for result in results]
 
