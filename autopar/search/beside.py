@@ -16,6 +16,7 @@ from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import find_reshard
 from autopar.schedule.instructions import cuts_inside, joins_inside
 from autopar.schedule.ordering import shape_after
+from autopar.search.lives import written_over
 from autopar.search.model import Edge, Model
 from autopar.sharding import ShardingSpec
 from cost_models import Machine
@@ -55,7 +56,7 @@ def pairs_at(model: Model, choices: np.ndarray, time: int, times: Mapping[str, i
     op = next(op for op in space.graph.ops if times[op.name] == time)
     number = model.number["op", op.name]
     strategy = space.op_choices(op).strategies[choices[number]]
-    results = zip(op.outputs, strategy.outputs, strict=True)
+    results = [(name, spec) for name, spec in zip(op.outputs, strategy.outputs, strict=True) if not written_over(model, name, times)]
     made = sum(pricing.local_bytes(space.graph.tensors[name], spec, space.machine) for name, spec in results)
     found = []
     for edge in _before(model, number, time):

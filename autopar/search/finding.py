@@ -28,7 +28,7 @@ from autopar.search.pins import Pins, resolve_pins
 from autopar.search.recompute import with_policies
 from autopar.search.rounds import PROOF, TUNED, Asked, Progress, Search
 from autopar.search.space import Space
-from autopar.search.tuning import Timed
+from autopar.search.tuning import LEAN, Timed
 from cost_models import Machine
 
 
@@ -255,8 +255,8 @@ def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
 
 
 def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:
-    """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``), as long as the
-    baseline itself is faster than all that fit."""
+    """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``) without giving up
+    all overlap for it, as long as the baseline itself is faster than all that fit."""
     model, limit = search.model, search.limit
     found: dict[str, Timed] = {}
     best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
@@ -270,7 +270,8 @@ def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:
             found[f"{name}+{policy}"] = tried
             if tried.memory.peak <= limit:
                 best = min(best, tried.seconds)
-                break
+                if tried.schedule.limits != LEAN:
+                    break
     return found
 
 

@@ -121,24 +121,30 @@ def _between(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Li
     early, late = site.phases(graph)
     by_choice = site.saved is not None and bool(model.nodes[site.saved].spans)
     first = min((reader.time for reader in early or (() if by_choice else late)), default=made)
-    yield made + _written_over(model, tensor, times), max(first, made + 1), site.producer, tensor, site.specs
+    begin = made + written_over(model, tensor, times)
+    yield begin, max(first, made + 1), site.producer, tensor, site.specs
     for node, readers in ((site.forward, early), (site.backward, late)):
         if node is not None and readers:
             reads = [reader.time for reader in readers]
-            yield min(reads), max(reads), node, tensor, model.nodes[node].specs
+            yield max(min(reads), begin), max(reads), node, tensor, model.nodes[node].specs
     if site.saved is not None and not by_choice:
         yield *_saved(model, tensor), site.saved, tensor, model.nodes[site.saved].specs
 
 
-def _written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
-    """Whether its operator may write it over a tensor that nobody reads later, and so needs no memory while it runs."""
+def written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
+    """Whether its operator may write it over a tensor that nobody reads later, and so needs no memory while it runs: nobody of its half of
+    the step, where the tensor may be made again for the other."""
     graph = model.space.graph
     op = graph.producer[tensor]
     for place in may_write_over(op):
         read = op.inputs[place]
         alike = graph.tensors[read].shape == graph.tensors[tensor].shape and graph.tensors[read].dtype == graph.tensors[tensor].dtype
-        if alike and read in graph.producer and all(reader.time <= times[op.name] for reader in model.sites[read].readers):
-            return True
+        if alike and read in graph.producer:
+            site = model.sites[read]
+            again = site.saved is not None and bool(model.nodes[site.saved].spans)
+            later = (reader for reader in site.readers if reader.time > times[op.name])
+            if all(again and reader.phase != op.phase for reader in later):
+                return True
     return False
 
 
