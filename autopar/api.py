@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from time import perf_counter
@@ -26,7 +26,7 @@ from autopar.options import (
 )  # fmt: skip
 from autopar.pareto import Pareto, climb
 from autopar.plan import Plan
-from cost_models import COST_MODELS, Hardware, Machine, find_optimizer
+from cost_models import COST_MODELS, Hardware, Machine, Mesh, find_optimizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,6 +43,10 @@ Asked = TypeVar("Asked")
 
 class MicrobatchWarning(UserWarning):
     """Microbatches that are not known to make up the whole batch's step."""
+
+
+class UnknownAxisWarning(UserWarning):
+    """A hardware file describes an axis that no mesh has."""
 
 
 class UnknownOperatorWarning(UserWarning):
@@ -243,6 +247,7 @@ def _planner(
     if not isinstance(model, Graph):
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     machines = [Machine(candidate, hardware, cost_model) for candidate in meshes]
+    _warn_axes(hardware, meshes)
     common: dict[tuple[int, Machine], Shared] = {}
 
     def plan_within(limit: int, ends: float) -> Plan:
@@ -414,6 +419,14 @@ def _warn_microbatches(found: Found) -> None:
             MicrobatchWarning,
             stacklevel=3,
         )
+
+
+def _warn_axes(hardware: Hardware, meshes: Sequence[Mesh]) -> None:
+    """Names what a hardware file says of axes that are not there: most often a name misspelt, and the links priced as any other."""
+    unknown = [name for name, _ in hardware.axes if not any(name in mesh.names for mesh in meshes)]
+    if unknown:
+        names = ", ".join(dict.fromkeys(name for mesh in meshes for name in mesh.names))
+        warnings.warn(f"the hardware describes {', '.join(unknown)}, no axis of the mesh ({names})", UnknownAxisWarning, stacklevel=3)
 
 
 def _warn_unknown(found: Found) -> None:

@@ -51,6 +51,10 @@ def check_writable(path: Path, *sources: Path | None) -> None:
     """
     if path == STANDARD:
         return
+    try:
+        path.is_dir()
+    except (OSError, ValueError) as error:  # too long for a name, a character that no name has
+        raise FileError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}", "choose another name") from error
     if not path.parent.is_dir():
         raise FileError(f"cannot write {path}: there is no folder {path.parent}", f"make it first: mkdir -p {path.parent}")
     if path.is_dir():

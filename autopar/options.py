@@ -67,6 +67,8 @@ def factorizations(devices: int) -> Iterator[Mesh]:
     """Every mesh of one and two axes of ``devices`` ranks: ``dp`` alone, then each ``dp x tp``. Raises UsageError."""
     if not isinstance(devices, int) or devices < 1:
         raise UsageError(f"the number of devices is {devices!r}", "give a whole number from 1 on")
+    with user_errors():
+        Mesh((("dp", devices),))  # says where that is too many, before they are divided
     yield Mesh((("dp", devices),))
     for inner in range(2, devices // 2 + 1):
         if devices % inner == 0:

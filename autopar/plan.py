@@ -39,6 +39,7 @@ from autopar.rows import (
     Row,
 )
 from autopar.unread import MARK, Unread, cut, holding
+from cost_models.mesh import MOST_AXES
 
 SCHEMA = "autopar.plan/2"
 
@@ -50,7 +51,7 @@ class Plan(Row):
     created_by: CreatedBy
     model: Model
     hardware: dict[str, Any]
-    mesh: dict[str, Annotated[int, Field(ge=1)]]
+    mesh: Annotated[dict[str, Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=1, max_length=MOST_AXES)]
     microbatches: Annotated[int, Field(ge=1)] = 1
     microbatches_tried: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     accumulation: AccumulationPlan | None = None

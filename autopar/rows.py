@@ -35,7 +35,7 @@ def _registered(name: str) -> str:
 
 
 SpecText = Annotated[str, AfterValidator(_readable)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Shape = tuple[Count, ...]
 
@@ -76,7 +76,7 @@ class Objective(Row):
 
     seconds: Seconds
     bound_seconds: Seconds
-    gap: float
+    gap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     status: Status
     solve_seconds: Seconds
     tied_seconds: Seconds | None = None

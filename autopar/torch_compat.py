@@ -230,6 +230,17 @@ def autocast_on_cpu() -> Iterator[None]:
         torch.amp.autocast_mode.autocast.__init__ = plain  # type: ignore[method-assign]
 
 
+@cache
+def start_autograd() -> None:
+    """Autograd's first backward in this process, of nothing: the threads that it starts then are one for each device that there is.
+
+    Where the first is that of a trace, builds for CUDA (2.15) start threads on machines without a GPU too, and forked ranks, which do not
+    have them, refuse to go backward.
+    """
+    with torch.enable_grad():
+        torch.zeros((), requires_grad=True).clone().backward()
+
+
 # --- calls to autograd from Python ------------------------------------------------------------------------------------
 
 
@@ -324,21 +335,24 @@ def is_reentrant_checkpoint(function: Any) -> bool:
 def noticed_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
     """Within it, ``noticed`` is called for every call of ``torch.utils.checkpoint`` that is not reentrant.
 
-    ``_checkpoint_without_reentrant_generator``: what the public function, under whichever name it was imported, comes to.
+    ``_checkpoint_without_reentrant_generator``, from torch 2.15 on with ``_impl`` behind it: what the public function, under whichever name
+    it was imported, comes to.
     """
     from torch.utils import checkpoint
 
-    plain = checkpoint._checkpoint_without_reentrant_generator
+    name = "_checkpoint_without_reentrant_generator"
+    name = f"{name}_impl" if hasattr(checkpoint, f"{name}_impl") else name
+    plain = getattr(checkpoint, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         noticed()
         return plain(*args, **kwargs)
 
-    checkpoint._checkpoint_without_reentrant_generator = watched
+    setattr(checkpoint, name, watched)
     try:
         yield
     finally:
-        checkpoint._checkpoint_without_reentrant_generator = plain
+        setattr(checkpoint, name, plain)
 
 
 _COMMUNICATING = (

@@ -185,8 +185,9 @@ def _built_in(name: str) -> Hardware:
 def _parse(text: str, source: str) -> Hardware:
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise HardwareFileError(f"{source} is not TOML: {error}", "see the built-in hardware files for a complete example") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = "its lists are nested too deep" if isinstance(error, RecursionError) else error
+        raise HardwareFileError(f"{source} is not TOML: {reason}", "see the built-in hardware files for a complete example") from error
     return Hardware.from_dict(data, source)
 
 

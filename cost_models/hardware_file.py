@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -14,8 +13,9 @@ from cost_models.links import KINDS, Figures, Growth, Link
 PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 """The names that ``peak_flops`` may hold; float32 must be there."""
 
-Positive = Annotated[float, Field(gt=0, lt=math.inf, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, lt=math.inf, allow_inf_nan=False)]
+# wide of any machine, and near enough that no sum or quotient of a model's sizes overflows
+Positive = Annotated[float, Field(ge=1e-9, le=1e30, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 

@@ -15,6 +15,9 @@ from cost_models.errors import MeshError
 
 SHORT_NAMES = ("x", "y", "z", "w")
 """The names of the axes of a mesh written by sizes alone, ``2x4``."""
+MOST_AXES = 6
+"""Ways to split a tensor grow so fast with the axes that more could not be gone through."""
+MOST_RANKS = 2**20
 
 _NAME = re.compile(r"^[A-Za-z_]\w*$")
 
@@ -80,6 +83,8 @@ class Mesh:
     def __post_init__(self) -> None:
         if not self.axes:
             raise MeshError("the mesh has no axis", "give at least one, e.g. dp=8")
+        if len(self.axes) > MOST_AXES:
+            raise MeshError(f"the mesh has {len(self.axes)} axes, at most {MOST_AXES} are planned", "merge some: dp=4 is two of size 2")
         for name, size in self.axes:
             if not _NAME.match(name):
                 raise MeshError(f"{name!r} is not a name for a mesh axis", "use letters, digits and underscores, e.g. dp=2,tp=4")
@@ -87,6 +92,8 @@ class Mesh:
                 raise MeshError(f"mesh axis {name} has size {size!r}", "sizes are whole numbers from 1 on")
         if len(set(self.names)) != len(self.axes):
             raise MeshError(f"a mesh axis is named twice in {self}", "every axis needs its own name")
+        if self.ranks > MOST_RANKS:
+            raise MeshError(f"the mesh {self} has {self.ranks} ranks", f"plans are made for up to {MOST_RANKS}")
 
     @staticmethod
     def parse(mesh: str | Mapping[str, int] | Mesh) -> Mesh:
@@ -102,7 +109,7 @@ class Mesh:
         if not isinstance(mesh, str):
             raise MeshError(f"a mesh cannot be read from a {type(mesh).__name__}", "write dp=2,tp=4, 2x4, or a mapping of names to sizes")
         text = mesh.replace(" ", "")
-        if re.match(r"^\d+(x\d+)*$", text):
+        if re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
             sizes = [int(word) for word in text.split("x")]
             if len(sizes) > len(SHORT_NAMES):
                 hint = f"name the axes of a mesh that has more than {len(SHORT_NAMES)}"
@@ -111,7 +118,7 @@ class Mesh:
         axes = []
         for word in text.split(","):
             name, equals, size = word.partition("=")
-            if not equals or not size.isdecimal():
+            if not equals or not re.fullmatch("[0-9]+", size):
                 hint = "write name=size for each axis, e.g. dp=2,tp=4, or sizes alone, e.g. 2x4"
                 raise MeshError(f"cannot read {word!r} in the mesh {mesh!r}", hint)
             axes.append((name, int(size)))

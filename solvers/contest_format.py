@@ -63,6 +63,8 @@ def _from_json(data: bytes) -> Arrays:
         raise ProblemError(f"not valid JSON: {error.msg} at {place}", "the file may be cut short; write it again") from error
     except RecursionError as error:
         raise ProblemError("not a problem: nested too deep", "see the keys in the package's documentation") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise ProblemError(f"not a problem: {str(error).partition(';')[0]}", "costs and usages are 64-bit integers") from error
     body = _key(document, "problem", "", dict)
     nodes, edges = _key(body, "nodes", "problem.", dict), _key(body, "edges", "problem.", dict)
     costs, node_ptr = _rows(_key(nodes, "costs", "problem.nodes.", list), "problem.nodes.costs")

@@ -60,20 +60,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(verb: str, words: list[str]) -> int:
     import typer
 
-    from autopar.errors import AutoparError
+    from autopar.errors import AutoparError, UsageError
+
+    WrongUsage = typer.BadParameter.__bases__[0]  # of all that is wrong with a command's words; public by no name of its own
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     command = _interruptible(getattr(import_module(f"autopar.cli.{verb}"), verb))
     app.command(help=VERBS[verb], context_settings={"help_option_names": ["-h", "--help"]})(command)
     try:
-        app(args=words, prog_name=f"autopar {verb}")
+        ended = typer.main.get_command(app).main(words, f"autopar {verb}", standalone_mode=False)
     except AutoparError as error:
         return fail(error.message, error.hint, error.exit_status)
-    except SystemExit as ended:
-        if ended.code == 2:
-            print(f"hint: autopar {verb} --help lists its arguments", file=sys.stderr)
-        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    return 0
+    except WrongUsage as error:  # type: ignore[misc]
+        return fail(error.format_message(), f"autopar {verb} --help lists its arguments", UsageError.exit_status)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        named = f" {error.filename}" if error.filename else ""
+        return fail(f"the system refuses{named}: {error.strerror}", "check the path, its permissions, and the room that is left", 3)
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+    return ended if isinstance(ended, int) else 0
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:

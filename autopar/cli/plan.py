@@ -33,7 +33,7 @@ def plan(
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
     pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
-    rungs: Annotated[int, typer.Option(help="limits of that ladder")] = 8,
+    rungs: Annotated[int | None, typer.Option(help="limits of that ladder [default: 8]", min=1)] = None,
     html: Annotated[Path | None, typer.Option(help="with --pareto: a page with the ladder's plot")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the plan file to write; - for the standard output")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
@@ -47,6 +47,8 @@ def plan(
         check_writable(output)
     if html is not None and not pareto:
         raise UsageError("--html draws a ladder of memory limits", "add --pareto; autopar show PLAN --html draws one plan")
+    if rungs is not None and not pareto:
+        raise UsageError("--rungs are those of a ladder of memory limits", "add --pareto")
     if html is not None:
         check_writable(html)
     options: dict[str, Any] = {
@@ -54,7 +56,7 @@ def plan(
         "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,
         "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "time_limit": time_limit, "seed": seed,
     }  # fmt: skip
-    found = pareto_target(target, rungs=rungs, **options) if pareto else plan_target(target, **options)
+    found = pareto_target(target, rungs=rungs or 8, **options) if pareto else plan_target(target, **options)
     if html is not None and isinstance(found, Pareto):
         write_text(html, frontier_html(found))
     if output is not None:

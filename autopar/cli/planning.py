@@ -47,6 +47,8 @@ def open_pins(pins: Sequence[str]) -> dict[str, str]:
         name, equals, spec = text.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"cannot read the pin {text!r}", "write NAME=SPEC, e.g. --pin 'lm_head.weight=S1 R'")
+        if name.strip() in found:
+            raise UsageError(f"{name.strip()} is pinned twice", "give one spec for each name")
         found[name.strip()] = spec.strip()
     return found
 
@@ -146,6 +148,7 @@ def words_on_stderr() -> Iterator[None]:
 
     usual = warnings.showwarning
     with warnings.catch_warnings():
+        warnings.simplefilter("always", api.UnknownAxisWarning)
         warnings.simplefilter("always", api.UnknownOperatorWarning)
         warnings.simplefilter("always", api.MicrobatchWarning)
         warnings.showwarning = show

@@ -18,6 +18,9 @@ from autopar.plan import Plan
 from autopar.report import curve, units
 from autopar.report.tables import Table
 
+FORMS = {".json": None, ".csv": curve.table, ".svg": curve.drawing}
+"""What the table is written as, by the file's suffix."""
+
 
 def sweep(
     target: Annotated[str, typer.Argument(help="the model")],
@@ -44,6 +47,8 @@ def sweep(
     }  # fmt: skip
     if output is not None:
         check_writable(output)
+        if output != STANDARD and output.suffix not in FORMS:
+            raise UsageError(f"there is no form of the table for {output.name}", f"name it as one of {', '.join(FORMS)}")
     check_options(hardware=hardware, memory=memory)
     graph = capture_target(target, chosen)
     found: dict[int, Plan | str] = {}
@@ -56,7 +61,7 @@ def sweep(
     rows = [_row(count, plan) for count, plan in found.items()]
     text = json_format.dumps({"target": target, "mode": chosen, "rows": rows}, indent=1)
     if output is not None:
-        written = {".csv": curve.table, ".svg": curve.drawing}.get(output.suffix)
+        written = FORMS.get(output.suffix)
         write_text(output, written(rows) if written else text + "\n")
     if output != STANDARD:
         out(text if json else "\n".join(_table(found).lines()))

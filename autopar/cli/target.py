@@ -96,6 +96,8 @@ def _settings(rest: str, text: str) -> tuple[str, dict[str, str]]:
         key, equals, value = word.partition("=")
         if not equals or not key or not value:
             raise UsageError(f"cannot read {word!r} in the target {text!r}", "write key=value after the name, e.g. zoo:gpt2,layers=4")
+        if key in settings:
+            raise UsageError(f"{key} is given twice in the target {text!r}", "give each key once")
         settings[key] = value
     return name, settings
 

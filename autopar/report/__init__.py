@@ -5,6 +5,10 @@ Each is imported when it is asked for: what prints tables needs no simulation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autopar.errors import AutoparError, FileError
 from autopar.plan import Plan
 
 __all__ = ["chrome_trace", "fragment", "html", "summary"]
@@ -21,7 +25,8 @@ def html(plan: Plan) -> str:
     """The plan as one self-contained page. Raises FileError: a schedule that cannot be simulated."""
     from autopar.report import page
 
-    return page.html(plan)
+    with _followed():
+        return page.html(plan)
 
 
 def fragment(plan: Plan) -> str:
@@ -35,4 +40,17 @@ def chrome_trace(plan: Plan) -> str:
     """The simulated step for chrome://tracing and Perfetto, as JSON. Raises FileError: a schedule that cannot be simulated."""
     from autopar.report import trace
 
-    return trace.chrome_trace(plan)
+    with _followed():
+        return trace.chrome_trace(plan)
+
+
+@contextmanager
+def _followed() -> Iterator[None]:
+    """What fails within it is a schedule that was edited: it names what is not there, or ends too early. Raises FileError."""
+    try:
+        yield
+    except (LookupError, StopIteration, ArithmeticError, ValueError) as error:
+        if isinstance(error, AutoparError):
+            raise
+        hint = "autopar check lists all that is wrong with the plan; undo the edit, or plan again"
+        raise FileError(f"the plan's schedule cannot be followed: {type(error).__name__}: {error}", hint) from error

@@ -28,8 +28,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autopar.errors import AutoparError, VerificationError
+from autopar.errors import AutoparError, UsageError, VerificationError
 
+MOST_RANKS = 128
+"""Processes that one machine is asked for; more than any machine's devices, fewer than would bring it down."""
 GRACE_SECONDS = 1.0
 """After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
 LOOK_SECONDS = 0.5
@@ -61,7 +63,13 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
 
     Raises:
         VerificationError: a rank died or raised; the others have been stopped. An AutoparError raised in a rank is raised again.
+        UsageError: more ranks than one machine is asked to hold.
     """
+    if ranks > MOST_RANKS:
+        raise UsageError(
+            f"{ranks} ranks are {ranks} processes on this machine, where at most {MOST_RANKS} are started",
+            "take fewer; verify --backend simulate has all ranks in one process, profile runs under torchrun on a cluster",
+        )
     context = multiprocessing.get_context("fork")
     with _meeting_place() as store:
         processes: list[BaseProcess] = []

@@ -96,7 +96,7 @@ def build(name: str, *, mode: Literal["train", "inference"] = "train", device: s
     with torch.device(device) if device != "cpu" else nullcontext():
         try:
             model, inputs = module.build(**settings)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # sizes that do not fit one another, or no tensor
             raise UsageError(f"zoo:{name}: {error}", f"defaults are {_listed(keys(name))}") from None
     return Target(model, inputs if mode == "train" else inputs[:1])
 
