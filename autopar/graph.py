@@ -251,7 +251,7 @@ def from_json(data: Any) -> Argument:
         case {"float": str(text)}:
             return float(text)
         case {"complex": [real, imaginary]}:
-            return complex(from_json(real), from_json(imaginary))  # type: ignore[arg-type]
+            return complex(from_json(real), from_json(imaginary))
         case list():
             return tuple(from_json(item) for item in data)
         case dict():
