@@ -223,8 +223,10 @@ class Graph:
 
 def to_json(argument: Argument) -> Any:
     """Operator arguments as JSON data: ``Ref(2)`` is ``{"ref": 2}``, ``Dtype("float32")`` is ``{"dtype": "float32"}``,
-    infinite and not-a-number floats are ``{"float": "inf"}``."""
+    infinite and not-a-number floats are ``{"float": "inf"}``, complex numbers ``{"complex": [re, im]}``."""
     match argument:
+        case complex():
+            return {"complex": [to_json(argument.real), to_json(argument.imag)]}
         case Ref(index):
             return {"ref": index}
         case Dtype(name):
@@ -248,6 +250,8 @@ def from_json(data: Any) -> Argument:
             return Dtype(name)
         case {"float": str(text)}:
             return float(text)
+        case {"complex": [real, imaginary]}:
+            return complex(from_json(real), from_json(imaginary))
         case list():
             return tuple(from_json(item) for item in data)
         case dict():

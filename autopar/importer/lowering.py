@@ -222,7 +222,7 @@ class Lowering:
             node = pending.pop()
             if node not in needed:
                 needed.add(node)
-                pending += [self._root(source) for source in node.all_input_nodes]
+                pending += [self._root(source) for source in node.all_input_nodes if not _is_number(source)]
         self.needed = needed
         return [n for n in self.graph.nodes if n in needed and n.op == "call_function" and n.target is not operator.getitem]
 
@@ -363,6 +363,8 @@ class Lowering:
 
     def _argument(self, item: Any, inputs: list[str]) -> Argument:
         match item:
+            case Node() if _is_number(item):
+                return int(item.meta["val"])
             case Node():
                 inputs.append(self._tensor(item))
                 return Ref(len(inputs) - 1)
@@ -370,7 +372,7 @@ class Lowering:
                 return tuple(self._argument(part, inputs) for part in item)
             case torch.dtype():
                 return Dtype(dtype_name(item))
-            case None | bool() | int() | float() | str():
+            case None | bool() | int() | float() | complex() | str():
                 return item
             case torch.SymInt():
                 return int(item)
@@ -404,6 +406,11 @@ class Lowering:
         found += [GraphOutput(self._tensor(node), "buffer", value.name) for value, node in self.roles.buffers]
         found += [GraphOutput(self._tensor(node), "gradient", value.name) for value, node in self.roles.gradients]
         return tuple(found)
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node is a size, known here, that the trace asked a tensor for."""
+    return isinstance(node.meta.get("val"), (int, torch.SymInt))
 
 
 def _still(node: Node) -> bool:

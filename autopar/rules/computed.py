@@ -58,6 +58,12 @@ def weight_norm(call: OperatorCall) -> str:
     return write([tensor, tensor, norms, norms], [tensor, norms], "linear {0}")
 
 
+def renormalised(call: OperatorCall) -> str:
+    """Each slice along ``dim`` has a norm of its own, over all the other dims."""
+    words = ["a" if dim == call.arguments["dim"] % len(call.shape(0)) else "_" for dim in range(len(call.shape(0)))]
+    return write([words], [words])
+
+
 def full(call: OperatorCall) -> str:
     """Made on each rank; zeros are also a partial sum."""
     return "-> ..." + ("" if call.arguments["fill_value"] else " | linear {}")

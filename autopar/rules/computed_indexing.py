@@ -73,6 +73,14 @@ def _index_term(call: OperatorCall, position: int, placed: list[str]) -> list[st
     return ["1" if extent == 1 and whole != 1 else word for word, extent, whole in zip(words, shape, full, strict=True)]
 
 
+def searched(call: OperatorCall) -> str:
+    """Where values belong in a sorted row: one row for all, or a row for each of the leading dims."""
+    if len(call.shape(0)) == 1:
+        return "_, ... -> ..."
+    words = letters(len(call.shape(0)))
+    return write([[*words[:-1], "_"], words], [words])
+
+
 def gather(call: OperatorCall) -> str:
     """The indexed dim is whole, the index's size along it free."""
     words, index_words = _along_index(call)

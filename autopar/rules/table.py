@@ -21,13 +21,14 @@ def _rows(
 
 _NONLINEAR = """
     abs acos acosh angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
-    bitwise_xor ceil celu clamp clamp_max clamp_min copysign cos cosh digamma elu eq erf erfc erfinv exp exp2 expm1 float_power
-    floor floor_divide fmax fmin fmod frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf isnan
-    isneginf isposinf le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
-    logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel
-    reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
-    special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt
-    square polar tan tanh threshold trunc xlogy full_like ones_like fill"""
+    bitwise_xor ceil celu clamp clamp_max clamp_min copysign cos cosh digamma elu eq erf erfc erfinv exp exp2 expm1 float_power floor
+    floor_divide fmax fmin fmod frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf isnan
+    igamma igammac isneginf isposinf le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
+    logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel reciprocal relu
+    relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink mvlgamma special_airy_ai
+    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1
+    special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt square polar tan tanh threshold trunc xlogy full_like
+    ones_like fill"""
 _LINEAR = """
     neg deg2rad rad2deg div threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
@@ -50,7 +51,7 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", _NONLINEAR, "... * -> ..."),
     *_rows("pointwise", _LINEAR, "... * -> ... | linear {0}"),
     *_rows("pointwise", "mul", "... * -> ... | linear {0} {1}"),
-    *_rows("pointwise", "add sub addcdiv lerp", "... * -> ... | linear {0 1}"),
+    *_rows("pointwise", "add sub addcdiv lerp complex", "... * -> ... | linear {0 1}"),
     *_rows("pointwise", "addcmul", "... * -> ... | linear {0 1} {0 2}"),
     *_rows("pointwise", "where.self where.ScalarOther where.ScalarSelf where.Scalar", "... * -> ... | linear {1 2}"),
     *_rows("pointwise", "masked_fill.Tensor", "... * -> ... | linear {0 2}"),
@@ -64,7 +65,9 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
     *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),
-    *_rows("pointwise", "bucketize.Tensor", "..., _ -> ..."),
+    *_rows("pointwise", "bucketize.Tensor isin.Tensor_Tensor", "..., _... -> ..."),
+    *_rows("pointwise", "isin.Tensor_Scalar", "... -> ..."),
+    *_rows("pointwise", "searchsorted.Tensor", computed_indexing.searched, "sorted, x"),
     *_rows("factory", "empty_like", "... -> ...", **_UNSET),
     Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
     Row("random", "autopar.uniform(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
@@ -81,6 +84,8 @@ CONTRACTION: tuple[Row, ...] = (
     *_rows("contraction", "bmm", "b m k, b k n -> b m n | linear {0} {1}", work="contraction"),
     *_rows("contraction", "_cdist_forward", "... m _, ... n _ -> ... m n"),
     *_rows("contraction", "_cdist_backward", "... m n, ... m _, ... n _, ... m n -> ... m _ | linear {0}"),
+    *_rows("contraction", "_pdist_forward", "_ _ -> _"),
+    *_rows("contraction", "_pdist_backward", "_, _ _, _ -> _ _ | linear {0}"),
     *_rows("contraction", "mv", "m k, k -> m | linear {0} {1}", work="contraction"),
     *_rows("contraction", "dot", "k, k -> () | linear {0} {1}", work="contraction"),
     *_rows("contraction", "addmm", computed.add_product, "bias, a, b", work="contraction"),
@@ -141,11 +146,14 @@ REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "amin all", "... d -> ... +d:min", _REDUCED, **_REDUCING),
     *_rows("reduction", "max.default", "... -> () +...:max"),
     *_rows("reduction", "min.default", "... -> () +...:min"),
-    *_rows("reduction", "prod.default median.default", "...! -> ()", "x"),
+    *_rows("reduction", "nansum", "... d -> ...", _REDUCED, **_REDUCING),
+    *_rows("reduction", "prod.default median.default nanmedian.default", "...! -> ()", "x"),
+    *_rows("reduction", "kthvalue", "... d! -> ..., ...", "x, k=, dim=-1, keepdim=False", **_REDUCING),
+    *_rows("reduction", "mode", "... d! -> ..., ...", "x, dim=-1, keepdim=False", **_REDUCING),
     *_rows("reduction", "prod argmax argmin", "... d! -> ...", _REDUCED, **_REDUCING),
     Row("reduction", "autopar.extreme(x, dim=, keepdim=, largest=, offset=)", computed.extreme,
         local=(("offset", "start d"),), **_REDUCING),
-    *_rows("reduction", "max.dim min.dim median.dim", "... d! -> ..., ...", _REDUCED, **_REDUCING),
+    *_rows("reduction", "max.dim min.dim median.dim nanmedian.dim", "... d! -> ..., ...", _REDUCED, **_REDUCING),
     *_rows("reduction", "var.correction std.correction", f"... d -> ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
     *_rows("reduction", "var_mean.correction std_mean.correction", f"... d -> ... ~d, ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING),
     *_rows("reduction", "logsumexp", "... d -> ... ~d | inner d: max(...) sum(...)", _REDUCED, **_REDUCING),
@@ -230,6 +238,7 @@ NORMALISATION: tuple[Row, ...] = (
            "x, weight?, bias?, running_mean, running_var"),
     *_rows("normalisation", "native_batch_norm_backward", "n! c _..., n! c _..., c, c, c, c, c -> n! c _..., c, c | linear {0}",
            "grad, x, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train=, eps=, output_mask=", mask="output_mask"),
+    *_rows("normalisation", "renorm", computed.renormalised, "x, p=, dim=, maxnorm="),
     *_rows("normalisation", "_weight_norm_interface", computed.weight_norm, "v, g, dim=0"),
     *_rows("normalisation", "_weight_norm_interface_backward", computed.weight_norm, "grad, v, g, norms, dim="),
     *_rows("softmax", "_softmax _log_softmax", _SOFTMAX, "x, dim=, half_to_float=False", **_AT_DIM),
@@ -238,7 +247,7 @@ NORMALISATION: tuple[Row, ...] = (
 
 _POOL_1D = "avg_pool1d adaptive_avg_pool1d upsample_nearest1d _upsample_nearest_exact1d reflection_pad1d replication_pad1d"
 _POOL_2D = """avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d
-    upsample_bicubic2d reflection_pad2d replication_pad2d"""
+    upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad2d replication_pad2d"""
 _POOL_3D = """avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool3d upsample_nearest3d _upsample_nearest_exact3d reflection_pad3d
     replication_pad3d"""
 _POOL_1D_BACKWARD = "reflection_pad1d_backward replication_pad1d_backward"
@@ -247,7 +256,7 @@ _POOL_2D_BACKWARD = """avg_pool2d_backward _adaptive_avg_pool2d_backward reflect
 _POOL_3D_BACKWARD = """avg_pool3d_backward _adaptive_avg_pool3d_backward reflection_pad3d_backward
     replication_pad3d_backward"""
 _UPSAMPLED = """upsample_nearest2d_backward _upsample_nearest_exact2d_backward upsample_bilinear2d_backward
-    upsample_bicubic2d_backward"""
+    upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"""
 
 POOLING: tuple[Row, ...] = (
     *_rows("pooling", _POOL_1D, "... _ -> ... _ | linear {0}"),
@@ -257,9 +266,15 @@ POOLING: tuple[Row, ...] = (
     *_rows("pooling", _POOL_2D_BACKWARD, "... _ _, ... _ _ -> ... _ _ | linear {0}"),
     *_rows("pooling", _POOL_3D_BACKWARD, "... _ _ _, ... _ _ _ -> ... _ _ _ | linear {0}"),
     *_rows("pooling", "max_pool2d_with_indices adaptive_max_pool2d", "... _ _ -> ... _ _, ... _ _"),
-    *_rows("pooling", "max_pool3d_with_indices", "... _ _ _ -> ... _ _ _, ... _ _ _"),
+    *_rows("pooling", "max_pool3d_with_indices adaptive_max_pool3d", "... _ _ _ -> ... _ _ _, ... _ _ _"),
+    *_rows("pooling", "max_unpool2d", "... _ _, ... _ _ -> ... _ _ | linear {0}"),
+    *_rows("pooling", "max_unpool3d", "... _ _ _, ... _ _ _ -> ... _ _ _ | linear {0}"),
+    *_rows("pooling", "fractional_max_pool2d", "n c _ _, n c _ -> n c _ _, n c _ _", "x, kernel_size=, output_size=, samples"),
+    *_rows("pooling", "fractional_max_pool2d_backward", "n c _ _, n c _ _, n c _ _ -> n c _ _ | linear {0}",
+           "grad, x, kernel_size=, output_size=, indices"),
     *_rows("pooling", "max_pool2d_with_indices_backward adaptive_max_pool2d_backward", "... _ _, ... _ _, ... _ _ -> ... _ _ | linear {0}"),
-    *_rows("pooling", "max_pool3d_with_indices_backward", "... _ _ _, ... _ _ _, ... _ _ _ -> ... _ _ _ | linear {0}"),
+    *_rows("pooling", "max_pool3d_with_indices_backward adaptive_max_pool3d_backward",
+           "... _ _ _, ... _ _ _, ... _ _ _ -> ... _ _ _ | linear {0}"),
     *_rows("pooling", "grid_sampler_2d", "n c _ _, n h w _ -> n c h w | linear {0}"),
     *_rows("pooling", "grid_sampler_2d_backward", "n c h w, n c _ _, n h w _ -> n c _ _, n h w _ | linear {0}",
            "grad, x, grid, interpolation_mode=, padding_mode=, align_corners=, output_mask=", mask="output_mask"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from autopar import zoo
 from autopar.errors import CaptureError, UsageError
-from autopar.graph import Graph
+from autopar.graph import Graph, from_json, to_json
 from autopar.importer import Capture, capture, capture_graph
 from autopar.importer.deferred import CheckpointWarning
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
@@ -430,6 +431,33 @@ class Extremes(nn.Module):
 def test_extremes_and_paths():
     graph = _same_as_eager(Extremes(), {"x": torch.randn(8, 3, 5, dtype=torch.float64), "sequences": torch.randint(1, 5, (3, 3))})
     assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+
+
+class Seldom(nn.Module):
+    """Operators that are others under another name, a size that a trace asks for, a loss that looks at values, a complex factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(6, dtype=torch.float64))
+
+    def forward(self, x: Tensor, picture: Tensor) -> Tensor:
+        f, x, picture = nn.functional, x * self.weight, picture * self.weight[0]
+        added = torch.addmv(x[0, :, 0], x[0], x[0, 0]).sum() + torch.addbmm(x[0], x.mT, x, beta=0.5, alpha=2).sum()
+        added = added + torch.addr(x[0], x[0, :, 0], x[1, 0], alpha=3).square().sum()
+        grids = [f.affine_grid(x[:2, :2, :3], [2, 1, 3, 5], align_corners=align).square().sum() for align in (True, False)]
+        grids.append(f.affine_grid(x[:2, :3, :4], [2, 1, 3, 2, 5], align_corners=False).square().sum())
+        moved = (f.channel_shuffle(picture, 2) * picture).sum() + torch.conv_tbc(x, x[:3, :, :4], x[0, 0, :4], 1).sum()
+        parts = x.quantile(torch.tensor([0.1, 0.5], dtype=x.dtype), dim=1).sum() + torch.complex(x, x).abs().sum()
+        losses = [f.gaussian_nll_loss(x, x * 2, x.abs() + 1e-3, full=True), f.gaussian_nll_loss(x, x * 2, x[..., 0].abs(), reduction="sum")]
+        return added + moved + parts + sum(grids) + sum(losses)
+
+
+def test_what_is_seldom_called():
+    inputs = {"x": torch.randn(6, 6, 6, dtype=torch.float64), "picture": torch.randn(2, 4, 3, 3, dtype=torch.float64)}
+    graph = _same_as_eager(Seldom(), inputs)
+    assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+    for op in graph.ops:
+        assert from_json(json.loads(json.dumps(to_json(op.args)))) == op.args
 
 
 def test_targets_in_one_row_are_refused():

@@ -18,8 +18,8 @@ import torch
 
 from autopar.importer.rewrite.attentions import attention_replacement
 from autopar.importer.rewrite.concatenation import cat
-from autopar.importer.rewrite.contractions import addmm, bilinear, einsum, linear, matmul
-from autopar.importer.rewrite.convolutions import convolution, convolve
+from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear, einsum, linear, matmul
+from autopar.importer.rewrite.convolutions import convolution, convolve, convolve_steps
 from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
 from autopar.importer.rewrite.extremes import aminmax, extreme, place
@@ -39,7 +39,7 @@ from autopar.importer.rewrite.losses import (
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
 from autopar.importer.rewrite.reductions import DECOMPOSITIONS
 from autopar.importer.rewrite.selection import masked_scatter
-from autopar.importer.rewrite.strides import adaptive_average, as_strided, as_strided_scatter
+from autopar.importer.rewrite.strides import adaptive_average, affine_grid, as_strided, as_strided_scatter, channel_shuffle
 
 aten = torch.ops.aten
 Replacement = Callable[..., Any]
@@ -70,6 +70,9 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.dot.default: matmul,
         aten.addmm.default: addmm,
         aten.baddbmm.default: addmm,
+        aten.addmv.default: addmm,
+        aten.addbmm.default: addbmm,
+        aten.addr.default: addr,
         aten.einsum.default: einsum,
         aten.bilinear.default: bilinear,
         aten.vdot.default: matmul,
@@ -79,6 +82,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.conv1d.padding: convolve(1),
         aten.conv2d.padding: convolve(2),
         aten.conv3d.padding: convolve(3),
+        aten.conv_tbc.default: convolve_steps,
         aten.convolution.default: convolution,
         aten.scaled_dot_product_attention.default: attention_replacement(next_seed),
         aten.cat.default: cat,
@@ -108,6 +112,8 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.linalg_cholesky.default: cholesky,
         aten.linalg_solve.default: solve,
         aten.masked_scatter.default: masked_scatter,
+        aten.channel_shuffle.default: channel_shuffle,
+        aten.affine_grid_generator.default: affine_grid,
         aten.as_strided.default: as_strided,
         aten.as_strided_scatter.default: as_strided_scatter,
         aten.adaptive_avg_pool1d.default: adaptive_average(aten.adaptive_avg_pool1d.default, aten.mean.dim, 1),

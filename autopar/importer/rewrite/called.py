@@ -1,6 +1,7 @@
-"""Functions that are the dialect's already where the model calls them: what their operators give has no shape on stand-ins.
+"""Functions that are swapped where the model calls them: what their operators give has no shape on stand-ins, or they look at values.
 
-torch's grouped product knows the shapes of bfloat16 alone, whatever the kernels do; a table of the CTC loss is as large as its lengths say.
+torch's grouped product knows the shapes of bfloat16 alone, whatever the kernels do; a table of the CTC loss is as large as its lengths say;
+the Gaussian loss refuses negative variances.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from autopar.importer.rewrite.experts import grouped_mm
-from autopar.importer.rewrite.losses import ctc_loss
+from autopar.importer.rewrite.losses import ctc_loss, gaussian_nll_loss
 
-CALLED = {"grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss}
+CALLED = {"grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss}
 """By the name of the function, which modules of torch give under several."""
 
 
 class Called(TorchFunctionMode):
-    """Within it, calls of these functions are the dialect's."""
+    """Within it, calls of these functions are ours."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         return CALLED.get(getattr(function, "__name__", ""), function)(*args, **(kwargs or {}))

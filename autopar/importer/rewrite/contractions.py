@@ -72,6 +72,16 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
     return _scaled(autocast(bias)[0], beta) + _scaled(matmul(a, b), alpha)
 
 
+def addbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta bias + alpha sum over n of a[n] b[n]``."""
+    return _scaled(autocast(bias)[0], beta) + _scaled(einsum("nik,nkj->ij", (a, b)), alpha)
+
+
+def addr(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta bias + alpha a b^T`` of vectors."""
+    return _scaled(bias, beta) + _scaled(a.unsqueeze(1) * b, alpha)
+
+
 def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``out[..., o] = sum over i and j of a[..., i] weight[o, i, j] b[..., j]``."""
     out = einsum("...i,oij,...j->...o", (a, weight, b))

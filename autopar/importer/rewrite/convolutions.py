@@ -55,3 +55,8 @@ def convolution(
     if transposed:
         return torch.ops.aten.convolution.default(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     return convolve(weight.dim() - 2)(x, weight, bias, stride, padding, dilation, groups)
+
+
+def convolve_steps(x: Tensor, weight: Tensor, bias: Tensor, padding: int = 0) -> Tensor:
+    """``aten.conv_tbc``: ``x [steps, n, i]``, ``weight [width, i, o]``."""
+    return convolve(1)(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, 1, padding).permute(2, 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +192,19 @@ def ctc_loss(
     if how == 0:
         return rows if batched else rows.squeeze(0)
     return _reduce(rows / lengths.clamp(min=1).to(rows.dtype) if how == 1 else rows, how)
+
+
+def gaussian_nll_loss(
+    x: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """``torch.nn.functional.gaussian_nll_loss`` without its look at values; variances below ``eps`` count as that, not their gradient."""
+    if not isinstance(var, Tensor):
+        var = torch.full_like(x, var)
+    elif var.shape != x.shape and var.shape == x.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()
+    rows = 0.5 * (var.log() + (x - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0)
+    return _reduce(rows, _REDUCTIONS[reduction])
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:

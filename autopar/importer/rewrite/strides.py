@@ -58,3 +58,20 @@ def adaptive_average(operator: Callable[..., Tensor], mean: Callable[..., Tensor
         return mean(x, list(range(-dims, 0)), True)
 
     return pooled
+
+
+def channel_shuffle(x: Tensor, groups: int) -> Tensor:
+    """``aten.channel_shuffle``: channels of groups side by side become groups of channels side by side."""
+    split = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    return split.transpose(1, 2).reshape(x.shape)
+
+
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    """``aten.affine_grid_generator``: ``theta [n, d, d + 1]`` applied to each place ``[*size, 1]`` of pictures, each dim from -1 to 1."""
+    axes = []
+    for extent in reversed(size[2:]):
+        places = torch.linspace(-1, 1, extent, dtype=theta.dtype, device=theta.device)
+        axes.append(places if align_corners else places * ((extent - 1) / extent))
+    meshes = torch.meshgrid(*reversed(axes), indexing="ij")
+    base = torch.stack([*reversed(meshes), torch.ones_like(meshes[0])], -1).reshape(-1, len(axes) + 1)
+    return torch.einsum("pk,nik->npi", base, theta).reshape(size[0], *size[2:], len(axes))
