@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from autopar.reshard.cuts import cuts, joined
+from autopar.reshard.cuts import MOST_PRIMES, cuts, joined, prime_cut
 from autopar.reshard.permutation import Placed, moving_parts, permute_sources
 from autopar.reshard.search import Move, Question, Way, solve
 from autopar.reshard.steps import Reshard, Step
@@ -16,7 +16,8 @@ from cost_models import Machine, SubAxis
 
 Moves = tuple[tuple[Move, ...], tuple[SubAxis, ...], tuple[int, ...]]
 FINE_AXES = 2
-"""Up to so many axes, reshards move parts of axes where that pays."""
+FINE_PARTS = 2
+"""Up to so many axes, which links cut in so many parts, reshards move smaller parts of axes where that pays."""
 
 
 @lru_cache(maxsize=1 << 20)
@@ -30,8 +31,8 @@ def find_reshard(
         itemsize: bytes of an element.
         source, target: legal specs of the tensor on the machine's mesh, without axes of size 1.
         machine: whose links the seconds are for.
-        fine: also move parts of axes; by default where the mesh has at most two axes. On three and more it takes tens of times longer
-            for one or two percent.
+        fine: also move parts of axes; by default where ``is_fine`` says so. Elsewhere it takes tens of times longer for one or two
+            percent.
 
     A value that is whole over an axis becomes a partial sum over it for nothing (one rank keeps it, the others hold zeros).
     There is none when the target is partial by another reduction than a sum over an axis that the source is not, or when axes with
@@ -66,9 +67,11 @@ def find_reshard(
     )
 
 
+@lru_cache(maxsize=256)
 def is_fine(machine: Machine) -> bool:
-    """Whether reshards move parts of axes where nobody says so."""
-    return sum(size > 1 for size in machine.mesh.sizes) <= FINE_AXES
+    """Whether reshards move parts of axes where nobody says so: where links cut the axes in few parts, or all primes are few."""
+    axes = sum(size > 1 for size in machine.mesh.sizes)
+    return axes <= FINE_AXES and (len(cuts(machine)[0].parts) <= FINE_PARTS or len(prime_cut(machine).parts) <= MOST_PRIMES)
 
 
 def renaming(source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tuple[int, ...] | None:

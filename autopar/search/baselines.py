@@ -25,6 +25,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.space import ALL_ORDERS, CONTRACTION, Space
@@ -201,8 +203,10 @@ class _Walk:
 
     def _run_op(self, op: Op, parameters: set[str]) -> None:
         choices = self.space.op_choices(op)
+        moves = [self._moves(tensor, choices.inputs(position), parameters) for position, tensor in enumerate(op.inputs)]
         price = [
-            self._price(op, strategy, seconds, parameters) for strategy, seconds in zip(choices.strategies, choices.seconds, strict=True)
+            self._price(op, strategy, seconds, parameters, [float(costs[number]) for costs in moves])
+            for number, (strategy, seconds) in enumerate(zip(choices.strategies, choices.seconds, strict=True))
         ]
         strategy = choices.strategies[price.index(min(price))]
         self.strategies[op.name] = strategy
@@ -237,10 +241,21 @@ class _Walk:
     def _is_expert(self, tensor: str) -> bool:
         return tensor not in self.graph.producer and weight_of_experts(self.space, tensor)
 
-    def _price(self, op: Op, strategy: Strategy, seconds: float, parameters: set[str]) -> tuple[float, float, int]:
+    def _moves(self, tensor: str, wanted: tuple[ShardingSpec, ...], parameters: set[str]) -> np.ndarray:
+        """Seconds of the reshard to each spec; 0 where nothing is moved for it or that has a price of its own."""
+        if tensor in self.undecided or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None)):
+            return np.zeros(len(wanted))
+        found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
+        return found
+
+    def _price(self, op: Op, strategy: Strategy, seconds: float, parameters: set[str], moves: list[float]) -> tuple[float, float, int]:
+        """What a strategy costs: first what is not meant to be done, then reductions and compute, then how much is left partial.
+
+        Args:
+            moves: seconds of each input's reshard.
+        """
         total, reductions = 0.0, 0.0
-        for tensor, spec in zip(op.inputs, strategy.inputs, strict=True):
-            shape = self.graph.tensors[tensor]
+        for tensor, spec, cost in zip(op.inputs, strategy.inputs, moves, strict=True):
             if tensor in self.undecided:
                 total += self._place_price(op, tensor, spec)
                 continue
@@ -253,7 +268,6 @@ class _Walk:
                 continue
             if self.recipe.experts is not None and self._known(tensor, spec, op.phase):
                 continue
-            cost = float(self.space.reshard_table(shape, (current,), (spec,))[0, 0])
             if not set(spec.partial_axes) <= set(current.partial_axes):
                 total = math.inf
             elif cost and not spec.partial and self._means(op, tensor, current, spec):

@@ -26,7 +26,9 @@ import numpy as np
 import pulp
 
 from autopar.graph import Phase
+from autopar.search.folding import Folding
 from autopar.search.model import Edge, Model, Priced
+from autopar.search.space import Space
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 RUNS = ("op", "again")
@@ -123,6 +125,13 @@ def blend(one: Mixture, other: Mixture, share: float) -> Mixture:
     """``share`` of the first and the rest of the second."""
     terms = dict.fromkeys((*one.weights, *other.weights))
     return Mixture({term: share * one.weights.get(term, 0.0) + (1 - share) * other.weights.get(term, 0.0) for term in terms}, one.slowdown)
+
+
+def floor_of(space: Space, folding: Folding | None) -> float:
+    """The same before a model is made, of the whole graph where equal layers are folded."""
+    times = folding.times if folding is not None else lambda name: 1
+    ops = sum(times(op.name) * float(space.op_choices(op).seconds.min()) for op in space.graph.ops)
+    return ops + sum(times(item.tensor) * float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs)
 
 
 def floor(model: Model) -> float:

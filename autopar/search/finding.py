@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -20,16 +20,24 @@ from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
 from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
+from autopar.search.bounds import floor_of
 from autopar.search.building import build_model
 from autopar.search.folded import FoldedModel, folded
-from autopar.search.folding import fold
+from autopar.search.folding import Folding, fold
+from autopar.search.merging import mergings
 from autopar.search.model import Model
+from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
 from autopar.search.recompute import with_policies
-from autopar.search.rounds import PROOF, TUNED, Asked, Progress, Search
-from autopar.search.space import Space
+from autopar.search.rounds import GAIN, PROOF, TUNED, Asked, Progress, Search
+from autopar.search.space import ALL_ORDERS, Space
 from autopar.search.tuning import LEAN, Timed
 from cost_models import Machine
+
+MANY = 1_000_000
+"""Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
+LOOKS = 3
+"""So many times it looks around the best plan, at most."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +105,19 @@ class Shared:
     """What searches of one graph, machine, optimizer and pins have in common, whatever memory they allow.
 
     Args:
-        models: enumerated and priced, by kind.
+        spaces, models: enumerated, and priced, by kind.
         known: the plans found.
     """
 
+    spaces: dict[str, Space] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     known: list[Timed] = field(default_factory=list)
+
+    def space(self, kind: str, make: Callable[[], Space]) -> Space:
+        """The space of a kind, made once."""
+        if kind not in self.spaces:
+            self.spaces[kind] = make()
+        return self.spaces[kind]
 
     def model(self, kind: str, make: Callable[[], Model]) -> Model:
         """The model of a kind, made once."""
@@ -150,43 +165,118 @@ def find_plan(
     asked = Asked(limit, steps, time_limit, perf_counter(), PROOF if gap is None else gap, seed, progress, baselines, recompute)
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = _Clock()
-    folding = fold(graph) if machine.cost_model != "communication" else None
-    kept = folding.pins(pins) if folding is not None else None
     shared = shared or Shared()
     known = list(shared.known)
     try:
-        if folding is not None and kept is not None:
-            graph_of, pinned = folding.graph, kept
-            model = folded(shared.model("folded", lambda: _model(Space(graph_of, machine, asked.optimizer, pinned), clock)), folding)
-            found = _search(model, pins, asked, clock, known) if model is not None else None
-            if found is not None:
-                return shared.took(found)
-        whole = _search(
-            shared.model("whole", lambda: _model(Space(graph, machine, asked.optimizer, pins), clock)), pins, asked, clock, known
-        )
+        return shared.took(_find(graph, machine, pins, asked, clock, shared, known))
     except InfeasibleError:
         shared.known += known[len(shared.known) :]
         raise
-    assert whole is not None
-    return shared.took(whole)
 
 
-def _model(space: Space, clock: _Clock) -> Model:
+def _find(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: _Clock, shared: Shared, known: list[Timed]) -> Found:
+    """See ``find_plan``. Of equal layers folded where that can be; from plans of merged axes on where all choices would be too many."""
+    folding = fold(graph) if machine.cost_model != "communication" else None
+    kept = folding.pins(pins) if folding is not None else None
+    found: Found | None
+    if folding is not None and kept is not None:
+        space = shared.space("folded", lambda: _enumerated(Space(folding.graph, machine, asked.optimizer, kept), clock))
+        if _too_many(space):
+            found = _nearby(space, folding, pins, asked, clock, known)
+        else:
+            model = folded(shared.model("folded", lambda: _model(space, clock)), folding)
+            found = _search(model, space, pins, asked, clock, known) if model is not None else None
+        if found is not None:
+            return found
+    every = shared.space("whole", lambda: _enumerated(Space(graph, machine, asked.optimizer, pins), clock))
+    found = _nearby(every, None, pins, asked, clock, known) if _too_many(every) else None
+    if found is None and perf_counter() > asked.began + asked.time_limit and _too_many(every):
+        hint = "allow more time (--time-limit), or name fewer axes"
+        raise TimeLimitError(f"no plan was found in {asked.time_limit:g} s among plans of merged axes and those near them", hint)
+    found = found or _search(shared.model("whole", lambda: _model(every, clock)), every, pins, asked, clock, known)
+    assert found is not None
+    return found
+
+
+def _too_many(space: Space) -> bool:
+    """Whether a problem over all choices would be too large."""
+    axes = sum(size > 1 for size in space.sizes)
+    return axes > ALL_ORDERS and space.machine.cost_model != "communication" and entries(space) > MANY
+
+
+def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: _Clock, known: list[Timed]) -> Found | None:
+    """The best plan near those of meshes with axes merged, and near the better ones found so; None where none fits in memory. What bounds
+    it are all choices in their cheapest form (``bounds.floor``)."""
+    graph = space.graph if folding is None else folding.whole
+    plans, least = [timed.assignment for timed in known], min((timed.seconds for timed in known), default=math.inf)
+    ways = list(mergings(space.machine, ALL_ORDERS))
+    for number, merging in enumerate(ways):
+        left = asked.began + asked.time_limit - perf_counter()
+        merged = merging.pins(pins)
+        if merged is None or left <= 0:
+            continue
+        share = left / (len(ways) - number + LOOKS)
+        less = replace(asked, time_limit=share, began=perf_counter(), baselines=False, proves=False, bounds=[], progress=None)
+        try:
+            found = _find(graph, merging.machine, merged, less, _Clock(), Shared(), [])
+        except (InfeasibleError, TimeLimitError):
+            continue
+        if found.timed is not None:
+            plans.insert(0 if found.timed.seconds < least else len(plans), merging.assignment(found.timed.assignment))
+            least = min(least, found.timed.seconds)
+    clock.lap("merged")
+    if not plans:
+        written = find_baselines(space)[0].values()
+        plans = [plan for plan in written if folding is None or folding.agrees(plan)]
+    bound = floor_of(space, folding)
+    best: Found | None = None
+    for _ in range(LOOKS):
+        if not plans:
+            return None
+        model = _model(near(space, plans), clock)
+        tied = folded(model, folding) if folding is not None else model
+        if tied is None:
+            return best
+        around = replace(asked, proves=False, bounds=[bound], baselines=asked.baselines and best is None)
+        try:
+            looked = _search(tied, space, pins, around, clock, known, plans)
+        except InfeasibleError:
+            return best
+        if looked is None or looked.timed is None:
+            return best
+        gained = looked.timed.seconds < least * (1 - GAIN)
+        if best is None or looked.seconds < best.seconds:
+            best = looked if best is None else replace(looked, baselines=best.baselines, contradicted=best.contradicted)
+        if not gained or looked.interrupted or looked.gap <= asked.gap or perf_counter() > asked.began + asked.time_limit:
+            break
+        plans, least = [looked.timed.assignment, *plans], looked.timed.seconds
+    return best
+
+
+def _enumerated(space: Space, clock: _Clock) -> Space:
     for op in space.graph.ops:
         space.op_choices(op)
     clock.lap("enumerate")
+    return space
+
+
+def _model(space: Space, clock: _Clock) -> Model:
     model = build_model(space)
     clock.lap("price")
     return model
 
 
-def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[Timed]) -> Found | None:
+def _search(
+    model: Model, space: Space, pins: Pins, asked: Asked, clock: _Clock, known: list[Timed], plans: Sequence[Assignment] = ()
+) -> Found | None:
     """The search on one model; None where the memory limit decides and the model is folded, which prices memory roughly.
 
     Args:
+        space: all choices, where those of the model are a part of them.
         known: schedules found before; that of a search left for another model is added.
+        plans: assignments to begin from.
     """
-    space, limit = model.space, asked.limit
+    limit = asked.limit
     counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
     again = asked.recompute and counts
     search = Search(model, asked, again)
@@ -194,10 +284,12 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     priced = perf_counter() - asked.began
     for schedule in known:
         search.offer(schedule, "known")
+    for plan in plans:
+        search.offer(search.schedule(plan, None, tries=search.tries), "merged axes")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
     if asked.baselines:
-        assignments, contradicted = _rivals(model, pins)
+        assignments, contradicted = _rivals(model, space, pins)
         for name, assignment in assignments.items():
             if rivals and search.left <= 0:
                 break
@@ -242,11 +334,11 @@ def _search(model: Model, pins: Pins, asked: Asked, clock: _Clock, known: list[T
     )  # fmt: skip
 
 
-def _rivals(model: Model, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
+def _rivals(model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
     """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
-    found, contradicted = find_baselines(model.space)
+    found, contradicted = find_baselines(space)
     if isinstance(model, FoldedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
-        return find_baselines(replace(model.space, graph=model.whole_graph, pins=pins))
+        return find_baselines(replace(space, graph=model.whole_graph, pins=pins))
     return found, contradicted
 
 

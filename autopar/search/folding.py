@@ -95,6 +95,11 @@ class Folding:
             found.update((tensor, group.named[PATTERN][key]) for key, tensor in named if key in group.named[PATTERN])
         return found
 
+    def times(self, name: str) -> int:
+        """How often an operator or tensor of the folded graph, echo included, stands in the whole one."""
+        repeat = self.group.repeat_of(name)
+        return self.between - 1 if repeat == PATTERN else 1
+
     def pins(self, pins: Pins) -> Pins | None:
         """The pins on what is left; None when they are not the same on all repeats between."""
         for place in (pins.inputs, pins.tensors):

@@ -75,7 +75,7 @@ class Resharding:
     def tables(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
         """Of each reshard the seconds with its copies, then for how long it holds each link without latencies, then the copies with and
         without launches; shape [sources, targets, 3 + links]. Seconds are infinite where there is no way."""
-        one, other = np.broadcast_arrays(self._codes(sources)[:, None], self._codes(targets)[None])
+        one, other = np.broadcast_arrays(places(sources, self.axes)[:, None], places(targets, self.axes)[None])
         other = np.where((other == SUM) & (one >= FREE), FREE, other)  # a whole value becomes a partial sum for nothing
         pairs = self._named(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
         first, inverse = _distinct(pairs)
@@ -88,16 +88,6 @@ class Resharding:
             known.prices = np.concatenate([known.prices, made])
         rows = np.array([known.row[code] for code in codes], dtype=np.int64)
         found: np.ndarray = known.prices[rows[inverse]].reshape(len(sources), len(targets), -1)
-        return found
-
-    def _codes(self, specs: Sequence[ShardingSpec]) -> Codes:
-        found = np.full((len(specs), self.axes), FREE)
-        for place, spec in enumerate(specs):
-            for dim, axes in enumerate(spec.dims):
-                for position, axis in enumerate(axes):
-                    found[place, axis] = dim * self.axes + position
-            for axis, reduction in spec.partial:
-                found[place, axis] = FREE - 1 - REDUCTIONS.index(reduction)
         return found
 
     def _named(self, one: Codes, other: Codes, rank: int) -> Codes:
@@ -214,6 +204,18 @@ class Resharding:
         if key not in self._copies:
             self._copies[key] = self.machine.copy_seconds(copied, dtype), copied * self.machine.copy_seconds(MANY, dtype) / MANY
         return self._copies[key]
+
+
+def places(specs: Sequence[ShardingSpec], axes: int) -> Codes:
+    """The place of each of so many axes in each spec."""
+    found = np.full((len(specs), axes), FREE)
+    for row, spec in enumerate(specs):
+        for dim, word in enumerate(spec.dims):
+            for position, axis in enumerate(word):
+                found[row, axis] = dim * axes + position
+        for axis, reduction in spec.partial:
+            found[row, axis] = FREE - 1 - REDUCTIONS.index(reduction)
+    return found
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

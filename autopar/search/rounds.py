@@ -95,6 +95,8 @@ class Asked:
     recompute: bool
     bounds: list[float] = field(default_factory=list)
     """Proved on the way, for all plans whatever memory they need."""
+    proves: bool = True
+    """Whether the choices are all there are, so that what bounds them bounds every plan."""
 
 
 class Search:
@@ -124,7 +126,8 @@ class Search:
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
         self.reserves = Reserves(model, asked.limit, pairs=not self.large)
         self.best: Timed | None = None
-        self.bound, self.method, self.seconds = max([floor(model), *asked.bounds]), "", 0.0
+        self.proves = asked.proves
+        self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
         self.rivals: tuple[Timed, ...] = ()
         self.plain: Timed | None = None
@@ -279,7 +282,7 @@ class Search:
         exposure = self._rounds(exposure)
         if self.proved:
             return
-        if self.left > 0 or self.best is None:
+        if self.proves and (self.left > 0 or self.best is None):
             self._prove()
         self._settle()
         if self.folded and self.short and self.left > 0:

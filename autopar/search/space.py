@@ -51,8 +51,8 @@ class Space:
     Args:
         optimizer: see ``cost_models.find_optimizer``.
         pins: what the user fixed.
-        only: the strategies of each operator, by name, and ``placed`` the specs of each graph input, where a search chooses among those of
-            a few plans (see ``restricted``).
+        only: the strategies of each operator, by name, and ``placed`` the specs of each graph input, where a search is among these alone
+            (see ``restricted`` and ``near``).
     """
 
     graph: Graph
@@ -63,9 +63,11 @@ class Space:
     only: Mapping[str, tuple[Strategy, ...]] | None = None
     placed: Mapping[str, tuple[ShardingSpec, ...]] | None = None
     _ops: dict[object, OpChoices] = field(default_factory=dict)
-    _few: dict[object, OpChoices] = field(default_factory=dict)
+    _some: dict[object, OpChoices] = field(default_factory=dict)
+    _named: dict[str, OpChoices] = field(default_factory=dict)
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
+    _prices: list[Resharding] = field(default_factory=list)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -73,15 +75,23 @@ class Space:
 
     def op_choices(self, op: Op) -> OpChoices:
         """Strategies of ``op``, priced. Operators without a rule run whole and are noted in ``unknown``."""
-        found = self._all_choices(op)
-        if self.only is None:
-            return found
-        key = id(found), tuple(map(id, self.only[op.name]))
-        if key not in self._few:
-            rows = [found.strategies.index(strategy) for strategy in self.only[op.name]]
-            loads = {link: load[rows] for link, load in found.loads.items()}
-            self._few[key] = OpChoices(self.only[op.name], found.seconds[rows], loads)
-        return self._few[key]
+        if self.only is not None:
+            if op.name not in self._named:
+                key = self._signature(op), self.only[op.name]
+                if key not in self._some:
+                    self._some[key] = self._priced(op, self.only[op.name])
+                self._named[op.name] = self._some[key]
+            return self._named[op.name]
+        signature = self._signature(op)
+        found = self._ops.get(signature)
+        if found is None:
+            rule = find_rule(op, self.graph.tensors)
+            if not rule.known:
+                self.unknown[op.target] = op.location or op.name
+            tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+            offered = self._kept(op, strategies(rule, tensors, self.sizes, must_split=self.machine.cost_model == "communication"))
+            found = self._ops[signature] = self._priced(op, offered)
+        return found
 
     def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
         """The same with the specs of graph inputs and the strategies of operators that any of ``plans`` has: beside these is left to choose
@@ -100,23 +110,20 @@ class Space:
                 specs.setdefault(alike.get(item.tensor, item.tensor), {})[plan.inputs[item.tensor]] = None
         only = {op.name: tuple(strategies[alike.get(op.name, op.name)]) for op in self.graph.ops}
         placed = {item.tensor: tuple(specs[alike.get(item.tensor, item.tensor)]) for item in self.graph.inputs}
-        return replace(self, only=only, placed=placed, _few={})
+        return self.among(placed, only)
 
-    def _all_choices(self, op: Op) -> OpChoices:
+    def among(self, inputs: Mapping[str, tuple[ShardingSpec, ...]], strategies: Mapping[str, tuple[Strategy, ...]]) -> Space:
+        """The same with these choices alone."""
+        return replace(self, only=strategies, placed=inputs, _named={})
+
+    def _signature(self, op: Op) -> object:
         shown = tuple((self.graph.tensors[name].shape, self.graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
-        key = (op.target, op.args, op.kwargs, shown)
-        found = self._ops.get(key)
-        if found is None:
-            rule = find_rule(op, self.graph.tensors)
-            if not rule.known:
-                self.unknown[op.target] = op.location or op.name
-            tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
-            offered = self._kept(op, strategies(rule, tensors, self.sizes, must_split=self.machine.cost_model == "communication"))
-            seconds = [
-                pricing.compute_seconds(op, self.graph.tensors, s, self.machine) + pricing.inner_seconds(s, self.machine) for s in offered
-            ]
-            found = self._ops[key] = OpChoices(offered, np.array(seconds), self._inner_loads(offered))
-        return found
+        return op.target, op.args, op.kwargs, shown
+
+    def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
+        tensors, machine = self.graph.tensors, self.machine
+        seconds = [pricing.compute_seconds(op, tensors, s, machine) + pricing.inner_seconds(s, machine) for s in offered]
+        return OpChoices(offered, np.array(seconds), self._inner_loads(offered))
 
     def _inner_loads(self, offered: tuple[Strategy, ...]) -> Mapping[str, np.ndarray]:
         """The collectives inside operators, which nothing joins: their whole price holds their links."""
@@ -187,9 +194,11 @@ class Space:
         """The same without launches, which a bucket pays once: what copies add to the operators' work at least."""
         return self._reshard_tables(tensor, sources, targets)[-1]
 
-    @cached_property
+    @property
     def _resharding(self) -> Resharding:
-        return Resharding(self.machine, self.links)
+        if not self._prices:
+            self._prices.append(Resharding(self.machine, self.links))
+        return self._prices[0]
 
     @cached_property
     def links(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from autopar.importer import capture_graph
 from autopar.schedule.legality import check_legal
 from autopar.search import find_plan
 from autopar.search.baselines import find_baselines
-from autopar.search.bounds import Answer, Cuts, Term
+from autopar.search.bounds import Answer, Cuts, Term, floor, floor_of
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
@@ -183,3 +183,11 @@ def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatc
     assert found.seconds == pytest.approx(best.seconds, rel=0.03)
     near = Search(model, replace(Asked(limit, "adamw", 60.0, perf_counter(), 1e-6, 0, None, False, False), limit=best.memory.peak), False)
     assert not near.schedule(found.assignment, None, tries=0).estimated, "near the limit nothing is guessed"
+
+
+def test_the_floor_of_a_folded_space_is_that_of_the_whole_graph() -> None:
+    on = machine("x=2,y=2")
+    spaces = [Space(some, on, "adamw", resolve_pins(some, on.mesh, {})) for some in (graph(), folding().graph)]
+    whole = floor(build_model(spaces[0]))
+    assert floor_of(spaces[0], None) == pytest.approx(whole)
+    assert floor_of(spaces[1], folding()) == pytest.approx(whole)
