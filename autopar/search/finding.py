@@ -26,8 +26,9 @@ from autopar.search.folding import fold
 from autopar.search.model import Model
 from autopar.search.pins import Pins, resolve_pins
 from autopar.search.recompute import with_policies
-from autopar.search.rounds import PROOF, TUNED, Asked, Progress, Search
+from autopar.search.rounds import TUNED, Search
 from autopar.search.space import Space
+from autopar.search.trials import PROOF, Asked, Progress, Trials
 from autopar.search.tuning import Timed
 from cost_models import Machine
 
@@ -254,7 +255,7 @@ def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
     return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
 
 
-def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:
+def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
     """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``), as long as the
     baseline itself is faster than all that fit."""
     model, limit = search.model, search.limit

@@ -31,7 +31,7 @@ from solvers import solve
 MOMENTS = 6
 """Times of second runs that are told apart."""
 SHARES = (0.95, 0.9, 1.0)
-"""Of the limit, what answers may hold before they are scheduled."""
+"""Of the limit, what answers may hold: the first is the likeliest to leave what their schedules need."""
 FITTINGS = 8
 """Times that a problem is solved under one share, each with more left free, at most."""
 KEEPING_GAP = 2e-3
@@ -48,6 +48,7 @@ class Wanted:
         moments: times of second runs that are told apart; 0: there are none.
         tries: limits of the passes that are tried for each answer.
         until: the ``perf_counter`` at which it ends.
+        shares: of the limit, what answers may hold before they are scheduled.
     """
 
     limit: int
@@ -55,10 +56,14 @@ class Wanted:
     tries: int
     seed: int
     until: float
+    shares: tuple[float, ...] = SHARES
 
 
-def fit(space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wanted, folding: Folding | None = None) -> Timed | None:
-    """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found.
+def fit(
+    space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wanted, folding: Folding | None = None
+) -> tuple[Timed | None, Exposure]:  # fmt: skip
+    """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found. And the prices that
+    the last one shows.
 
     Args:
         space: of the graph of ``plans``.
@@ -68,15 +73,15 @@ def fit(space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wan
     if folding is not None:
         tied = folded(model, folding)
         if tied is None:
-            return None
+            return None, prices
         model = tied
     keeping, best = _Keeping(model, wanted), None
-    for share in SHARES:
+    for share in wanted.shares:
         found = keeping.run(prices, share, best)
         if found is not None:
             best = found if found.better(best, wanted.limit) else best
             prices = prices.learn(found.schedule, found.slots)
-    return best
+    return best, prices
 
 
 class _Keeping:

@@ -102,6 +102,11 @@ class Space:
         placed = {item.tensor: tuple(specs[alike.get(item.tensor, item.tensor)]) for item in self.graph.inputs}
         return replace(self, only=only, placed=placed, _few={})
 
+    def offers(self, plan: Assignment) -> bool:
+        """Whether a plan is one of this graph, with strategies that are searched."""
+        ops = self.graph.ops
+        return len(plan.strategies) == len(ops) and all(plan.strategies[op.name] in self.op_choices(op).strategies for op in ops)
+
     def _all_choices(self, op: Op) -> OpChoices:
         shown = tuple((self.graph.tensors[name].shape, self.graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
         key = (op.target, op.args, op.kwargs, shown)

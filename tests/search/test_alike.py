@@ -17,8 +17,9 @@ from autopar.search.fitting import choices_of
 from autopar.search.folding import grouped
 from autopar.search.model import InSequence
 from autopar.search.pins import resolve_pins
-from autopar.search.rounds import Asked, Search
+from autopar.search.rounds import Search
 from autopar.search.space import Space
+from autopar.search.trials import Asked
 from cost_models import Machine, Mesh, load_hardware
 
 
