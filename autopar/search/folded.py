@@ -162,7 +162,8 @@ class FoldedModel(Model):
     def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
         priced = (weights or InSequence()).price(self)
         place = {int(number): index for index, number in enumerate(self.kept)}
-        costs = [self.node_times[number] * priced.nodes[number] for number in self.kept]
+        ties = self._ties(priced)
+        costs = [self.node_times[number] * (priced.nodes[number] + ties[number]) for number in self.kept]
         edges = []
         scaled: dict[tuple[int, float], Table] = {}
         for number, (edge, table) in enumerate(zip(self.edges, priced.edges, strict=True)):

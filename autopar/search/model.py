@@ -249,8 +249,8 @@ class Model:
 
     def _ties(self, priced: Priced) -> list[np.ndarray]:
         """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
-        least = sum(float(table.min()) for table in priced.nodes)
-        most = sum(float(sizes.max()) for sizes in self.spread)
+        least = sum(times * float(table.min()) for times, table in zip(self.node_times, priced.nodes, strict=True))
+        most = sum(times * float(sizes.max()) for times, sizes in zip(self.node_times, self.spread, strict=True))
         share = TIES * max(least, 0.0) / most if most else 0.0
         return [share * sizes for sizes in self.spread]
 
