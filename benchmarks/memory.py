@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autopar.search import Found
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
 
 SHARES = (1.0, 0.8, 0.6, 0.4)
 RUNGS = 20
