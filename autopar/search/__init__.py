@@ -4,10 +4,12 @@ finding      the search, from a graph to what was found: baselines, folded layer
 rounds       its rounds: solving, scheduling, learning, proving
 trials       the best so far, one solve, one schedule
 scarcity     where memory is short: answers made to fit
+repeats      equal layers with everything in them
 folding      equal layers: which, and a graph of four of them
 folded       the problem of that graph, and a bound for layers left free
 space        the choices and their prices
 model        the integer problem: nodes, edges, weights
+units        seconds as integers
 building     graph x choices -> that problem
 lives        its memory items
 again        its second runs: what backward makes again

@@ -19,8 +19,8 @@ from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import choices_of
 from autopar.search.folded import FoldedModel
-from autopar.search.folding import Group, grouped
 from autopar.search.model import InSequence, Weights
+from autopar.search.repeats import Group, grouped
 from autopar.search.trials import CLOSE, PROOF, Trials
 from autopar.search.tuning import EQUAL, Timed
 from autopar.sharding import ShardingSpec

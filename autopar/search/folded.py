@@ -21,9 +21,11 @@ import numpy as np
 
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
-from autopar.search.folding import PATTERN, Folding, shortened
-from autopar.search.model import InSequence, Model, Priced, Weights, in_units
+from autopar.search.folding import Folding, shortened
+from autopar.search.model import InSequence, Model, Priced, Weights
+from autopar.search.repeats import PATTERN
 from autopar.search.tuning import Sample
+from autopar.search.units import in_units
 from solvers import Problem, solve
 
 Table = np.ndarray
