@@ -2,9 +2,12 @@
 
 ``shares``: every zoo model at shares of the peak of its free plan: gap and step. ``ladder``: limits in equal steps from the least that the
 search finds a plan for to the free peak: where more memory costs more than the gap proved, that is a fault.
+``deep``, ``deeper``: a deep model in less and less memory, and one in little, beside the best plan written by hand that fits, layers
+made again if need be.
+Operators may run a second time, as on the command line.
 Times are CPU seconds of the search, all threads and children.
 
-    python benchmarks/memory.py [--cases shares|ladder|quick|all] [--time-limit S] [--json FILE]
+    python benchmarks/memory.py [--cases shares|ladder|quick|deep|deeper|all] [--time-limit S] [--json FILE]
 """
 
 from __future__ import annotations
@@ -13,9 +16,17 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autopar.search import Found
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
 
 SHARES = (1.0, 0.8, 0.6, 0.4)
 RUNGS = 20
@@ -24,16 +35,19 @@ LADDERS = (
     *MODELS, "zoo:mlp,layers=4,width=256,batch=64", "zoo:gpt2,batch=8,seq=64,width=128,vocab=512", "zoo:llama3,layers=1,width=256",
     "zoo:resnet,batch=32,width=32", "zoo:moe,layers=1,experts=4",
 )  # fmt: skip
-CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {  # models, meshes, rungs (0: shares)
+CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int | tuple[str, ...]]] = {  # models, meshes, limits or rungs (0: shares)
     "shares": (MODELS, ("2x2", "2x4"), 0),
     "ladder": (LADDERS, ("4", "2x2", "2x4"), RUNGS),
     "quick": (("zoo:mlp", "zoo:gpt2"), ("2x2",), 5),
+    "deep": (("zoo:llama3-8b,batch=16,seq=8192",), ("dp=8,tp=8",), ("14GiB", "10GiB", "7GiB")),
+    "deeper": (("zoo:llama3-70b,batch=64,seq=8192",), ("dp=32,tp=8",), ("74.5GiB",)),
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One search. ``seconds`` and ``bound_seconds`` are infinite where nothing was found, ``proved`` says whether nothing can be."""
+    """One search. ``seconds`` and ``bound_seconds`` are infinite where nothing was found, ``proved`` says whether nothing can be;
+    ``by_hand`` are the seconds of the best plan written by hand that fits."""
 
     target: str
     mesh: str
@@ -46,56 +60,66 @@ class Row:
     method: str
     proved: bool
     cpu_seconds: float
+    by_hand: float = float("inf")
 
 
 def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def rows(target: str, mesh: str, rungs: int, time_limit: float) -> Iterator[Row]:
-    """The free plan of a model, then limits below its peak."""
+def planner(target: str, mesh: str, time_limit: float) -> Callable[..., Found]:
+    """What plans a model, captured once, as the command line does."""
     from autopar.cli.target import capture_target
-    from autopar.errors import AutoparError, InfeasibleError
     from autopar.options import parse_mesh
     from autopar.search import find_plan
     from cost_models import Machine, load_hardware
 
-    graph = capture_target(target, "train")
     machine = Machine(parse_mesh(mesh), load_hardware("h100-sxm"), "roofline")
+    return partial(find_plan, capture_target(target, "train"), machine, recompute=True, time_limit=time_limit)
+
+
+def row(plan: Callable[..., Found], target: str, mesh: str, limit: int | None, whole: int = 0) -> Row:
+    """One search. ``whole``: the peak of the free plan, where that is known; ``limit``: None for that plan."""
+    from autopar.errors import AutoparError, InfeasibleError
+
     began = cpu_seconds()
-    free = find_plan(graph, machine, time_limit=time_limit)
-    whole = free.memory.peak
-    yield Row(target, mesh, whole, 1.0, free.seconds, free.bound_seconds, free.gap, whole, free.solver, False, cpu_seconds() - began)
+    try:
+        found = plan(memory_bytes=2**62 if limit is None else limit)
+    except AutoparError as error:
+        proved = isinstance(error, InfeasibleError) and str(error).startswith("no plan fits")
+        share = (limit or 0) / whole if whole else 0.0
+        return Row(target, mesh, limit or 0, share, float("inf"), float("inf"), 0.0, 0, "", proved, cpu_seconds() - began)
+    limit = found.memory.peak if limit is None else limit
+    by_hand = min((one.seconds for one in found.baselines.values() if one.feasible), default=float("inf"))
+    return Row(
+        target, mesh, limit, limit / (whole or limit), found.seconds, found.bound_seconds, found.gap, found.memory.peak, found.solver,
+        False, cpu_seconds() - began, by_hand,
+    )  # fmt: skip
 
-    def at(limit: int) -> Row:
-        began = cpu_seconds()
-        try:
-            found = find_plan(graph, machine, memory_bytes=limit, time_limit=time_limit)
-        except AutoparError as error:
-            proved = isinstance(error, InfeasibleError) and str(error).startswith("no plan fits")
-            return Row(target, mesh, limit, limit / whole, float("inf"), float("inf"), 0.0, 0, "", proved, cpu_seconds() - began)
-        return Row(
-            target, mesh, limit, limit / whole, found.seconds, found.bound_seconds, found.gap, found.memory.peak, found.solver, False,
-            cpu_seconds() - began,
-        )  # fmt: skip
 
-    if not rungs:
-        yield from (at(int(whole * share)) for share in SHARES)
+def rows(target: str, mesh: str, limits: int | Sequence[str], time_limit: float) -> Iterator[Row]:
+    """Limits as they are given, or the free plan of a model and so many limits below its peak (0: ``SHARES`` of it)."""
+    from autopar.options import parse_memory
+
+    plan = planner(target, mesh, time_limit)
+    if not isinstance(limits, int):
+        yield from (row(plan, target, mesh, parse_memory(limit)) for limit in limits)
         return
-    low = least(graph, machine, time_limit)
-    for rung in range(rungs):
-        yield at(low + (whole - low) * rung // max(rungs - 1, 1))
+    free = row(plan, target, mesh, None)
+    yield free
+    low = least(plan) if limits else 0
+    steps = [low + (free.peak - low) * rung // max(limits - 1, 1) for rung in range(limits)] or [int(free.peak * share) for share in SHARES]
+    yield from (row(plan, target, mesh, limit, free.peak) for limit in steps)
 
 
-def least(graph: object, machine: object, time_limit: float) -> int:
+def least(plan: Callable[..., Found]) -> int:
     """The least memory that the search names when nothing can fit."""
     from autopar.errors import InfeasibleError
-    from autopar.search import find_plan
 
     try:
-        find_plan(graph, machine, memory_bytes=1, time_limit=time_limit)  # type: ignore[arg-type]
+        plan(memory_bytes=1)
     except InfeasibleError as error:
-        return int(str(error).split("allow at least ")[1].split()[0])
+        return error.least
     return 1
 
 
@@ -132,19 +156,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     every: list[Row] = []
-    print(f"{'case':58} {'limit':>12} {'share':>6} {'step us':>10} {'bound us':>10} {'gap %':>7} {'peak':>6} {'cpu s':>6} method")
-    for name, (models, meshes, rungs) in CASES.items():
+    head = f"{'case':58} {'limit':>12} {'share':>6} {'step us':>10} {'bound us':>10} {'gap %':>7}"
+    print(f"{head} {'peak':>6} {'by hand':>8} {'cpu s':>6} method")
+    for name, (models, meshes, limits) in CASES.items():
         if arguments.cases not in (name, "all"):
             continue
         for target in models:
             for mesh in meshes if arguments.only in target else ():
-                for row in rows(target, mesh, rungs, arguments.time_limit):
-                    every.append(row)
-                    gap = "proved" if row.proved else f"{100 * row.gap:7.2f}"
-                    times = f"{1e6 * row.seconds:10.2f} {1e6 * row.bound_seconds:10.2f}"
+                for found in rows(target, mesh, limits, arguments.time_limit):
+                    every.append(found)
+                    gap = "proved" if found.proved else f"{100 * found.gap:7.2f}"
+                    times = f"{1e6 * found.seconds:10.2f} {1e6 * found.bound_seconds:10.2f}"
                     print(
-                        f"{target + ' ' + mesh:58} {row.limit:12} {row.share:6.3f} {times} {gap:>7} {row.peak / row.limit:6.3f} "
-                        f"{row.cpu_seconds:6.1f} {row.method or 'nothing fits'}",
+                        f"{target + ' ' + mesh:58} {found.limit:12} {found.share:6.3f} {times} {gap:>7} {found.peak / found.limit:6.3f} "
+                        f"{found.by_hand / found.seconds:8.3f} {found.cpu_seconds:6.1f} {found.method or 'nothing fits'}",
                         flush=True,
                     )
     gaps = [row.gap for row in every if row.method]

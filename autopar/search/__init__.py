@@ -1,11 +1,15 @@
 """Graph x rules x cost model -> the best schedule within the memory limit, with a proved bound on its step.
 
-finding      the search, from a graph to what was found: baselines, folded layers first, the whole graph where memory decides
+finding      the search, from a graph to what was found: baselines, folded layers first, the whole graph where it is not too large
 rounds       its rounds: solving, scheduling, learning, proving
+trials       the best so far, one solve, one schedule
+scarcity     where memory is short: answers made to fit
+repeats      equal layers with everything in them
 folding      equal layers: which, and a graph of four of them
 folded       the problem of that graph, and a bound for layers left free
 space        the choices and their prices
 model        the integer problem: nodes, edges, weights
+units        seconds as integers
 building     graph x choices -> that problem
 lives        its memory items
 again        its second runs: what backward makes again
@@ -15,7 +19,7 @@ alternatives other choices for one tensor or operator, and what they would add
 alike        equal layers alike, where that costs next to nothing
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
-keeping      a plan that needs too much memory, with less kept
+keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment
 tuning       the best schedule of an assignment
 baselines    plans written by hand
@@ -25,6 +29,6 @@ lean         the least memory, when nothing fits
 """
 
 from autopar.search.finding import Baseline, Found, Shared, find_plan
-from autopar.search.rounds import PROOF, Progress
+from autopar.search.trials import PROOF, Progress
 
 __all__ = ["PROOF", "Baseline", "Found", "Progress", "Shared", "find_plan"]

@@ -56,12 +56,15 @@ class Runs:
         return self.earliest[name][moment]
 
 
-def find_runs(graph: Graph, times: Mapping[str, int], moments: int, share: float = SMALL_SHARE) -> Runs:
+def find_runs(
+    graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, share: float = SMALL_SHARE
+) -> Runs:  # fmt: skip
     """The operators whose second run could save memory: those that may run twice and make what backward reads, or lead there.
 
     Args:
         times: the place of each operator, forward first.
         moments: so many times are told apart.
+        alike: names of operators by which several go together: of each as many times are told apart as of the one that has fewest.
         share: see ``SMALL_SHARE``.
     """
     needed: dict[str, int] = {}
@@ -81,7 +84,11 @@ def find_runs(graph: Graph, times: Mapping[str, int], moments: int, share: float
             own = [needed[tensor] for tensor in op.outputs if tensor in needed]
             if found or any(tensor in needed and graph.tensors[tensor].bytes >= least for tensor in op.outputs):
                 known[op.name] = found.union(own)
-    chosen = {name: _told_apart(sorted(found), moments) for name, found in known.items()}
+    fewest: dict[str, int] = {}
+    for name, found in known.items():
+        together = (alike or {}).get(name, name)
+        fewest[together] = min(len(found), fewest.get(together, moments))
+    chosen = {name: _told_apart(sorted(found), fewest[(alike or {}).get(name, name)]) for name, found in known.items()}
     return Runs(
         {name: last for name, (last, _) in chosen.items()}, {name: first for name, (_, first) in chosen.items()}, needed,
         frozenset(_root(graph, tensor) for tensor in leaving), moments,

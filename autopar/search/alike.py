@@ -19,9 +19,9 @@ from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import choices_of
 from autopar.search.folded import FoldedModel
-from autopar.search.folding import Group, grouped
 from autopar.search.model import InSequence, Weights
-from autopar.search.rounds import CLOSE, PROOF, Search
+from autopar.search.repeats import Group, grouped
+from autopar.search.trials import CLOSE, PROOF, Trials
 from autopar.search.tuning import EQUAL, Timed
 from autopar.sharding import ShardingSpec
 
@@ -31,7 +31,7 @@ TRIED = 3
 """So many of the ways in which layers lie are tried for all, the commonest first."""
 
 
-def tied(search: Search) -> Timed | None:
+def tied(search: Trials) -> Timed | None:
     """The plan of a search that has ended with equal layers alike; None where they are already, or where that would cost too much."""
     best, model = search.best, search.model
     if best is None or isinstance(model, FoldedModel) or best.assignment.again or search.interrupted:

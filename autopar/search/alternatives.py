@@ -14,8 +14,8 @@ from autopar.search.extract import extract
 from autopar.search.fitting import choices_of
 from autopar.search.model import InSequence, Weights
 from autopar.search.pins import Pins
-from autopar.search.rounds import CLOSE
 from autopar.search.space import Space
+from autopar.search.trials import CLOSE
 from autopar.search.tuning import best_schedule
 from autopar.sharding import ShardingSpec, Strategy
 

@@ -29,8 +29,9 @@ from autopar.search.model import Model
 from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
 from autopar.search.recompute import with_policies
-from autopar.search.rounds import GAIN, PROOF, TUNED, Asked, Progress, Search
+from autopar.search.rounds import TUNED, Search
 from autopar.search.space import ALL_ORDERS, Space
+from autopar.search.trials import GAIN, PROOF, Asked, Progress, Trials
 from autopar.search.tuning import LEAN, Timed
 from cost_models import Machine
 
@@ -346,7 +347,7 @@ def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
     return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
 
 
-def _leaner(rivals: Mapping[str, Timed], search: Search) -> dict[str, Timed]:
+def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
     """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``) without giving up
     all overlap for it, as long as the baseline itself is faster than all that fit."""
     model, limit = search.model, search.limit

@@ -21,9 +21,11 @@ import numpy as np
 
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
-from autopar.search.folding import PATTERN, Folding, shortened
-from autopar.search.model import InSequence, Model, Priced, Weights, in_units
+from autopar.search.folding import Folding, shortened
+from autopar.search.model import InSequence, Model, Priced, Weights
+from autopar.search.repeats import PATTERN
 from autopar.search.tuning import Sample
+from autopar.search.units import in_units
 from solvers import Problem, solve
 
 Table = np.ndarray
@@ -162,7 +164,8 @@ class FoldedModel(Model):
     def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
         priced = (weights or InSequence()).price(self)
         place = {int(number): index for index, number in enumerate(self.kept)}
-        costs = [self.node_times[number] * priced.nodes[number] for number in self.kept]
+        ties = self._ties(priced)
+        costs = [self.node_times[number] * (priced.nodes[number] + ties[number]) for number in self.kept]
         edges = []
         scaled: dict[tuple[int, float], Table] = {}
         for number, (edge, table) in enumerate(zip(self.edges, priced.edges, strict=True)):

@@ -31,11 +31,11 @@ from solvers import solve
 MOMENTS = 6
 """Times of second runs that are told apart."""
 SHARES = (0.95, 0.9, 1.0)
-"""Of the limit, what answers may hold before they are scheduled."""
+"""Of the limit, what answers may hold: the first is the likeliest to leave what their schedules need."""
 FITTINGS = 8
 """Times that a problem is solved under one share, each with more left free, at most."""
-KEEPING_GAP = 2e-3
-KEEPING_SECONDS = 8.0
+KEEPING_GAP = 4e-3
+KEEPING_SECONDS = 12.0
 """The gap at which one solve stops, and its time."""
 
 
@@ -48,6 +48,7 @@ class Wanted:
         moments: times of second runs that are told apart; 0: there are none.
         tries: limits of the passes that are tried for each answer.
         until: the ``perf_counter`` at which it ends.
+        shares: of the limit, what answers may hold before they are scheduled.
     """
 
     limit: int
@@ -55,28 +56,33 @@ class Wanted:
     tries: int
     seed: int
     until: float
+    shares: tuple[float, ...] = SHARES
 
 
-def fit(space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wanted, folding: Folding | None = None) -> Timed | None:
-    """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found.
+def fit(
+    space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wanted, folding: Folding | None = None
+) -> tuple[Timed | None, Exposure]:  # fmt: skip
+    """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found. And the prices that
+    the last one shows.
 
     Args:
         space: of the graph of ``plans``.
         folding: where that is a folded one.
     """
-    model = build_model(space.restricted(plans, folding.alike if folding is not None else None), again=wanted.moments)
+    alike = folding.alike if folding is not None else None
+    model = build_model(space.restricted(plans, alike), again=wanted.moments, alike=alike)
     if folding is not None:
         tied = folded(model, folding)
         if tied is None:
-            return None
+            return None, prices
         model = tied
     keeping, best = _Keeping(model, wanted), None
-    for share in SHARES:
+    for share in wanted.shares:
         found = keeping.run(prices, share, best)
         if found is not None:
             best = found if found.better(best, wanted.limit) else best
             prices = prices.learn(found.schedule, found.slots)
-    return best
+    return best, prices
 
 
 class _Keeping:
@@ -85,10 +91,11 @@ class _Keeping:
     def __init__(self, model: Model, wanted: Wanted) -> None:
         self.model, self.wanted = model, wanted
         self.reserves = Reserves(model, wanted.limit, pairs=False)
+        self.start: np.ndarray | None = None
 
     def run(self, prices: Exposure, share: float, best: Timed | None) -> Timed | None:
         """The best schedule of answers that hold ``share`` of the limit; the first that fits."""
-        model, wanted, start, found = self.model, self.wanted, None, None
+        model, wanted, found = self.model, self.wanted, None
         problem, _ = model.problem(int(share * wanted.limit), prices)
         for _ in range(FITTINGS):
             left = wanted.until - perf_counter()
@@ -96,16 +103,16 @@ class _Keeping:
                 break
             solution = solve(
                 self.reserves.applied(problem), time_limit=min(KEEPING_SECONDS, left), gap=KEEPING_GAP, seed=wanted.seed,
-                start=None if start is None else self.reserves.completed(start),
+                start=None if self.start is None else self.reserves.completed(self.start),
             )  # fmt: skip
             if solution.choices is None:
                 if not self.reserves.ease():
                     break
                 continue
-            start = solution.choices[: len(problem.node_ptr) - 1]
-            answer = self._scheduled(start, best)
+            self.start = solution.choices[: len(problem.node_ptr) - 1]
+            answer = self._scheduled(self.start, best)
             found = answer if answer.better(found, wanted.limit) else found
-            if answer.memory.peak <= wanted.limit or not self.reserves.learn(problem, start, answer.schedule):
+            if answer.memory.peak <= wanted.limit or not self.reserves.learn(problem, self.start, answer.schedule):
                 break
         return found
 

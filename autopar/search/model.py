@@ -33,15 +33,15 @@ from autopar.schedule import Assignment
 from autopar.schedule.ordering import phases_in_order
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.search.tuning import Sample
+from autopar.search.units import Item, integers, largest
 from autopar.sharding import ShardingSpec
-from solvers import INFINITE, Problem
+from solvers import Problem
 
 TIES = 1e-7
 """Share of the cost of every plan that bytes times life may add to a problem, so that ties go to less memory."""
 
 Kind = Literal["input", "op", "output", "layout", "saved", "again"]
 Side = Literal["ahead", "between", "behind"]
-Item = tuple[int, int, int]
 
 
 @dataclass
@@ -249,8 +249,8 @@ class Model:
 
     def _ties(self, priced: Priced) -> list[np.ndarray]:
         """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
-        least = sum(float(table.min()) for table in priced.nodes)
-        most = sum(float(sizes.max()) for sizes in self.spread)
+        least = sum(times * float(table.min()) for times, table in zip(self.node_times, priced.nodes, strict=True))
+        most = sum(times * float(sizes.max()) for times, sizes in zip(self.node_times, self.spread, strict=True))
         share = TIES * max(least, 0.0) / most if most else 0.0
         return [share * sizes for sizes in self.spread]
 
@@ -268,14 +268,14 @@ class Model:
         The unit is chosen so that the sum of the largest finite entries stays under 2**52. To costs come ``TIES`` of them at most.
         """
         priced = (weights or InSequence()).price(self)
-        most = {id(table): _largest(table) for table in {id(table): table for table in priced.edges}.values()}
-        ceiling = sum(_largest(table) for table in priced.nodes) + sum(most[id(table)] for table in priced.edges)
+        most = {id(table): largest(table) for table in {id(table): table for table in priced.edges}.values()}
+        ceiling = sum(largest(table) for table in priced.nodes) + sum(most[id(table)] for table in priced.edges)
         unit = max(ceiling, 1e-30) / 2**52
-        costs = [_integers(table + tie, unit) for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
+        costs = [integers(table + tie, unit) for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
         rounded: dict[int, np.ndarray] = {}
         for table in priced.edges:
             if id(table) not in rounded:
-                rounded[id(table)] = _integers(table, unit).reshape(-1)
+                rounded[id(table)] = integers(table, unit).reshape(-1)
         edge_costs = np.concatenate([rounded[id(table)] for table in priced.edges]) if priced.edges else self._frame.edge_costs
         return replace(self._frame, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
 
@@ -338,18 +338,6 @@ class Model:
         return bound
 
 
-def in_units(
-    costs: Sequence[np.ndarray], edges: Sequence[tuple[int, int, np.ndarray]], items: Sequence[list[list[Item]]] | None, limit: int | None
-) -> tuple[Problem, float]:
-    """The integer problem of seconds, and its unit: see ``Model.problem``."""
-    tables = {id(table): table for _, _, table in edges}
-    most = {key: _largest(table) for key, table in tables.items()}
-    unit = max(sum(map(_largest, costs)) + sum(most[id(table)] for _, _, table in edges), 1e-30) / 2**52
-    rounded = {key: _integers(table, unit) for key, table in tables.items()}
-    numbered = [(source, target, rounded[id(table)]) for source, target, table in edges]
-    return Problem.build([_integers(cost, unit) for cost in costs], numbered, items=items, limit=limit, name="plan"), unit
-
-
 class Priced:
     """Seconds of every node and edge under some weights. Equal tables are one object."""
 
@@ -381,16 +369,6 @@ class InSequence:
         if not self.shared or edge.readers <= 2:
             return edge.seconds
         return model.once((id(edge.seconds), edge.readers, "shared"), lambda: edge.seconds / (edge.readers - 1), edge.seconds)
-
-
-def _largest(table: np.ndarray) -> float:
-    finite = table[np.isfinite(table)]
-    return float(finite.max()) if finite.size else 0.0
-
-
-def _integers(table: np.ndarray, unit: float) -> np.ndarray:
-    finite = np.isfinite(table)
-    return np.where(finite, np.floor(np.where(finite, table, 0.0) / unit), INFINITE).astype(np.int64)
 
 
 def _without_masks(

@@ -116,6 +116,11 @@ class Space:
         """The same with these choices alone."""
         return replace(self, only=strategies, placed=inputs, _named={})
 
+    def offers(self, plan: Assignment) -> bool:
+        """Whether a plan is one of this graph, with strategies that are searched."""
+        ops = self.graph.ops
+        return len(plan.strategies) == len(ops) and all(plan.strategies[op.name] in self.op_choices(op).strategies for op in ops)
+
     def _signature(self, op: Op) -> object:
         shown = tuple((self.graph.tensors[name].shape, self.graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
         return op.target, op.args, op.kwargs, shown

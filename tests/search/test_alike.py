@@ -14,11 +14,12 @@ from autopar.search import alike
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.fitting import choices_of
-from autopar.search.folding import grouped
 from autopar.search.model import InSequence
 from autopar.search.pins import resolve_pins
-from autopar.search.rounds import Asked, Search
+from autopar.search.repeats import grouped
+from autopar.search.rounds import Search
 from autopar.search.space import Space
+from autopar.search.trials import Asked
 from cost_models import Machine, Mesh, load_hardware
 
 

@@ -23,8 +23,9 @@ from autopar.search.folded import Decomposition, FoldedModel, folded
 from autopar.search.folding import FEWEST, Folding, fold
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
-from autopar.search.rounds import Asked, Search
+from autopar.search.rounds import Search
 from autopar.search.space import Space
+from autopar.search.trials import Asked
 from cost_models import Machine, Mesh, load_hardware
 from solvers import solve
 

@@ -1,0 +1,148 @@
+"""Where memory is short: answers made to fit as schedules, with less kept, with other second runs, or under lower limits.
+
+The integer problem leaves out some of what a schedule holds in memory, so its bound is true and the schedule's own peak decides: where
+that is over the limit, it is solved again with that much left free at those times (``fitting``), or with operators that run a second
+time (``again``, ``keeping``).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from time import perf_counter
+
+from autopar.errors import TimeLimitError
+from autopar.rules import why_once
+from autopar.search.again import without_kept
+from autopar.search.exposure import Exposure
+from autopar.search.extract import extract
+from autopar.search.keeping import SHARES
+from autopar.search.lean import infeasible, smallest
+from autopar.search.model import Weights
+from autopar.search.recompute import recompute
+from autopar.search.trials import CLOSE, TURN, Trials
+from autopar.search.tuning import Timed
+from solvers import Status, solve
+
+FITTINGS = 6
+"""Solves under the same prices until an answer fits as a schedule, at most."""
+PASSES = 4
+"""Times that what plans keep is chosen, at most."""
+KEEPING = 0.6
+"""Share of the time left for what plans keep."""
+TIGHTER = 0.95
+"""Where the limit binds and a gap is left, this share of it is tried: what is found for less memory fits as well."""
+HALVINGS = 6
+"""So many limits are tried then."""
+TIGHT = 0.02
+"""The gap above which they are."""
+CHANGES = 200
+"""Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
+
+
+def fitting(trials: Trials, weights: Weights, gap: float) -> Timed | None:
+    """Solves until an answer fits as a schedule; the last one found, None without choices."""
+    found, gained = None, False
+    for _ in range(FITTINGS):
+        answer = trials.solve(weights, gap)
+        gained |= trials.gained
+        found = answer or found
+        if answer is None:
+            if not trials.reserves.ease():
+                break
+        elif trials.keeping or trials.folded or answer.memory.peak <= trials.limit or not _learn(trials, answer):
+            break
+        if trials.left <= 0:
+            break
+    trials.gained = gained
+    return found
+
+
+def _learn(trials: Trials, answer: Timed) -> bool:
+    """Asks for more where an answer's schedule does not fit; whether that is more than before."""
+    assert trials.start is not None
+    return trials.reserves.learn(trials.problem, trials.start, answer.schedule)
+
+
+def keep_less(trials: Trials, prices: Exposure) -> None:
+    """What the answers so far and the plans written by hand are split like, with less kept; and then, as long as that helps, with answers
+    beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
+    model = trials.model
+    written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
+    until, light = perf_counter() + KEEPING * trials.left, without_kept(model) if trials.apart else model
+    shares: tuple[float, ...] = SHARES
+    for _ in range(PASSES):
+        trials.gained = False
+        found, prices = trials.kept((*trials.answers, *written), prices, until - perf_counter(), shares)
+        if found is None or not trials.gained or perf_counter() >= until:
+            break
+        shares = SHARES[:1]
+        problem, _ = light.problem(int(SHARES[0] * trials.limit), prices)
+        solution = solve(problem, time_limit=max(min(until - perf_counter(), TURN * trials.time_limit), 1.0), gap=CLOSE, seed=trials.seed)
+        if solution.choices is None:
+            break
+        trials.answers.append(extract(model, model.expand(solution.choices)))
+
+
+def binds(trials: Trials) -> bool:
+    """Whether the limit keeps anything out."""
+    return trials.reserves.learnt or trials.best is None or trials.best.memory.peak > TIGHTER * trials.limit
+
+
+def tighten(trials: Trials, weights: Weights) -> None:
+    """Plans for less memory, which fit as well: lower and lower limits, halfway to the least that has any, until one fits, then higher
+    again."""
+    low, high, target = 0, trials.limit, int(TIGHTER * trials.limit)
+    for _ in range(HALVINGS):
+        if trials.spent() or trials.reached <= TIGHT:
+            return
+        found = trials.solve(weights, CLOSE, limit=target)
+        if found is not None and found.memory.peak > trials.limit:
+            high = target
+        else:
+            low = target
+        target = (low + high) // 2 if low else int(TIGHTER * target)
+
+
+def change_again(trials: Trials, plain: Timed) -> None:
+    """Second runs of the best plan without a limit, one or two more or fewer at a time, from those of the best that fits, none and all:
+    what an answer counts and what its schedule holds differ, and between two answers of the problem there may be one that fits."""
+    space = trials.model.space
+    names = [op.name for op in space.graph.ops if op.phase == "forward" and not why_once(op)]
+    changes = [frozenset(some) for count in (1, 2) for some in combinations(names, count)][:CHANGES]
+    seen: set[frozenset[str]] = set()
+    known = trials.best.assignment.again if trials.best is not None else frozenset()
+    for start in dict.fromkeys((known, frozenset[str](), frozenset(names))):
+        chosen: frozenset[str] | None = start
+        while chosen is not None:
+            around, chosen = [chosen, *(chosen ^ change for change in changes)], None
+            for some in around:
+                if some in seen:
+                    continue
+                if len(seen) >= CHANGES or trials.left <= 0:
+                    return
+                seen.add(some)
+                found = trials.schedule(recompute(space.graph, plain.assignment, some, space.machine), None, tries=0)
+                trials.offer(found, "auto")
+                if trials.best is found:
+                    chosen = some
+                    break
+
+
+def without_answer(trials: Trials) -> None:
+    """The plan of least memory, if that fits after all.
+
+    Raises:
+        InfeasibleError, TimeLimitError.
+    """
+    last = trials.last
+    if trials.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
+        raise too_late(trials)
+    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, trials.rivals, trials.proved)
+    trials.offer(found, "least memory")
+    assert trials.best is not None
+    if trials.best.memory.peak > trials.limit:
+        raise infeasible(trials.best.memory, trials.limit, bound)
+
+
+def too_late(trials: Trials) -> TimeLimitError:
+    return TimeLimitError(f"no plan was found in {trials.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")

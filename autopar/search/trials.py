@@ -1,0 +1,220 @@
+"""What a search has tried: the best schedule and the best bound so far, and the solve and the schedule with which rounds improve them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import numpy as np
+
+from autopar.schedule import Assignment, Limits
+from autopar.search.bounds import floor
+from autopar.search.exposure import Exposure
+from autopar.search.extract import extract
+from autopar.search.fitting import Reserves
+from autopar.search.folded import FoldedModel
+from autopar.search.keeping import MOMENTS, SHARES, Wanted, fit
+from autopar.search.model import TIES, Model, Weights
+from autopar.search.tuning import Sample, Timed, best_schedule
+from solvers import INTERRUPTED, Solution, Status, solve
+
+PROOF = 1e-6
+"""A plan is called optimal when its gap is at most this."""
+CLOSE = 2e-3
+"""The gap at which one solve of a large problem stops: the last tenths of a percent would cost more time than all before."""
+SMALL, LARGE = 30_000, 1_000_000
+"""Edge entries up to which a problem is small, and from which it is large."""
+IDLE = 2
+"""Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
+GAIN = 1e-3
+"""Relative change that counts as a gain."""
+UNLIMITED = 2**62
+"""Bytes that no plan needs."""
+TURN = 1 / 6
+"""Share of the time limit that one solve may take, so that there are several; the first may take half."""
+NEAR, HOPE = 0.2, 5e-3
+"""Where an estimate of memory is so near the limit, or one of seconds so near the best, the whole schedule is made."""
+
+Progress = Callable[[float, float, float, float], None]
+"""Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``find_plan`` is asked, beside graph, machine and pins."""
+
+    limit: int
+    optimizer: str
+    time_limit: float
+    began: float
+    gap: float
+    seed: int
+    progress: Progress | None
+    baselines: bool
+    recompute: bool
+    bounds: list[float] = field(default_factory=list)
+    """Proved on the way, for all plans whatever memory they need."""
+    proves: bool = True
+    """Whether the choices are all there are, so that what bounds them bounds every plan."""
+
+
+class Trials:
+    """The best schedule and the best bound so far, and what finds others."""
+
+    def __init__(self, model: Model, asked: Asked, again: bool) -> None:
+        self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
+        self.time_limit, self.began, self.interrupted = asked.time_limit, asked.began, False
+        self.apart = MOMENTS if again else 0
+        """Times told apart of second runs, in problems that have them from the start."""
+        self.problem, self.unit = model.problem(asked.limit)
+        self.sizes = {
+            "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
+            "edge_entries": len(self.problem.edge_costs),
+        }  # fmt: skip
+        self.slowdown = model.space.machine.hardware.overlap_slowdown
+        self.folded = isinstance(model, FoldedModel)
+        self.again = again and not self.folded
+        """That second runs may come in."""
+        self.answers: list[Assignment] = []
+        self.short = False
+        """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
+        self.small = len(self.problem.edge_costs) <= SMALL
+        self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
+        self.keeping = False
+        """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
+        self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
+        self.reserves = Reserves(model, asked.limit, pairs=not self.large)
+        self.best: Timed | None = None
+        self.proves = asked.proves
+        self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
+        self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
+        self.rivals: tuple[Timed, ...] = ()
+        self.plain: Timed | None = None
+        """The best plan without a limit and without second runs, where that does not fit."""
+        self.start: np.ndarray | None = None
+        self.last: Solution | None = None
+        self.gained = False
+        """Whether the last solve was a gain."""
+        self.proved = False
+        """Whether no choices respect the limit."""
+
+    @property
+    def left(self) -> float:
+        """Seconds left of the whole search, pricing and baselines included."""
+        return self.time_limit - (perf_counter() - self.began)
+
+    @property
+    def reached(self) -> float:
+        """The gap so far; infinite without an answer that fits."""
+        if self.best is None or self.best.memory.peak > self.limit:
+            return math.inf
+        return (self.best.seconds - self.bound) / self.best.seconds if self.best.seconds > 0 else 0.0
+
+    def spent(self) -> bool:
+        return self.left <= 0 or self.short or self.reached <= self.gap
+
+    def offer(self, found: Timed, method: str) -> bool:
+        """Takes a schedule in; whether it is a gain."""
+        found = self.sure(found)
+        if not found.better(self.best, self.limit):
+            return False
+        gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
+        self.best, self.method = found, method
+        return gain
+
+    def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:
+        """One solve, its schedule taken in; None without choices.
+
+        Args:
+            proves: the optimum under these weights bounds every step; nothing is reserved.
+            limit: where it is to keep to less than it must; then nothing is reserved either.
+        """
+        self.gained = False
+        space = self.model.space
+        bytes_allowed = UNLIMITED if self.folded else self.limit if limit is None else limit
+        problem, unit = self.model.problem(bytes_allowed, weights)
+        asked, start = problem, self.start
+        if not proves and limit is None and not self.folded:
+            asked = self.reserves.applied(problem)
+            start = self.reserves.completed(start) if start is not None else None
+
+        def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
+            if self.progress is not None:
+                known = max(self.bound, bound * unit / (1 + TIES)) if proves and not self.folded else self.bound
+                best = self.best.seconds if self.best is not None else math.inf
+                self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
+
+        most = self.time_limit
+        if space.machine.cost_model != "communication":
+            most *= TURN if self.start is not None else 0.5
+        if self.folded and start is not None:
+            start = self.model.restrict(start)
+        solution = solve(asked, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=start, progress=report)
+        self.last = solution
+        if proves:
+            bound = solution.bound * unit / (1 + TIES)
+            self.aim = max(self.aim, bound)
+            if self.folded and solution.objective is not None:
+                self.claims.append((bound, solution.objective * unit, weights))
+            elif not self.folded:
+                self.bound = self.aim
+        if asked is problem and limit is None:
+            self.proved = self.proved or solution.status is Status.INFEASIBLE
+        if solution.choices is None:
+            return None
+        self.start = self.model.expand(solution.choices) if self.folded else solution.choices[: len(self.model.nodes)]
+        limits: Limits | None = self.best.schedule.limits if self.best is not None else None
+        beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
+        tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
+        assignment = extract(self.model, self.start)
+        self.answers.append(assignment)
+        found = self.schedule(assignment, limits, tries, beside)
+        self.short |= self.folded and found.memory.peak > self.limit
+        self.gained = self.offer(found, solution.method)
+        if solution.message == INTERRUPTED:
+            raise KeyboardInterrupt
+        if self.keeping and found.memory.peak > self.limit:
+            return self.fit(found, weights if isinstance(weights, Exposure) else Exposure.first(self.slowdown)) or found
+        return found
+
+    def kept(
+        self, plans: Sequence[Assignment], prices: Exposure, seconds: float, shares: tuple[float, ...] = SHARES
+    ) -> tuple[Timed | None, Exposure]:
+        """The strategies of plans with less kept, if that fits; and the prices learnt."""
+        model = self.model
+        wanted = Wanted(self.limit, self.apart, self.tries, self.seed, perf_counter() + max(seconds, 1.0), shares)
+        found, prices = fit(model.space, plans, prices, wanted, model.folding if isinstance(model, FoldedModel) else None)
+        if found is None or found.memory.peak > self.limit:
+            return None, prices
+        self.gained |= self.offer(found, "auto")
+        return found, prices
+
+    def fit(self, plan: Timed, prices: Exposure) -> Timed | None:
+        """A plan's strategies with less kept, if that fits."""
+        return self.kept((plan.assignment,), prices, min(self.left, self.time_limit * TURN))[0]
+
+    def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
+        """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
+        found = self._schedule(assignment, self.model.short(assignment), start, tries, beside)
+        near = abs(found.memory.peak - self.limit) < NEAR * self.limit
+        return self._exact(found) if found.estimated and near else found
+
+    def sure(self, found: Timed) -> Timed:
+        """The same at full depth, where it may be the best."""
+        hopeful = replace(found, seconds=found.seconds * (1 - HOPE))
+        return self._exact(found) if found.estimated and hopeful.better(self.best, self.limit) else found
+
+    def _exact(self, found: Timed) -> Timed:
+        return self._schedule(found.assignment, (), found.schedule.limits, tries=0)
+
+    def _schedule(
+        self, assignment: Assignment, short: Sequence[Sample], start: Limits | None, tries: int, beside: float = math.inf
+    ) -> Timed:  # fmt: skip
+        space, graph = self.model.space, self.model.whole_graph
+        samples = short or (Sample(1.0, graph, self.model.whole(assignment)),)
+        return best_schedule(
+            graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries,
+            until=self.began + self.time_limit, beside=beside, samples=samples,
+        )  # fmt: skip

@@ -1,0 +1,124 @@
+"""What folded layers keep and make again, against the schedule of the whole graph."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import inf
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from autopar import api
+from autopar.check import check
+from autopar.rules import is_alias
+from autopar.schedule import Assignment, make_schedule, memory
+from autopar.schedule.legality import check_legal
+from autopar.search.baselines import find_baselines
+from autopar.search.building import build_model
+from autopar.search.exposure import Exposure
+from autopar.search.extract import extract
+from autopar.search.fitting import counted
+from autopar.search.folded import FoldedModel, folded
+from autopar.search.keeping import MOMENTS, Wanted, fit
+from autopar.search.model import InSequence, Model
+from autopar.search.pins import Pins
+from autopar.search.space import Space
+from autopar.search.tuning import LEAN
+from solvers import solve
+from tests.search.test_folding import folding, graph, machine
+
+PLANS = ("ddp", "fsdp", "megatron")
+
+
+@cache
+def space() -> Space:
+    return Space(folding().graph, machine("dp=2,tp=2"), "adamw", Pins())
+
+
+@cache
+def plans() -> tuple[Assignment, ...]:
+    found, _ = find_baselines(space())
+    return tuple(found[name] for name in PLANS)
+
+
+def tied(*some: Assignment, moments: int = MOMENTS) -> FoldedModel:
+    found = folded(build_model(space().restricted(some, folding().alike), again=moments, alike=folding().alike), folding())
+    assert found is not None
+    return found
+
+
+def answer(model: FoldedModel, limit: int | None, gap: float = 1e-6) -> tuple[float, Assignment, int]:
+    """Seconds in sequence of the best answer, its assignment, and the most bytes that it counts at any time."""
+    problem, unit = model.problem(limit, InSequence())
+    found = solve(problem, time_limit=inf, gap=gap)
+    assert found.choices is not None and found.objective is not None
+    most = counted(problem, found.choices, len(folding().graph.ops) + 1).max()
+    return found.objective * unit, extract(model, model.expand(found.choices)), int(most)
+
+
+def peak(assignment: Assignment) -> int:
+    """Of the leanest schedule of the whole graph."""
+    whole = folding().unfold(assignment)
+    assert whole is not None
+    return memory(make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN), "adamw").peak
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("moments", [0, MOMENTS])
+def test_a_folded_problem_counts_what_all_layers_hold(name: str, moments: int) -> None:
+    """A little less than the schedule, which holds more while a reshard runs."""
+    _, found, most = answer(tied(plans()[PLANS.index(name)], moments=moments), None)
+    assert 0.9 * peak(found) <= most <= peak(found) * (1 + 1e-9)
+
+
+def test_second_runs_unfold_to_all_layers_between() -> None:
+    _, kept, most = answer(tied(*plans()), None)
+    _, found, _ = answer(tied(*plans()), int(0.7 * most), gap=1e-2)
+    assert {name for name in found.again - kept.again if not is_alias(graph().op[name])}, "more than views, which cost nothing"
+    whole = folding().unfold(found)
+    assert whole is not None
+    group = folding().group
+    places = [{group.ops[name][1] for name in whole.again if group.repeat_of(name) == repeat} for repeat in range(len(group.repeats))]
+    assert places[1] and all(some == places[1] for some in places[1:-1])
+    schedule = make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN)
+    check_legal(schedule, "unfolded")
+    ran = {item.of.removesuffix("@again") for item in schedule.instructions if item.kind == "run" and item.phase == "recompute"}
+    assert {name for name in ran if group.repeat_of(name) in group.left_out} == {
+        name for name in whole.again if group.repeat_of(name) in group.left_out
+    }
+
+
+def test_strategies_of_several_plans_are_no_worse_than_of_one() -> None:
+    alone = [answer(tied(plan, moments=0), None)[0] for plan in plans()]
+    together = answer(tied(*plans(), moments=0), None)[0]
+    assert together <= min(alone) * (1 + 1e-6)
+
+
+def test_what_is_fitted_fits() -> None:
+    _, kept, most = answer(tied(*plans()), None)
+    limit = int(0.8 * most)
+    found, prices = fit(space(), plans(), Exposure.first(0.0), Wanted(limit, MOMENTS, 3, 0, inf, (0.95,)), folding())
+    assert found is not None and found.memory.peak <= limit < peak(kept)
+    assert found.schedule.graph is graph() and prices != Exposure.first(0.0)
+    check_legal(found.schedule, "fitted")
+
+
+@pytest.mark.slow
+def test_no_problem_of_the_whole_depth_is_built_for_a_large_graph() -> None:
+    """A plan that fits is found with the folded problem alone, and is no worse than any written by hand."""
+    free = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm")
+    limit = int(0.6 * free.predicted.peak_memory_bytes_per_rank)
+    seen: list[int] = []
+    real = build_model
+
+    def build(of: Space) -> Model:
+        seen.append(len(of.graph.ops))
+        return real(of)
+
+    with patch("autopar.search.trials.LARGE", 0), patch("autopar.search.finding.build_model", build):
+        plan = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm", memory=limit, time_limit=600.0)
+    assert seen == [len(folding().graph.ops)]
+    assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()
+    assert plan.objective.seconds <= min(row.objective_seconds for row in plan.baselines.values() if row.feasible and row.objective_seconds)
+    assert np.isfinite(plan.objective.bound_seconds) and plan.objective.bound_seconds <= plan.objective.seconds
