@@ -18,6 +18,7 @@ from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
+from autopar.schedule.passes import default_limits
 from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import floor_of
@@ -32,11 +33,13 @@ from autopar.search.recompute import with_policies
 from autopar.search.rounds import TUNED, Search
 from autopar.search.space import ALL_ORDERS, Space
 from autopar.search.trials import GAIN, PROOF, Asked, Progress, Trials
-from autopar.search.tuning import LEAN, Timed
+from autopar.search.tuning import Timed
 from cost_models import Machine
 
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
+ROOMY = 0.8
+"""Share of the memory limit below which a plan that gathers less ahead does not do so for want of memory."""
 LOOKS = 3
 """So many times it looks around the best plan, at most."""
 
@@ -348,13 +351,13 @@ def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
 
 
 def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
-    """Of baselines that do not fit the first that does under one policy of recomputation after another (``NAME+POLICY``) without giving up
-    all overlap for it, as long as the baseline itself is faster than all that fit."""
+    """Of baselines that do not fit, or give up overlap to fit, the first that does without under one policy of recomputation after another
+    (``NAME+POLICY``), as long as their operators alone take less time than all that fit."""
     model, limit = search.model, search.limit
     found: dict[str, Timed] = {}
     best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
     for name in sorted(rivals, key=lambda name: rivals[name].seconds):
-        if rivals[name].memory.peak <= limit or rivals[name].seconds >= best:
+        if not _binds(rivals[name], search) or rivals[name].schedule.compute_seconds() >= best:
             continue
         for policy, leaner in with_policies(model.whole_graph, model.whole(rivals[name].assignment), model.space.machine):
             if search.left <= 0:
@@ -363,9 +366,15 @@ def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
             found[f"{name}+{policy}"] = tried
             if tried.memory.peak <= limit:
                 best = min(best, tried.seconds)
-                if tried.schedule.limits != LEAN:
+                if not _binds(tried, search):
                     break
     return found
+
+
+def _binds(rival: Timed, search: Trials) -> bool:
+    """Whether memory keeps a plan from fitting, or from gathering ahead as it would."""
+    short = rival.schedule.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
+    return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY * search.limit)
 
 
 class _Clock:
