@@ -76,7 +76,7 @@ class Objective(Row):
 
     seconds: Seconds
     bound_seconds: Seconds
-    gap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    gap: Annotated[float, Field(le=1, allow_inf_nan=False)]
     status: Status
     solve_seconds: Seconds
     tied_seconds: Seconds | None = None

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import autopar
 from autopar.plan import Plan
 from autopar.verify import verify
-from cost_models import Link, load_hardware
+from cost_models import Hardware, Link, load_hardware
 
 BATCH, SEQ, WIDTH, HEADS = 2, 8, 32, 4
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -62,13 +62,15 @@ COLUMNS, ROWS = {"weight": "S0 R", "bias": "S0"}, {"weight": "R S0", "bias": "R"
 CUT = {"up": COLUMNS, "down": ROWS, "query": COLUMNS, "key": COLUMNS, "value": COLUMNS, "out": ROWS}
 
 
-BYTES_ALONE = replace(load_hardware("h100-sxm"), axes=tuple((name, Link(1e-12, 1e9)) for name in ("dp", "tp")))
-"""Hardware on which calls cost nothing but what they move."""
+def bytes_alone(*axes: str) -> Hardware:
+    """Hardware on which calls cost nothing but what they move."""
+    return replace(load_hardware("h100-sxm"), axes=tuple((name, Link(1e-12, 1e9)) for name in axes))
 
 
-def planned(model: nn.Module, inputs: tuple[Tensor, ...], pins: dict[str, str], **more: Any) -> Plan:
+def planned(model: nn.Module, inputs: tuple[Tensor, ...], pins: dict[str, str], **mesh: int) -> Plan:
     """A plan that verifies, forward."""
-    plan = autopar.plan(model, inputs, mode="inference", constraints=pins, hardware=BYTES_ALONE, cost_model="communication", **more)
+    where: dict[str, Any] = {"mesh": mesh, "hardware": bytes_alone(*mesh)}
+    plan = autopar.plan(model, inputs, mode="inference", constraints=pins, cost_model="communication", **where)
     assert not autopar.check(plan)
     found = verify(plan, (model, inputs), backend="simulate")
     assert found.passed, found.problems
@@ -83,7 +85,7 @@ def test_columns_then_rows(layer: type[nn.Module], parallel: str, kinds: list[st
     model = Block(layer(), parallel).to(dtype)
     pins = {f"inner.{part}.{name}": spec for part, _ in model.inner.named_children() for name, spec in CUT[part].items()}
     pins |= {"input:x": parallel, "output:0": parallel, "norm.*": "R"}
-    plan = planned(model, (torch.randn(BATCH, SEQ, WIDTH, dtype=dtype),), pins, mesh="tp=4")
+    plan = planned(model, (torch.randn(BATCH, SEQ, WIDTH, dtype=dtype),), pins, tp=4)
     assert [call.kind for call in plan.collectives] == kinds
     assert {call.bytes for call in plan.collectives} == {BATCH * SEQ * WIDTH * dtype.itemsize}
 
@@ -105,7 +107,7 @@ def test_a_product_with_every_split_of_operands_and_result() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(8, 16), torch.randn(16, 24)
     specs = list(itertools.product(ONE_AXIS, ONE_AXIS, ONE_AXIS))
-    plan = planned(Products(), (a, b), {f"output:{number}": result for number, (_, _, result) in enumerate(specs)}, mesh="tp=4")
+    plan = planned(Products(), (a, b), {f"output:{number}": result for number, (_, _, result) in enumerate(specs)}, tp=4)
     expected = {
         ("S0 R", "R R", "S0 R"): [], ("R R", "R S0", "R S0"): [],
         ("R S0", "S0 R", "R R"): ["all_reduce"], ("R S0", "S0 R", "S0 R"): ["reduce_scatter"], ("R S0", "S0 R", "R S0"): ["reduce_scatter"],
@@ -133,9 +135,9 @@ def test_every_layout_is_followed_by_every_other() -> None:
     torch.manual_seed(0)
     pairs = list(itertools.product(TWO_AXES, TWO_AXES))
     plan = planned(
-        Connected(), (torch.randn(8, 12),), {f"output:{number}": second for number, (_, second) in enumerate(pairs)}, mesh="dp=2,tp=2"
+        Connected(), (torch.randn(8, 12),), {f"output:{number}": second for number, (_, second) in enumerate(pairs)}, dp=2, tp=2
     )  # fmt: skip
-    moving = sum(autopar.reshard((8, 12), "float32", "dp=2,tp=2", *pair, BYTES_ALONE).received_bytes_per_rank for pair in pairs)
+    moving = sum(autopar.reshard((8, 12), "float32", "dp=2,tp=2", *pair, bytes_alone("dp", "tp")).received_bytes_per_rank for pair in pairs)
     assert plan.predicted.received_bytes_per_rank <= moving
     for number, (first, second) in enumerate(pairs):
         said = [op for op in plan.ops if op.op == "autopar.shard.default"][2 * number : 2 * number + 2]
