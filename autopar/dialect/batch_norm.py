@@ -14,11 +14,6 @@ from torch import Tensor
 from autopar.dialect.library import define
 
 
-def _channels(values: Tensor, like: Tensor) -> Tensor:
-    """A per-channel vector ``[c]`` shaped to broadcast over ``like [n, c, ...]``."""
-    return values.reshape(1, -1, *[1] * (like.dim() - 2))
-
-
 def _batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -29,20 +24,16 @@ def _batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Statistics are at least float32; new running values are ``(1 - momentum) * old + momentum * batch`` (unbiased variance)."""
-    dims = [0, *range(2, x.dim())]
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    count = x.numel() // x.shape[1]
-    variance, mean = torch.var_mean(wide, dims, correction=0)
-    invstd = torch.rsqrt(variance + eps)
-    out = (wide - _channels(mean, x)) * _channels(invstd, x)
-    if weight is not None:
-        out = out * _channels(weight, x)
-    if bias is not None:
-        out = out + _channels(bias, x)
-    unbiased = variance * (count / max(count - 1, 1))
+    count, wide = x.numel() // x.shape[1], torch.promote_types(x.dtype, torch.float32)
+    if wide != x.dtype:  # statistics come in the dtype of these
+        weight = x.new_ones(x.shape[1], dtype=wide) if weight is None else weight
+        bias = x.new_zeros(x.shape[1], dtype=wide) if bias is None else bias
+    affine = (None if vector is None else vector.to(wide) for vector in (weight, bias))
+    out, mean, invstd = torch.ops.aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
+    unbiased = (invstd.square().reciprocal() - eps) * (count / max(count - 1, 1))
     new_mean = mean.clone() if running_mean is None else (1 - momentum) * running_mean + (momentum * mean).to(running_mean.dtype)
     new_var = unbiased.clone() if running_var is None else (1 - momentum) * running_var + (momentum * unbiased).to(running_var.dtype)
-    return out.to(x.dtype), mean, invstd, new_mean, new_var
+    return out, mean, invstd, new_mean, new_var
 
 
 def _batch_norm_shapes(
@@ -67,14 +58,9 @@ def _batch_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """With ``n`` the normalised input: ``dx = weight * invstd * (grad - mean(grad) - n * mean(grad * n))``, ``dweight = sum(grad * n)``,
     ``dbias = sum(grad)``."""
-    dims = [0, *range(2, x.dim())]
-    count = x.numel() // x.shape[1]
-    wide = grad.to(mean.dtype)
-    normal = (x.to(mean.dtype) - _channels(mean, x)) * _channels(invstd, x)
-    dbias = wide.sum(dims)
-    dweight = (wide * normal).sum(dims)
-    scale = invstd if weight is None else invstd * weight
-    dx = _channels(scale, x) * (wide - _channels(dbias / count, x) - normal * _channels(dweight / count, x))
+    backward = torch.ops.aten.native_batch_norm_backward.default
+    scale = None if weight is None else weight.to(mean.dtype)
+    dx, dweight, dbias = backward(grad.contiguous(), x.contiguous(), scale, None, None, mean, invstd, True, 0.0, [True, True, True])
     dtype = mean.dtype if weight is None else weight.dtype
     return dx.to(x.dtype), dweight.to(dtype), dbias.to(dtype)
 
