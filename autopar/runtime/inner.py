@@ -97,35 +97,39 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Statistics:
-    """Mean first, then the squared distances from it, so that nothing is lost to cancellation."""
+    """Mean first, then the squared distances from it, so that nothing is lost to cancellation: those from the part's own mean, and for
+    each of its elements that mean's from the whole one."""
     dims = [0, *range(2, x.dim())]
-    count = x.numel() // x.shape[1] * parts
-    wide = _wide(x)
-    mean = (yield wide.sum(dims), "sum") / count
-    centred = wide - _channels(mean, x)
-    variance = (yield centred.square().sum(dims), "sum") / count
+    own = x.numel() // x.shape[1]
+    count = own * parts
+    own_variance, own_mean = torch.var_mean(_wide(x), dims, correction=0)
+    mean = (yield own_mean * own, "sum") / count
+    variance = (yield (own_variance + (own_mean - mean).square()) * own, "sum") / count
     invstd = torch.rsqrt(variance + eps)
-    out = centred * _channels(invstd, x)
-    if weight is not None:
-        out = out * _channels(weight, x)
-    if bias is not None:
-        out = out + _channels(bias, x)
+    out = _normalised(x, mean, variance, eps, weight, bias)
     unbiased = variance * (count / max(count - 1, 1))
     new_mean = mean.clone() if running_mean is None else (1 - momentum) * running_mean + (momentum * mean).to(running_mean.dtype)
     new_var = unbiased.clone() if running_var is None else (1 - momentum) * running_var + (momentum * unbiased).to(running_var.dtype)
-    return out.to(x.dtype), mean, invstd, new_mean, new_var
+    return out, mean, invstd, new_mean, new_var
+
+
+def _normalised(x: Tensor, mean: Tensor, variance: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` by channel, in one pass."""
+    scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+    shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+    return torch.native_batch_norm(x, scale, shift, mean, variance, False, 0.0, eps)[0]
 
 
 def _batch_norm_backward(parts: int, grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor) -> Statistics:
-    dims = [0, *range(2, x.dim())]
     count = x.numel() // x.shape[1] * parts
-    wide = grad.to(mean.dtype)
-    normal = (x.to(mean.dtype) - _channels(mean, x)) * _channels(invstd, x)
-    dweight, dbias = yield torch.stack([(wide * normal).sum(dims), wide.sum(dims)]), "sum"
+    grad, x, variance = grad.contiguous(), x.contiguous(), invstd.square().reciprocal()
+    sums = torch.ops.aten.native_batch_norm_backward.default(grad, x, invstd, None, None, mean, invstd, True, 0.0, [False, True, True])
+    dweight, dbias = yield torch.stack([item.to(mean.dtype) for item in sums[1:]]), "sum"
     scale = invstd if weight is None else invstd * weight
-    dx = _channels(scale, x) * (wide - _channels(dbias / count, x) - normal * _channels(dweight / count, x))
+    dx = _normalised(x, mean, variance, 0.0, -scale * dweight / count, -scale * dbias / count)
+    dx = torch.addcmul(dx, grad, _channels(scale, x).to(grad.dtype)) if dx.dtype != mean.dtype else dx.addcmul_(grad, _channels(scale, x))
     dtype = mean.dtype if weight is None else weight.dtype
-    return dx.to(x.dtype), dweight.to(dtype), dbias.to(dtype)
+    return dx, dweight.to(dtype), dbias.to(dtype)
 
 
 def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
