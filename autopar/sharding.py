@@ -16,6 +16,10 @@ from functools import cached_property, lru_cache
 from autopar.errors import SpecError
 
 REDUCTIONS = ("sum", "max", "min")
+ALL_ORDERS = 2
+"""Up to so many axes, the search splits a dim by several in any order, and contractions may take partial sums. On more axes the innermost
+is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
+would be thousands for one operator, and a problem of hundreds of millions of entries. Its bound then is one on plans of that kind."""
 
 _DIM = re.compile(r"^(R|S(\d+))$")
 _NAMED = re.compile(r"\(([^()]*)\)")

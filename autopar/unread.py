@@ -143,7 +143,6 @@ def collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
         if running:
             gc.enable()
 

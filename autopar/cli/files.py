@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ def read_plan(path: Path, *, in_part: bool = False) -> Plan:
     with warnings.catch_warnings(record=True) as said, collector_paused():
         warnings.simplefilter("always", OldPlanWarning)
         plan = load(path, in_part=in_part)
+        gc.freeze()  # for a command's short life: rows have no cycles, and need not be looked through again
     for warning in said:
         if issubclass(warning.category, OldPlanWarning):
             note(f"note: {warning.message}")

@@ -30,7 +30,7 @@ def _batch_norm(
         bias = x.new_zeros(x.shape[1], dtype=wide) if bias is None else bias
     affine = (None if vector is None else vector.to(wide) for vector in (weight, bias))
     out, mean, invstd = torch.ops.aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
-    unbiased = (invstd.square().reciprocal() - eps) * (count / max(count - 1, 1))
+    unbiased = (invstd.square().reciprocal() - eps).clamp(min=0) * (count / max(count - 1, 1))
     new_mean = mean.clone() if running_mean is None else (1 - momentum) * running_mean + (momentum * mean).to(running_mean.dtype)
     new_var = unbiased.clone() if running_var is None else (1 - momentum) * running_var + (momentum * unbiased).to(running_var.dtype)
     return out, mean, invstd, new_mean, new_var

@@ -11,7 +11,7 @@ from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.report import units
 from autopar.rows import TensorSpec
-from autopar.sharding import ShardingSpec
+from autopar.sharding import ALL_ORDERS, ShardingSpec
 
 ROUNDING = 1e-9
 """Share of the step up to which a difference of sums is rounding."""
@@ -36,6 +36,9 @@ class Table:
             yield "  ".join(cells).rstrip()
 
 
+ONE_ORDER = "on plans that split a dim by several axes with the innermost major, as are searched on meshes of three and more"
+
+
 def overview(plan: Plan) -> Table:
     """What a person asks first: where, how fast, how sure, how much memory."""
     objective, predicted, memory = plan.objective, plan.predicted, plan.predicted.memory
@@ -53,6 +56,7 @@ def overview(plan: Plan) -> Table:
             f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s "
             f"by {plan.created_by.solver}",
         ),
+        *([("bound", ONE_ORDER)] if sum(size > 1 for size in plan.mesh.values()) > ALL_ORDERS else []),
         *([("layers", _tied(plan))] if objective.tied_seconds else []),
         ("step", _step(plan)),
         ("schedule", _schedule(plan)),

@@ -29,8 +29,8 @@ import numpy as np
 
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
-from autopar.search.space import ALL_ORDERS, CONTRACTION, Space
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.search.space import CONTRACTION, Space
+from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
 EMBEDDING = "autopar.embedding.default"
 FORCED = 1e6

@@ -31,9 +31,10 @@ from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
 from autopar.search.recompute import with_policies
 from autopar.search.rounds import TUNED, Search
-from autopar.search.space import ALL_ORDERS, Space
+from autopar.search.space import Space
 from autopar.search.trials import GAIN, PROOF, Asked, Progress, Trials
 from autopar.search.tuning import Timed
+from autopar.sharding import ALL_ORDERS
 from cost_models import Machine
 
 MANY = 1_000_000

@@ -18,16 +18,11 @@ from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.pins import Pins
 from autopar.search.resharding import Resharding
-from autopar.sharding import ShardingSpec, Strategy, splits
+from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy, splits
 from cost_models import Machine
 
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
-ALL_ORDERS = 2
-"""Up to so many axes, a dim may be split by several in any order, and contractions may take partial sums. On more axes the innermost
-is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
-would be thousands for one operator, and a problem of hundreds of millions of entries."""
-
 
 @dataclass(frozen=True)
 class OpChoices:

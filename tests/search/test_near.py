@@ -51,7 +51,7 @@ def test_a_plan_of_merged_axes_is_as_good_on_the_mesh_itself(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_plans_found_nearby_keep_their_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound holds for the best over all choices; no plan costs more than those of merged axes. (It may cost less than the bound of the
-    search over all choices says, which knows one order of the axes on a dim alone: see ``space.ALL_ORDERS``.)"""
+    search over all choices says, which knows one order of the axes on a dim alone: see ``sharding.ALL_ORDERS``.)"""
     graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
     whole = find_plan(graph, machine, memory_bytes=UNLIMITED)
     merged = [find_plan(graph, merging.machine, memory_bytes=UNLIMITED) for merging in mergings(machine, 2)]
