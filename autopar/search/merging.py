@@ -66,11 +66,12 @@ class Merging:
         return replace(
             assignment,
             inputs={name: self.spec(spec) for name, spec in assignment.inputs.items()},
-            strategies={name: self._strategy(strategy) for name, strategy in assignment.strategies.items()},
+            strategies={name: self.strategy(strategy) for name, strategy in assignment.strategies.items()},
             layouts=tuple(replace(layout, spec=self.spec(layout.spec)) for layout in assignment.layouts),
         )
 
-    def _strategy(self, strategy: Strategy) -> Strategy:
+    def strategy(self, strategy: Strategy) -> Strategy:
+        """A strategy on the merged mesh on the mesh itself."""
         return Strategy(
             tuple(map(self.spec, strategy.inputs)), tuple(map(self.spec, strategy.outputs)), strategy.parts,
             tuple(replace(inner, axes=tuple(sorted(self._axes(inner.axes)))) for inner in strategy.inner),

@@ -127,7 +127,7 @@ def test_what_only_the_loss_asks_for_is_the_tail() -> None:
     assert [item.kind if item.kind == "wait" else item.of for item in late] == ["wait", "sum", "div"]
     assert not loss_tail(schedule, lambda call: False).places, "a stream waits by itself"
     place = next(index for index, item in enumerate(schedule.instructions) if item.of == "div")
-    for change in ({"reads": ("sum", "wanted")}, {"writes": ("div", "sub")}):
+    for change in ({"reads": ("sum", "up.bias")}, {"writes": ("div", "sub")}):
         instructions = list(schedule.instructions)
         instructions[place] = replace(instructions[place], **change)
         assert not loss_tail(replace(schedule, instructions=tuple(instructions)), lambda call: True).places

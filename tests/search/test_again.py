@@ -90,7 +90,28 @@ def drawn(seed: int) -> Graph:
 def test_all_sets_of_second_runs(seed: int) -> None:
     """Under each memory that some set of second runs needs, the problem's optimum is no more than the cheapest set's, its answer costs as
     a schedule what it says and holds no less than it counts; and where it fits it is the cheapest."""
-    graph, machine = drawn(seed), small_machine(seed, "x=1")
+    every_set_is_known(drawn(seed), small_machine(seed, "x=1"))
+
+
+def test_what_is_made_again_is_written_over_in_forward() -> None:
+    """At the peak a sum takes the memory of what backward needs and will make again."""
+    names = {"x": 64, "z": 64, "a": 64, "b": 64, "s": 1, "r": 1, "o": 1, "g": 64, "h": 64, "d": 1, "w": 1}
+    tensors = {name: Tensor(name, (size, size) if size > 1 else (), "float32") for name, size in names.items()}
+    ops = (
+        Op("z", "aten.tanh.default", ("x",), ("z",), (Ref(0),)), Op("a", "aten.mul.Tensor", ("x", "x"), ("a",), (Ref(0), Ref(1))),
+        Op("b", "aten.add.Tensor", ("a", "x"), ("b",), (Ref(0), Ref(1))), Op("s", "aten.sum.default", ("b",), ("s",), (Ref(0),)),
+        Op("r", "aten.sum.default", ("z",), ("r",), (Ref(0),)), Op("o", "aten.add.Tensor", ("s", "r"), ("o",), (Ref(0), Ref(1))),
+        Op("g", "aten.full.default", (), ("g",), ((64, 64), 1.0), phase="backward"),
+        Op("h", "aten.mul.Tensor", ("g", "a"), ("h",), (Ref(0), Ref(1)), phase="backward"),
+        Op("d", "aten.sum.default", ("h",), ("d",), (Ref(0),), phase="backward"),
+    )  # fmt: skip
+    outputs = (GraphOutput("o", "output", "0"), GraphOutput("d", "gradient", "w"))
+    inputs = (GraphInput("x", "input", "x"), GraphInput("w", "input", "w"))
+    graph = Graph("train", tensors, inputs, ops, outputs)
+    every_set_is_known(graph, one_rank())
+
+
+def every_set_is_known(graph: Graph, machine: Machine) -> None:
     plain = model_of(graph, machine, again=0)
     base = extract(plain, _solved(plain, None)[0])
     known = list(every_set(graph, base, machine))

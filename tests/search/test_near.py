@@ -1,11 +1,17 @@
 """Meshes of three axes searched from plans of merged axes, near the best so far, against the search over all choices."""
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.errors import InfeasibleError
+from autopar.graph import Op, Ref, Tensor
+from autopar.rules import find_rule, strategies
 from autopar.search import find_plan, finding
 from autopar.search.merging import mergings
+from autopar.search.near import near
 from autopar.search.pins import Pins
+from autopar.search.space import Space
 from autopar.search.tuning import Sample, best_schedule
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
@@ -14,6 +20,8 @@ from tests.search.small_graphs import small_graph, small_machine
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 16))]
 UNLIMITED = 2**62
 ROOM = 1 + 1e-9
+ALONE = ((2, 1, 1), (1, 2, 1), (1, 1, 2))
+"""Sizes under which a spec is what one axis has of it."""
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +41,38 @@ def test_a_spec_of_merged_axes_and_back(four_axes: Machine) -> None:
     pins = merging.pins(Pins({"x": ShardingSpec.parse("S34 S02")}, {"output:0": ShardingSpec.parse("R S3402")}))
     assert pins is not None and str(pins.inputs["x"]) == "S1 S0" and str(pins.outputs["output:0"]) == "R S10"
     assert merging.pins(Pins({"x": ShardingSpec.parse("S3 R")})) is None, "a part of a merged axis"
+
+
+def test_collectives_inside_of_operators_run_over_all_that_is_merged(four_axes: Machine) -> None:
+    """A split softmax on merged axes is one of the mesh itself."""
+    op = Op("y", "aten._softmax.default", ("x",), ("y",), (Ref(0), -1, False))
+    tensors = {name: Tensor(name, (96, 96), "float32") for name in "xy"}
+    rule, own = find_rule(op, tensors), [tensors["x"], tensors["y"]]
+    there = set(strategies(rule, own, four_axes.mesh.sizes))
+    tried = 0
+    for merging in mergings(four_axes, 2):
+        for strategy in strategies(rule, own, merging.machine.mesh.sizes):
+            tried += bool(strategy.inner)
+            assert replace(merging.strategy(strategy), factors=()) in {replace(other, factors=()) for other in there}
+    assert tried
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_around_a_plan_one_axis_is_used_otherwise(seed: int) -> None:
+    graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
+    space, found = Space(graph, machine, "adamw", Pins()), find_plan(graph, machine, memory_bytes=UNLIMITED, baselines=False)
+    assert found.timed is not None
+    plan = found.timed.assignment
+    around, more = near(space, [plan]), 0
+    for op in graph.ops:
+        mine, offered = plan.strategies[op.name], around.op_choices(op).strategies
+        assert mine in offered
+        for other in space.op_choices(op).strategies:
+            pairs = [*zip(mine.inputs, other.inputs, strict=True), *zip(mine.outputs, other.outputs, strict=True)]
+            axes = sum(any(one.normalized(ALONE[axis]) != two.normalized(ALONE[axis]) for one, two in pairs) for axis in range(3))
+            more += other in offered and axes == 1
+            assert (other in offered) == (axes <= 1 or other == mine), (op.name, mine, other)
+    assert more or not graph.ops
 
 
 @pytest.mark.parametrize("seed", SEEDS)
