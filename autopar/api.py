@@ -262,7 +262,13 @@ def _planner(
 
             return tried.setdefault(number, _best_of(machines, on, ends))
 
-        found = _best_of(list(numbers), find, ends, enough=lambda: _enough(tried, limit))
+        try:
+            found = _best_of(list(numbers), find, ends, enough=lambda: _enough(tried, limit))
+        except TimeLimitError as error:
+            if isinstance(model, Graph):
+                raise
+            within = f"the time limit of {time_limit:g} s passed, {spent:.1f} s of it while the model was captured"
+            raise TimeLimitError(f"{within}: {error.message}", error.hint) from None
         if len(tried) > 1:
             found = _bounded(found, min(item.bound_seconds for item in tried.values()))
         _warn_unknown(found)

@@ -173,6 +173,15 @@ def test_a_time_limit_that_passes_before_the_search_names_the_stage(graph: autop
     assert autopar.plan(graph, mesh="dp=2", time_limit=1e-6).baselines, "a plan written by hand is an answer"
 
 
+def test_a_time_limit_that_passes_later_is_named_with_the_time_of_the_capture(monkeypatch) -> None:
+    def late(*args: object, **options: object) -> None:
+        raise TimeLimitError("no plan was found in 55.9 s", "wait")
+
+    monkeypatch.setattr("autopar.search.find_plan", late)
+    with pytest.raises(TimeLimitError, match=r"900 s passed, [\d.]+ s of it while the model was captured: no plan was found in 55.9 s"):
+        autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2", time_limit=900.0)
+
+
 def test_pins(graph: autopar.Graph) -> None:
     plan = autopar.plan(graph, mesh="dp=2,tp=2", constraints={"up.weight": "S1 R", "input:*": "R R"})
     assert plan.parameters["up.weight"].spec == "S1 R"

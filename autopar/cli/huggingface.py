@@ -44,9 +44,10 @@ def build(path: str, settings: Mapping[str, str], mode: Literal["train", "infere
         config = transformers.AutoConfig.for_model(kind, **data)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever transformers and what it imports raise
         raise CaptureError(
-            f"transformers cannot build {path} (model_type {kind!r}): {error}", "only causal language models are supported"
+            f"transformers cannot build {path} (model_type {kind!r}): {error}",
+            "only causal language models are supported, and python -c 'import transformers' must work",
         ) from error
     model.config.use_cache = False
     tokens = torch.empty(sizes["batch"], sizes["seq"], dtype=torch.int64, device="meta")

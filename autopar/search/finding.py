@@ -311,7 +311,7 @@ def _search(
     clock.lap("baselines")
     if search.left <= 0 and (search.best is None or search.best.memory.peak > limit):
         raise TimeLimitError(
-            f"the time limit of {asked.time_limit:.3g} s passed before the search: enumerating and pricing choices took {priced:.1f} s",
+            f"no plan was found in {asked.time_limit:.3g} s: enumerating and pricing choices took {priced:.1f} s before the search",
             "allow more time (--time-limit), or fewer choices by pins",
         )
     try:

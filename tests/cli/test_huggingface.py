@@ -1,0 +1,58 @@
+"""``hf:`` targets, with a package in the place of transformers that does what that one does."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.cli.huggingface import build
+from autopar.errors import CaptureError
+
+
+class Small(nn.Module):
+    """A causal language model as transformers makes them: token ids and labels by name, the loss in a dictionary."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True, **settings)
+        self.embed = nn.Embedding(settings["vocab"], 8)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.embed(input_ids) @ self.embed.weight.T
+        return {"logits": logits} if labels is None else {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
+
+
+@pytest.fixture()
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A configuration file, and transformers."""
+    stands_in = ModuleType("transformers")
+    stands_in.AutoConfig = SimpleNamespace(for_model=lambda kind, **settings: settings)  # type: ignore[attr-defined]
+    stands_in.AutoModelForCausalLM = SimpleNamespace(from_config=Small)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", stands_in)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "small", "vocab": 32}))
+    return str(file)
+
+
+def test_a_configuration_is_a_model_without_weights(configuration: str) -> None:
+    target = build(configuration, {"batch": "2", "seq": "4"}, "train")
+    assert target.kwargs["input_ids"].shape == (2, 4) and target.kwargs["labels"] is target.kwargs["input_ids"]
+    assert {parameter.device.type for parameter in target.model.parameters()} == {"meta"}
+    assert not target.model.config.use_cache and target.loss is not None
+    assert target.loss({"loss": 3}) == 3
+    assert build(configuration, {}, "inference").loss is None
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError, RuntimeError, ValueError, KeyError, AttributeError])
+def test_what_transformers_cannot_build_is_said_in_words(configuration: str, error: type[Exception]) -> None:
+    def broken(settings: Any) -> None:
+        raise error("Could not import module 'SmallForCausalLM'")
+
+    sys.modules["transformers"].AutoModelForCausalLM.from_config = broken
+    with pytest.raises(CaptureError, match=r"(?s)Could not import module 'SmallForCausalLM'.*hint: .*causal language models"):
+        build(configuration, {}, "train")
