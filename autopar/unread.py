@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from autopar.rows import Row
 
 R = TypeVar("R", bound=Row)
+G = TypeVar("G")
 
 MARK = '"rows that are not read yet"'
 """What stands for a table that was cut."""
@@ -67,14 +68,24 @@ class Unread(Sequence[R], Generic[R]):
     def __repr__(self) -> str:
         return f"<{len(self)} rows of {self._kind.__name__}>"
 
+    @property
+    def written(self) -> Sequence[str]:
+        """Of each row the text."""
+        return self._lines
+
     def holding(self, word: str) -> tuple[R, ...]:
         """The rows that may have ``word`` as a value or a key, in which every character of it stands for itself, in order."""
         return self._some(line for line in self._lines if f'"{word}"' in line or "\\" in line)
 
-    def apart(self, other: Unread[R]) -> tuple[R, ...]:
-        """The rows whose lines the other table does not have, in order."""
-        there = {*other._lines[:-1], *(line + "," for line in other._lines[-1:])}  # the last has no comma
-        return self._some(line for line in self._lines if line not in there and line + "," not in there)
+    def glanced(self, glance: Callable[[str], G | None], look: Callable[[R], G]) -> list[G]:
+        """Of each row what ``glance`` finds in its text or, where the text does not look as plans are written, ``look`` in the row."""
+        found = [glance(line) for line in self._lines]
+        missed = [place for place, seen in enumerate(found) if seen is None]
+        rows = self._rows([self._lines[place] for place in missed]) if missed else ()
+        if rows is None:
+            return [look(row) for row in self._whole()]
+        there = dict(zip(missed, rows, strict=True))
+        return [look(there[place]) if seen is None else seen for place, seen in enumerate(found)]
 
     def _more(self) -> None:
         """Reads further rows: once more as many, or all that are left where these are few."""
@@ -108,11 +119,14 @@ def holding(rows: Sequence[R], word: str) -> Sequence[R]:
     return rows.holding(word) if isinstance(rows, Unread) else rows
 
 
-def apart(first: Sequence[R], second: Sequence[R]) -> tuple[Sequence[R], Sequence[R]]:
-    """Of two tables the rows among which all are that one of the two alone has."""
-    if isinstance(first, Unread) and isinstance(second, Unread):
-        return first.apart(second), second.apart(first)
-    return first, second
+def glanced(rows: Sequence[R], glance: Callable[[str], G | None], look: Callable[[R], G]) -> list[G]:
+    """Of each row of a table what ``look`` finds in it, or ``glance`` in its text where it is not read yet."""
+    return rows.glanced(glance, look) if isinstance(rows, Unread) else [look(row) for row in rows]
+
+
+def written_alike(first: Sequence[R], second: Sequence[R]) -> bool:
+    """Whether two tables that are not read yet have the same text; nothing is known of others."""
+    return isinstance(first, Unread) and isinstance(second, Unread) and first.written == second.written
 
 
 def cut(text: str, tables: Iterable[str]) -> tuple[str, dict[str, list[str]]]:
@@ -120,19 +134,18 @@ def cut(text: str, tables: Iterable[str]) -> tuple[str, dict[str, list[str]]]:
 
     It goes by the look of the text: whether what was cut are the tables themselves is to be seen by where the marks then are.
     """
+    lines = text.split("\n")
     found: dict[str, list[str]] = {}
     for key in tables:
-        opening = f'\n "{key}": '
-        begin = text.find(f"{opening}[\n") + len(opening)
-        end = text.find("\n ]", begin)
-        if begin < len(opening) or end < 0:
-            continue
-        block = text[begin + 1 : end]  # a line break, then the rows
-        number = block.count("\n")
-        if block.count("\n  {") == number == block.count("},\n") + 1 and block.endswith("}"):
-            found[key] = block[1:].split("\n")
-            text = f"{text[:begin]}{MARK}{text[end + 3 :]}"
-    return text, found
+        opening = f' "{key}": ['
+        begin = lines.index(opening) + 1 if opening in lines else 0
+        end = next((place for place in range(begin, len(lines)) if not lines[place].startswith("  {")), len(lines)) if begin else 0
+        rows = lines[begin:end]
+        ended = end < len(lines) and lines[end] in (" ]", " ],")
+        if rows and ended and all(row.endswith("},") for row in rows[:-1]) and rows[-1].endswith("}"):
+            found[key] = rows
+            lines[begin - 1 : end + 1] = [f' "{key}": {MARK}{lines[end][2:]}']
+    return "\n".join(lines), found
 
 
 @contextmanager

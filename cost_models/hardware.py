@@ -6,7 +6,6 @@ is the business of ``compute``.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -183,6 +182,8 @@ def _built_in(name: str) -> Hardware:
 
 
 def _parse(text: str, source: str) -> Hardware:
+    import tomllib  # for start-up time: what reads a plan reads no such file
+
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 story    the lines about one thing
 changes  the lines about two plans
+glances  what is compared of rows that are not read
 axes     meshes that are the same but for the order or the names of their axes
 moments  when each instruction happens
 words    how rows are called
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from autopar.compare.changes import changes
 from autopar.plan import Plan
+from autopar.unread import collector_paused
 
 __all__ = ["UNCHANGED", "diff", "explain"]
 
@@ -33,4 +35,5 @@ def explain(plan: Plan, name: str) -> tuple[str, ...]:
 
 def diff(first: Plan, second: Plan) -> tuple[str, ...]:
     """Lines that say what changed from ``first`` to ``second``; empty when both choose the same at the same cost."""
-    return tuple(changes(first, second))
+    with collector_paused():
+        return tuple(changes(first, second))

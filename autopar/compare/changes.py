@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from autopar.compare.axes import Axes, same_axes
+from autopar.compare.glances import Instruction, Operator, collectives, instructions, operators
 from autopar.compare.words import count, pattern, spec_text, where
 from autopar.plan import Plan
-from autopar.rows import InstructionPlan, OpPlan, TensorSpec
-from autopar.unread import apart
+from autopar.rows import TensorSpec
+from autopar.unread import written_alike
 
+Strategy = tuple[tuple[str, ...], int]
+"""The specs of an operator's inputs and outputs, and how many are inputs'."""
 SAME = Axes({}, {}, "")
 """The same axes, or axes that are not to be compared."""
 
@@ -33,7 +36,6 @@ def changes(first: Plan, second: Plan) -> Iterator[str]:
     for kind in ("inputs", "parameters", "buffers", "constants", "outputs"):
         yield from _specs(kind.removesuffix("s"), getattr(first, kind), getattr(second, kind), axes)
     yield from _operators(first, second, axes)
-    yield from _recomputed(first, second)
     yield from _collectives(first, second, axes)
     yield from _schedules(first, second)
 
@@ -71,30 +73,31 @@ def _specs(kind: str, old: Mapping[str, TensorSpec], new: Mapping[str, TensorSpe
 
 
 def _operators(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
-    # what both say in the same words is the same, unless these mean other axes
-    ops = apart(first.ops, second.ops) if axes is SAME else (first.ops, second.ops)
-    old, new = ({row.name: row for row in rows if row.phase != "recompute"} for rows in ops)
-    found: dict[tuple[str, str, str], list[OpPlan]] = {}
+    if axes is SAME and written_alike(first.ops, second.ops):
+        return
+    rows = operators(first.ops), operators(second.ops)
+    old, new = ({row.name: row for row in table if row.phase != "recompute"} for table in rows)
+    found: dict[tuple[str, str, Strategy, Strategy], list[Operator]] = {}
     for name, row in old.items():
-        if name in new and _specs_of(row, SAME) != _specs_of(new[name], axes):
-            change = f"{_strategy(row, SAME)} -> {_strategy(new[name], axes)}"
-            found.setdefault((row.op, pattern(row.module), change), []).append(row)
-    for (op, module, change), rows in found.items():
-        yield f"operator {where(rows[0]) if len(rows) == 1 else f'{rows[0].name} and {len(rows) - 1} like it ({op}, {module})'}: {change}"
+        if name in new and row.specs != (specs := tuple(map(axes.spec, new[name].specs))):
+            change = (row.specs, row.reads), (specs, new[name].reads)
+            found.setdefault((row.op, pattern(row.module), *change), []).append(row)
+    for (op, module, before, after), like in found.items():
+        many = f"{like[0].name} and {len(like) - 1} like it ({op}, {module})"
+        yield f"operator {where(like[0]) if len(like) == 1 else many}: {_strategy(*before)} -> {_strategy(*after)}"
     for names, word in (([n for n in old if n not in new], "first"), ([n for n in new if n not in old], "second")):
         if names:
             yield f"{len(names)} operators only in the {word}, e.g. {names[0]}"
-
-
-def _recomputed(first: Plan, second: Plan) -> Iterator[str]:
-    """Which operators run again in backward in one of the two alone."""
-    old, new = ({row.name for row in plan.recomputed} for plan in (first, second))
-    for only, word in ((old - new, "first"), (new - old, "second")):
+    # which operators run again in backward in one of the two alone
+    again = [{row.name for row in table if row.phase == "recompute"} for table in rows]
+    for only, word in ((again[0] - again[1], "first"), (again[1] - again[0], "second")):
         if only:
             yield f"{count(len(only), 'operator')} made again in backward only in the {word}, e.g. {min(only)}"
 
 
 def _collectives(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
+    if axes is SAME and written_alike(first.collectives, second.collectives):
+        return
     old, new = _counts(first, SAME), _counts(second, axes)
     for key in [*old, *(key for key in new if key not in old)]:
         before, after = old.get(key, (0, 0, 0)), new.get(key, (0, 0, 0))
@@ -106,7 +109,7 @@ def _collectives(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
 def _counts(plan: Plan, axes: Axes) -> dict[tuple[str, str, str], tuple[int, int, int]]:
     """By kind, axes and phase: calls, values that they move, bytes in all."""
     found: dict[tuple[str, str, str], tuple[int, int, int]] = {}
-    for row in plan.collectives:
+    for row in collectives(plan.collectives):
         key = (row.kind, ",".join(map(axes.name, row.axes)), row.phase)
         calls, values, size = found.get(key, (0, 0, 0))
         found[key] = calls + row.times, values + (row.values or 1) * row.times, size + row.bytes * row.times
@@ -120,33 +123,29 @@ def _counted(calls: int, values: int, size: int) -> str:
 
 def _schedules(first: Plan, second: Plan) -> Iterator[str]:
     """What differs in the order of things: a line on limits, a line on the lists."""
-    if first.schedule == second.schedule and first.limits == second.limits:
-        return
     limits = [", ".join(f"{key} {value}" for key, value in vars(plan.limits).items()) for plan in (first, second)]
     if limits[0] != limits[1]:
         yield f"limits: {limits[0]} -> {limits[1]}"
-    old, new = ([row for row in plan.schedule if row.kind != "free"] for plan in (first, second))
-    if [(row.kind, row.of) for row in old] == [(row.kind, row.of) for row in new]:
+    if written_alike(first.schedule, second.schedule):
         return
-    place = next((index for index, pair in enumerate(zip(old, new, strict=False)) if _what(pair[0]) != _what(pair[1])), None)
+    old, new = ([row for row in instructions(plan.schedule) if row.kind != "free"] for plan in (first, second))
+    done = [[row[1:] for row in rows] for rows in (old, new)]
+    if done[0] == done[1]:
+        return
+    place = next((index for index, pair in enumerate(zip(*done, strict=False)) if pair[0] != pair[1]), None)
     where_ = f", first at instruction {old[place].id}: {_what(old[place])} -> {_what(new[place])}" if place is not None else ""
-    if Counter(map(_what, old)) == Counter(map(_what, new)):
+    if Counter(done[0]) == Counter(done[1]):
         yield f"schedule: the same {len(old)} instructions in another order{where_}"
     else:
         yield f"schedule: {len(old)} -> {len(new)} instructions{where_}"
 
 
-def _what(row: InstructionPlan) -> str:
+def _what(row: Instruction) -> str:
     return f"{row.kind} of {row.of}"
 
 
-def _specs_of(row: OpPlan, axes: Axes) -> list[str]:
-    return [axes.spec(entry.spec) for entry in (*row.inputs, *row.outputs)]
-
-
-def _strategy(row: OpPlan, axes: Axes) -> str:
-    reads, makes = (", ".join(spec_text(axes.spec(entry.spec)) for entry in entries) for entries in (row.inputs, row.outputs))
-    return f"{reads} -> {makes}"
+def _strategy(specs: tuple[str, ...], reads: int) -> str:
+    return " -> ".join(", ".join(map(spec_text, some)) for some in (specs[:reads], specs[reads:]))
 
 
 def _mesh(plan: Plan) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
+from autopar.compare.glances import Operator
 from autopar.rows import CollectivePlan, OpPlan
 
 
@@ -13,7 +15,7 @@ def call(row: CollectivePlan) -> str:
     return f"{row.kind} over {','.join(row.axes)} of {row.bytes} bytes ({row.seconds:.3g} s{shared})"
 
 
-def where(row: OpPlan) -> str:
+def where(row: OpPlan | Operator) -> str:
     """An operator with its module."""
     return f"{row.name} ({row.op}{', ' + row.module if row.module else ''})"
 
@@ -28,6 +30,7 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+@cache
 def pattern(name: str) -> str:
     """A name with the numbers of layers left out: ``layers.*.w1.weight``."""
     return _NUMBER.sub("*", name)
