@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,10 @@ def parse_json(text: str, name: str, hint: str) -> Any:
     """What a JSON text holds.
 
     Raises:
-        FileError: naming the line and column where it ends too early or is broken, or that it nests too deep.
+        FileError: naming the line and column where it ends too early or is broken, that it nests too deep, or a key that stands twice.
     """
     try:
-        return json.loads(text)
+        return loads(text)
     except json.JSONDecodeError as broken:
         cut = broken.pos >= len(text.rstrip()) or "Unterminated" in broken.msg
         what = "it ends too early, as if truncated," if cut else broken.msg
@@ -104,6 +105,19 @@ def parse_json(text: str, name: str, hint: str) -> Any:
         raise FileError(f"{name} is no file of autopar: its lists are nested too deep to be read", hint) from None
     except ValueError as error:  # a number of thousands of digits
         raise FileError(f"{name} cannot be read: {str(error).partition(';')[0]}", hint) from error
+
+
+def loads(text: str) -> Any:
+    """As ``json.loads``, of which a key's last value counts. Raises ValueError: a key stands twice in one object."""
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {key[:60]!r} stands twice in one object, and one value alone could count")
+    return found
 
 
 def _umask() -> int:

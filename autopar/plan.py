@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError
 
 from autopar.errors import FileError
-from autopar.files import parse_json, write_whole
+from autopar.files import loads, parse_json, write_whole
 from autopar.rows import (
     AccumulationPlan,
     BaselinePlan,
@@ -147,12 +147,14 @@ class Plan(Row):
         """Reads a plan of this schema from text; ``name`` is what errors call it. ``autopar.load`` reads files, older ones too.
 
         Raises:
-            FileError: naming the place that is truncated, of another schema or of the wrong type.
+            FileError: naming the place that is truncated, of another schema or of the wrong type, or a key that stands twice.
         """
         try:
-            return Plan.model_validate_json(text)
+            plan = Plan.model_validate_json(text)
         except ValidationError as error:
             raise _unreadable(text, name, error) from error
+        parse_json(text, name, _AGAIN)  # of a key that stands twice the model sees the last alone
+        return plan
 
     @staticmethod
     def from_json_in_part(text: str, name: str = "the plan") -> Plan:
@@ -163,7 +165,7 @@ class Plan(Row):
         """
         rest, found = cut(text, _TABLES)
         try:
-            top = json.loads(rest)
+            top = loads(rest)
         except (ValueError, RecursionError):
             top = None
         marked = isinstance(top, dict) and all(top.get(key) == json.loads(MARK) for key in found)
@@ -200,9 +202,8 @@ class Plan(Row):
 
 def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
     """Why the text is no plan: not whole, of another schema, or the first key of the wrong type."""
-    hint = "write the plan again with autopar plan -o"
     try:
-        data = parse_json(text, name, hint)
+        data = parse_json(text, name, _AGAIN)
     except FileError as broken:
         return broken
     schema = data.get("schema") if isinstance(data, dict) else None
@@ -223,6 +224,7 @@ def _table(whole: Callable[[], Plan], key: str) -> tuple[Any, ...]:
     return found
 
 
+_AGAIN = "write the plan again with autopar plan -o"
 _TABLES: dict[str, type[Row]] = {"ops": OpPlan, "reshards": ReshardPlan, "collectives": CollectivePlan, "schedule": InstructionPlan}
 """The long ones, which may be read when they are asked for."""
 _BY_ROW = (

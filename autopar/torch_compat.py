@@ -6,6 +6,7 @@ inside the functions, so that importing this module costs only torch itself.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -369,6 +370,35 @@ def refused_collectives(refuse: Callable[[str], None]) -> Iterator[None]:
 
     The methods of ``ProcessGroup``: what torch.distributed's functions, under whichever name they were imported, come to.
     """
+    with _watched_group(_COMMUNICATING, lambda name: refuse(name.strip("_"))):
+        yield
+
+
+@contextmanager
+def refused_ranks(refuse: Callable[[], None]) -> Iterator[None]:
+    """Within it, ``refuse`` is called where code of this thread that is not torch's asks a process group or a mesh which rank it is.
+
+    torch asks for itself too, in collectives and for its logs.
+    """
+
+    def asked(name: str) -> None:
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_code.co_name in _RANKS_OF and frame.f_globals["__name__"].startswith("torch.distributed."):
+            frame = frame.f_back
+        if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] != "torch":
+            refuse()
+
+    with _watched_group(("rank",), asked):
+        yield
+
+
+_RANKS_OF = ("get_rank", "get_local_rank", "get_group_rank")
+"""The functions and methods of torch.distributed that answer with what ``ProcessGroup.rank`` says."""
+
+
+@contextmanager
+def _watched_group(names: Iterable[str], told: Callable[[str], None]) -> Iterator[None]:
+    """Within it, ``told`` hears of each call by this thread of these methods of ``ProcessGroup``, by name, before it is made."""
     from torch.distributed import ProcessGroup
 
     thread = get_ident()
@@ -376,12 +406,12 @@ def refused_collectives(refuse: Callable[[str], None]) -> Iterator[None]:
     def watched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread:
-                refuse(name.strip("_"))
+                told(name)
             return plain(*args, **kwargs)
 
         return method
 
-    kept = {name: vars(ProcessGroup)[name] for name in _COMMUNICATING}  # as they stand in the class: they bind to their group there
+    kept = {name: vars(ProcessGroup)[name] for name in names}  # as they stand in the class: they bind to their group there
     for name in kept:
         setattr(ProcessGroup, name, watched(name, getattr(ProcessGroup, name)))
     try:

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Generic, TypeVar, overload
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from autopar.files import loads
 from autopar.rows import Row
 
 R = TypeVar("R", bound=Row)
@@ -106,10 +107,12 @@ class Unread(Sequence[R], Generic[R]):
 
     def _rows(self, lines: Sequence[str]) -> tuple[R, ...] | None:
         """The rows of the lines; None where these are none."""
+        text = f"[{' '.join(lines).rstrip(',')}]"
         try:
             with collector_paused():
-                found: tuple[R, ...] = _adapter(self._kind).validate_json(f"[{' '.join(lines).rstrip(',')}]")
-        except ValidationError:
+                found: tuple[R, ...] = _adapter(self._kind).validate_json(text)
+                loads(text)  # of a key that stands twice the model sees the last alone
+        except ValueError:
             return None
         return found if len(found) == len(lines) else None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections import Counter
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
@@ -52,10 +53,19 @@ def _from_scan(data: bytes) -> Arrays | None:
     return assemble(name, node_ptr, costs, pairs, pair_ptr, edge_costs, edge_ptr, item_ptr, items, limit)
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the file. Raises ProblemError: of a key that stands twice one value alone could count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ProblemError(f"the key {key[:60]!r} stands twice in one object", "keep the one that is meant")
+    return found
+
+
 def _from_json(data: bytes) -> Arrays:
     """The slow and careful road: it also finds the words for what is wrong with a file."""
     try:
-        document = json.loads(data)
+        document = json.loads(data, object_pairs_hook=_each_once)
     except UnicodeDecodeError as error:
         raise ProblemError(f"not text in UTF-8 (byte {error.start})", "give a problem file in JSON, plain or gzipped") from error
     except json.JSONDecodeError as error:
@@ -63,6 +73,8 @@ def _from_json(data: bytes) -> Arrays:
         raise ProblemError(f"not valid JSON: {error.msg} at {place}", "the file may be cut short; write it again") from error
     except RecursionError as error:
         raise ProblemError("not a problem: nested too deep", "see the keys in the package's documentation") from error
+    except ProblemError:
+        raise
     except ValueError as error:  # a number of thousands of digits
         raise ProblemError(f"not a problem: {str(error).partition(';')[0]}", "costs and usages are 64-bit integers") from error
     body = _key(document, "problem", "", dict)

@@ -172,6 +172,22 @@ def test_a_collective_is_told_before_it_runs_and_runs_afterwards():
     assert run_ranks(rank_main, 1) == [["barrier", "broadcast"]]
 
 
+def test_who_asks_for_its_rank_is_told_unless_it_is_torch():
+    def rank_main(rank):
+        told: list[bool] = []
+        mesh = torch.distributed.init_device_mesh("cpu", (1,), mesh_dim_names=("x",))
+        with torch_compat.refused_ranks(lambda: told.append(True)):
+            torch._logging._internal.torch.distributed.get_rank()  # asked from here, by whichever name
+            mesh.get_local_rank("x")
+            asked = len(told)
+            torch._logging.trace_structured("nothing", payload_fn=lambda: "of this rank")
+            torch.distributed.get_world_size()
+        torch.distributed.get_rank()
+        return asked, len(told)
+
+    assert run_ranks(rank_main, 1) == [(2, 2)]
+
+
 def test_an_untested_torch_is_said_once(monkeypatch):
     torch_compat.check_tested()
     torch_compat.check_tested.cache_clear()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from autopar.errors import CaptureError, FileError, UsageError
+from autopar.files import parse_json, read_text
 from autopar.target import Target
 
 _SIZES = {"batch": 1, "seq": 128}
@@ -27,12 +27,10 @@ def build(path: str, settings: Mapping[str, str], mode: Literal["train", "infere
         if key not in sizes or not value.isdecimal() or int(value) < 1:
             raise UsageError(f"cannot use {key}={value} for a Hugging Face model", "the keys are batch and seq, whole numbers from 1 on")
         sizes[key] = int(value)
-    try:
-        data: Any = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"cannot read {path} as JSON: {error}", "give the model's config.json") from error
+    hint = "give the model's config.json"
+    data = parse_json(read_text(config_file, "the configuration", hint), path, hint)
     if not isinstance(data, dict) or "model_type" not in data:
-        raise FileError(f"{path} has no key 'model_type'", "give the model's config.json")
+        raise FileError(f"{path} has no key 'model_type'", hint)
     try:
         import transformers
     except ImportError as error:

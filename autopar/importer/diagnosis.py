@@ -134,6 +134,14 @@ def refuse_collective(name: str, place: tuple[str, int] | None = None) -> None:
     raise CaptureError(at_line(f"the model calls a collective of torch.distributed itself ({name})", place), NO_COLLECTIVES)
 
 
+def refuse_rank() -> None:
+    """Raises CaptureError for a model that asks which rank it runs on: what it makes of the answer would be a constant of all ranks."""
+    raise CaptureError(
+        "the model asks which rank it runs on, but all ranks run one program, made on any of them",
+        "ask outside of the model, and pass what depends on the rank as an input",
+    )
+
+
 def at_line(message: str, place: tuple[str, int] | None) -> str:
     """The message with file, line and source before it."""
     if place is None:

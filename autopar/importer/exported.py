@@ -20,7 +20,7 @@ from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
-from autopar.importer.diagnosis import Carried, refuse_collective
+from autopar.importer.diagnosis import Carried, refuse_collective, refuse_rank
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
@@ -89,7 +89,7 @@ class Program(nn.Module):
         try:
             with (
                 torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues(),
-                Called(), torch_compat.refused_collectives(refuse_collective),
+                Called(), torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
             ):  # fmt: skip
                 result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
                 self.ran()  # export puts back the modules' attributes afterwards

@@ -6,13 +6,12 @@ plan; its objective becomes the step of that schedule. Its bound was one on the 
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from typing import Any
 
 from autopar.errors import FileError
-from autopar.files import read_text
+from autopar.files import loads, read_text
 from autopar.plan import Plan
 
 OLD_SCHEMA = "autopar.plan/1"
@@ -48,7 +47,7 @@ def load(path: str | os.PathLike[str], *, in_part: bool = False) -> Plan:
 def _old(text: str) -> dict[str, Any] | None:
     """The data of a file of the old schema."""
     try:
-        data = json.loads(text)
+        data = loads(text)
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and data.get("schema") == OLD_SCHEMA else None

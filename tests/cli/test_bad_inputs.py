@@ -67,6 +67,10 @@ PLANS: dict[str, Callable[[], str | bytes]] = {
     "instruction -1": edited("schedule", 0, "id", -1), "bucket below 0": edited("limits", "bucket_bytes", -1),
     "cost model": edited("created_by", "cost_model", "free"), "mode": edited("model", "mode", "dream"),
     "pin a number": edited("pins", {"a": 5}),
+    "a key twice": lambda: json.dumps(PLAN)[:-1] + ', "microbatches": 1}',
+    "a mesh twice": lambda: '{"mesh": {"dp": 4}, ' + json.dumps(PLAN)[1:],
+    "an axis twice": lambda: json.dumps(PLAN).replace('"mesh": {', '"mesh": {"dp": 2, ', 1),
+    "a row's key twice": lambda: json.dumps(PLAN).replace('"phase": "forward"', '"phase": "backward", "phase": "forward"', 1),
     "escape": edited("mode\x1b[31m", 5),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autopar.errors import CaptureError
@@ -169,6 +170,37 @@ def test_collectives_of_the_models_own_are_refused(function, ranks):
         if ranks:
             dist.destroy_process_group()
     assert "# here" in str(caught.value) and "hint: leave it out: the model is written for one device" in str(caught.value)
+
+
+def of_world(model, x):
+    return model.layer(x) * dist.get_rank()  # here
+
+
+def of_group(model, x):
+    return model.layer(x) if dist.get_rank(dist.group.WORLD) == 0 else x  # here
+
+
+def of_mesh(model, x):
+    return model.layer(x) * model.mesh.get_local_rank("dp")  # here
+
+
+def of_layer(model, x):
+    return model.layer(x) * model.mesh["dp"].get_rank()  # here
+
+
+@pytest.mark.parametrize("function", [of_world, of_group, of_mesh, of_layer])
+def test_models_that_ask_for_their_rank_are_refused(function):
+    """It would be a constant, that of the rank that captured, on all of them."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = Model(function)
+        model.mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        with pytest.raises(CaptureError, match="the model asks which rank it runs on") as caught:
+            capture(model, (torch.randn(4, 4),))
+        capture(Model(lambda model, x: model.layer(x) / dist.get_world_size()), (torch.randn(4, 4),))  # the same on all of them
+    finally:
+        dist.destroy_process_group()
+    assert "# here" in str(caught.value) and "hint: ask outside of the model" in str(caught.value)
 
 
 @pytest.mark.parametrize("function", [

@@ -75,6 +75,7 @@ def _changed(change) -> str:
 HUGE = {"intervals": [[0, 1]] * 99, "costs": [[10**17 - 1]] * 99, "usages": [[1]] * 99}
 BROKEN = {
     "empty file": ("", "not valid JSON"),
+    "a key twice": (json.dumps(EXAMPLE).replace('"nodes": {', '"nodes": {"costs": [[1]], ', 1), "the key 'costs' stands twice"),
     "cut short": (json.dumps(EXAMPLE)[:100], "not valid JSON"),
     "not JSON": ("hello", "not valid JSON"),
     "not text": (b"\xff\xfe\x00", "UTF-8"),
