@@ -64,7 +64,7 @@ def definite(*names: str) -> Any:
 LINEAR_ALGEBRA: tuple[Case, ...] = (
     Case("aten.linalg_matrix_exp.default", (F(4, 6, 6),), "a _ _ -> a _ _"),
     Case("aten.cholesky.default", definite(), "a _ _ -> a _ _"),
-    Case("aten.cholesky_inverse.default", definite("cholesky"), "a _ _ -> a _ _"),
+    Case("aten.cholesky_inverse.default", definite("linalg_cholesky"), "a _ _ -> a _ _"),
     *(Case(f"aten.{name}.default", definite(), "a _ _ -> a _ _, a") for name in ("linalg_inv_ex", "linalg_cholesky_ex")),
     *(Case(f"aten.{name}.default", definite(), "a _ _ -> a _ _, a _, a") for name in ("linalg_lu_factor_ex", "linalg_ldl_factor_ex")),
     Case("aten.linalg_lu.default", (F(2, 4, 6, 5),), "a b _ _ -> a b _ _, a b _ _, a b _ _"),
@@ -84,7 +84,7 @@ LINEAR_ALGEBRA: tuple[Case, ...] = (
     Case("aten._linalg_solve_ex.default", (F(6, 6, 6), F(6, 6)), "a _ _, a _ -> a _, a _ _, a _, a"),
     Case("aten._linalg_solve_ex.default", (F(6, 6), F(6)), "_ _, _ -> _, _ _, _, ()"),
     Case("aten.linalg_solve_triangular.default", (F(4, 6, 6), F(4, 6, 3)), "a _ _, a _ _ -> a _ _", {"upper": True}),
-    Case("aten.cholesky_solve.default", lambda: (F(4, 6, 3), *definite("cholesky")()), "a _ _, a _ _ -> a _ _"),
+    Case("aten.cholesky_solve.default", lambda: (F(4, 6, 3), *definite("linalg_cholesky")()), "a _ _, a _ _ -> a _ _"),
     Case("aten.linalg_lu_solve.default", lambda: (*definite("linalg_lu_factor_ex")()[:2], F(4, 6, 3)), "a _ _, a _, a _ _ -> a _ _"),
     Case("aten.lu_unpack.default", lambda: definite("linalg_lu_factor_ex")()[:2], "a _ _, a _ -> a _ _, a _ _, a _ _"),
     Case("aten.linalg_cross.default", (F(4, 3, 6), F(4, 3, 6)), "a _ b, a _ b -> a _ b | linear {0} {1}", {"dim": 1}),

@@ -12,7 +12,7 @@ from autopar.rules import find_rule, strategies
 from autopar.rules.lookup import find_row
 from autopar.rules.table import POINTWISE, ROWS
 from autopar.runtime.operators import find_operator
-from tests.rules.cases import CASES
+from tests.rules.cases import CASES, is_gone
 from tests.rules.drawing import Case, F, I, P
 from tests.rules.drawing import drawn as with_tensors
 from tests.rules.execution import Executed, execute, joined, split_run
@@ -72,7 +72,7 @@ LISTED = {row.name for case in CASES if (row := find_row(case.target))}
 
 def test_every_row_has_a_case() -> None:
     missing = {row.name for row in ROWS if row not in POINTWISE} - LISTED - ONLY_ON_GPU
-    assert not missing
+    assert not {name for name in missing if not is_gone(f"{name}.default")}
 
 
 @pytest.mark.parametrize("name", sorted({row.name for row in POINTWISE} - LISTED))
