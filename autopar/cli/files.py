@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.cli.terminal import note, out
+from autopar.errors import FileError
 from autopar.files import STANDARD, check_writable, write_whole
 from autopar.unread import collector_paused
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
 
-__all__ = ["check_writable", "read_plan", "write_text"]
+__all__ = ["check_writable", "read_plan", "write_result", "write_text"]
 
 
 def read_plan(path: Path, *, in_part: bool = False) -> Plan:
@@ -38,3 +41,22 @@ def write_text(path: Path, text: str) -> None:
         return
     write_whole(path, text)
     note(f"wrote {path}")
+
+
+def write_result(path: Path, text: str) -> None:
+    """As ``write_text``, of what took long to make: what ``path`` has no room for is kept in the system's temporary folder or, where that
+    has none either, printed. Raises FileError, which says where it is."""
+    try:
+        write_text(path, text)
+    except FileError as error:
+        raise FileError(f"{error.message}; {_kept(path, text)}", error.hint) from error
+
+
+def _kept(path: Path, text: str) -> str:
+    try:
+        other = Path(tempfile.gettempdir()) / f"{path.stem}-{os.getpid()}{path.suffix}"
+        write_whole(other, text)
+    except (FileError, OSError):
+        out(text, end="")
+        return "what it was to hold is printed"
+    return f"what it was to hold is kept in {other}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autopar.cli.files import check_writable, write_text
+from autopar.cli.files import check_writable, write_result
 from autopar.cli.planning import OPTIMIZER_HELP, open_pins, pareto_target, plan_target, read_microbatches, read_mode
 from autopar.cli.terminal import out
 from autopar.errors import UsageError
@@ -58,8 +58,8 @@ def plan(
     }  # fmt: skip
     found = pareto_target(target, rungs=rungs or 8, **options) if pareto else plan_target(target, **options)
     if html is not None and isinstance(found, Pareto):
-        write_text(html, frontier_html(found))
+        write_result(html, frontier_html(found))
     if output is not None:
-        write_text(output, found.to_json())
+        write_result(output, found.to_json())
     if output != STANDARD:
         out(found.to_json() if json else found, end="" if json else "\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autopar.cli.files import check_writable, write_text
+from autopar.cli.files import check_writable, write_result
 from autopar.cli.terminal import note, out
 from autopar.files import STANDARD
 from autopar.report import units
@@ -52,7 +52,7 @@ def _write(measured: Measured, output: Path | None) -> None:
 
     text = to_toml(measured)
     if output is not None:
-        write_text(output, text)
+        write_result(output, text)
     note("\n".join(residuals(measured.hardware).lines()))
     if output != STANDARD:
         out(text, end="")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autopar.cli.files import check_writable, write_text
+from autopar.cli.files import check_writable, write_result
 from autopar.cli.terminal import Line, out
 from autopar.errors import FileError, InfeasibleError, TimeLimitError, UsageError
 from autopar.files import STANDARD
@@ -53,7 +53,7 @@ def solve(
         raise _none(found)
     report = _report(found)
     if output is not None:
-        write_text(output, json_format.dumps(report) + "\n")
+        write_result(output, json_format.dumps(report) + "\n")
     if output != STANDARD:
         out(json_format.dumps(report) if json else _table(read.name or problem.name, report))
 

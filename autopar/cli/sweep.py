@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autopar.cli.files import check_writable, write_text
+from autopar.cli.files import check_writable, write_result
 from autopar.cli.planning import OPTIMIZER_HELP, check_options, open_pins, plan_target, read_mode
 from autopar.cli.terminal import note, out
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
@@ -62,7 +62,7 @@ def sweep(
     text = json_format.dumps({"target": target, "mode": chosen, "rows": rows}, indent=1)
     if output is not None:
         written = FORMS.get(output.suffix)
-        write_text(output, written(rows) if written else text + "\n")
+        write_result(output, written(rows) if written else text + "\n")
     if output != STANDARD:
         out(text if json else "\n".join(_table(found).lines()))
     if not any(isinstance(plan, Plan) for plan in found.values()):

@@ -32,6 +32,8 @@ from autopar.errors import AutoparError, UsageError, VerificationError
 
 MOST_RANKS = 128
 """Processes that one machine is asked for; more than any machine's devices, fewer than would bring it down."""
+STOOD_STILL = "it was stopped (SIGSTOP) and did not go on"
+"""How a rank that a signal has stopped ends."""
 GRACE_SECONDS = 1.0
 """After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
 LOOK_SECONDS = 0.5
@@ -193,7 +195,7 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], na
         standing = {rank: standing.get(rank, now) for rank in pending if _stands_still(processes[rank])}
         over = deadline is not None and time.monotonic() >= deadline
         if over or any(now - since > timeout for since in standing.values()):
-            failures += [Failure(rank, "it was stopped (SIGSTOP) and did not go on") for rank in standing]
+            failures += [Failure(rank, STOOD_STILL) for rank in standing]
             break
     if failures:
         raise _explain(failures, len(processes), name)
@@ -245,8 +247,8 @@ def _explain(failures: Sequence[Failure], ranks: int, name: str) -> AutoparError
         return first.error
     if first.trace and not first.consequence:
         sys.stderr.write(f"{name or f'rank {first.rank}'}:\n{first.trace}")
-    others = f"; the other {ranks - 1} were stopped" if ranks > 1 else ""
-    hint = "run it again; if it was killed, the machine may lack memory"
+    others = "" if ranks == 1 else "; the other was stopped" if ranks == 2 else f"; the other {ranks - 1} were stopped"
+    hint = "run it again" if first.reason == STOOD_STILL else "run it again; if it was killed, the machine may lack memory"
     return VerificationError(f"{name or f'rank {first.rank} of {ranks}'} died: {first.reason}{others}", hint)
 
 

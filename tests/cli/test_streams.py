@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autopar.plan import Plan
 from tests.cli.running import autopar, refused
 
 ESCAPE = "\x1b[31m"
@@ -29,6 +33,29 @@ def test_a_full_disk_is_an_error_in_words(plan_file: Path) -> None:
         ran = subprocess.run([sys.executable, "-m", "autopar", "show", str(plan_file)], stdout=full, stderr=subprocess.PIPE, text=True)
     assert ran.returncode == 3 and ran.stderr.startswith("error: cannot write to the standard output"), ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["room elsewhere", "room nowhere"])
+def test_what_took_long_to_make_is_not_lost_for_want_of_room(
+    room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere, output = tmp_path / "elsewhere", tmp_path / "plan.json"
+    elsewhere.mkdir()
+    output.write_text("the old plan")
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+
+    def full(handle: int) -> None:
+        if not room or not os.readlink(f"/proc/self/fd/{handle}").startswith(str(elsewhere)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    ran = autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2", "-o", output)
+    printed, ran = ran.out, replace(ran, out=ran.out if room else "")
+    refused(ran, 3, f"cannot write {output}: No space left on device; what it was to hold is ")
+    kept = list(elsewhere.glob("plan-*"))
+    assert len(kept) == room and (not room or str(kept[0]) in ran.err)
+    assert Plan.from_json(kept[0].read_text() if room else printed).model.target == "zoo:mlp"
+    assert output.read_text() == "the old plan" and {*tmp_path.iterdir()} == {elsewhere, output}
 
 
 def test_escapes_in_a_file_are_shown_not_obeyed(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
