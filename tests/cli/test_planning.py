@@ -133,7 +133,7 @@ def test_targets_of_every_form(function: str, model: Path, capsys: pytest.Captur
         ("zoo:mlp,width=wide", 2, "width='wide'"),
         ("zoo:mlp,width", 2, "cannot read 'width'"),
         ("hf:absent.json", 2, "there is no file absent.json"),
-        ("hf:{model}", 3, "as JSON"),
+        ("hf:{model}", 3, "not a whole JSON file"),
     ],
 )
 def test_bad_targets(target: str, status: int, said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
