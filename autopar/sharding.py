@@ -187,10 +187,10 @@ class InnerCollective:
     """A collective that runs inside an operator under a strategy (vocabulary-split softmax, split batch norm).
 
     Args:
-        kind: ``all_reduce``.
+        kind: ``all_reduce``, or ``permute``: every rank's tensor goes to the rank as far from the other end of the group.
         axes: the mesh axes of the group.
-        bytes: the full (reduced) tensor's bytes on its group.
-        reduction: ``sum``, ``max`` or ``min``.
+        bytes: on its group, of the reduced tensor or of the ranks' tensors together.
+        reduction: ``sum``, ``max`` or ``min``; of a permute ``mirror``.
     """
 
     kind: str
@@ -209,6 +209,7 @@ class Strategy:
         parts: into how many parts the iteration space is cut (work of the busiest rank = whole / parts; a fraction where parts differ).
         inner: the collectives it needs inside.
         factors: the axes given to each factor of the rule, for what runs on a rank to be derived.
+        workspace: bytes that it holds on a rank beside its results, while it runs.
     """
 
     inputs: tuple[ShardingSpec, ...]
@@ -216,6 +217,7 @@ class Strategy:
     parts: float = 1
     inner: tuple[InnerCollective, ...] = ()
     factors: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False)
+    workspace: int = 0
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"

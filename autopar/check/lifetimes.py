@@ -2,7 +2,8 @@
 
 A storage begins where its first value comes to be and ends at the free of its last one; views share it, and so do results that are written
 over one of its values, and the values that a call leaves in its buffer. What came in or leaves has no end. Buffers of a call that are not
-its targets' live from its start to its wait. A sum over microbatches is there from the beginning of the last of them, which holds most.
+its targets' live from its start to its wait, what an operator holds beside its results while it runs. A sum over microbatches is there
+from the beginning of the last of them, which holds most.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Lifetimes:
         owner: the storage of each value.
         size: its bytes.
         spans: the first and last place at which it lives.
+        staged: the same and the bytes of what is no value, by call or operator.
         taken: at each place, the bytes that the instruction takes; of a free, gives back.
     """
 
@@ -29,7 +31,7 @@ class Lifetimes:
     owner: dict[str, str] = field(default_factory=dict)
     size: dict[str, int] = field(default_factory=dict)
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    staged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    staged: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     taken: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class Lifetimes:
             if last < end:
                 self.taken[last] = self.taken.get(last, 0) + self.size[storage]
         for name, call in order.calls.items():
-            self.staged[name] = order.starts[name], order.waits[name]
+            self.staged[name] = order.starts[name], order.waits[name], call.buffers
             self.taken[order.starts[name]] = call.buffers + (0 if call.copies_out else call.taken)
             self.taken[order.waits[name]] = call.taken if call.copies_out else 0
 
@@ -63,9 +65,9 @@ class Lifetimes:
                 kind = 1 if storage in gradients else 0
                 changes[begin][kind] += self.size[storage]
                 changes[last + 1][kind] -= self.size[storage]
-        for name, (begin, last) in self.staged.items():
-            changes[begin][2] += order.calls[name].buffers
-            changes[last + 1][2] -= order.calls[name].buffers
+        for begin, last, size in self.staged.values():
+            changes[begin][2] += size
+            changes[last + 1][2] -= size
         held, best = [0, 0, 0], [-1, 0, 0]
         for place in range(end + 1):
             held = [now + change for now, change in zip(held, changes[place], strict=True)]
@@ -96,6 +98,7 @@ class Lifetimes:
                 for value in row.writes:
                     self._add(value, self.owner[shared] if shared else value, walk.local_bytes(value))
                 self.taken[place] = 0 if shared else sum(map(walk.local_bytes, row.writes))
+                self.staged[f"inside {row.of}"] = place, place, walk.strategies[row.of].workspace
             elif row.kind == "slice":
                 leg = cuts[row.writes[0]]
                 self._add(leg.target, self.owner[leg.source] if leg.step is None else leg.target, leg.taken)

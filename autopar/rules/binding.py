@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import RuleError
 from autopar.rules.notation import SAME, Pattern, Term, Token, parse
-from autopar.rules.rule import Dims, ShardingRule, Statistic
+from autopar.rules.rule import Dims, Mirror, ShardingRule, Statistic
 
 Shape = tuple[int, ...]
 
@@ -152,6 +152,7 @@ class _Binder:
             self._flows(),
             tuple(self._inner(splittable)),
             frozenset(name for name in splittable if name in self.pattern.triangles),
+            self._mirror(splittable),
         )
 
     def _ellipsis_extents(self, shapes: Sequence[Shape]) -> None:
@@ -256,6 +257,11 @@ class _Binder:
                 inputs = tuple(sorted(index for slot in group for index in self.slots[slot]))
                 found += [inputs] if inputs or not group else []
         return tuple(found)
+
+    def _mirror(self, splittable: Sequence[str]) -> Mirror | None:
+        if self.pattern.mirror is None or self.pattern.mirror[0] not in splittable:
+            return None
+        return Mirror(*self.pattern.mirror)
 
     def _inner(self, splittable: Sequence[str]) -> Iterator[Statistic]:
         for factor, reduction, tokens in self.pattern.inner:

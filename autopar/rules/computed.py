@@ -94,17 +94,25 @@ def new_zeros(call: OperatorCall) -> str:
 def attention(call: OperatorCall) -> str:
     """Batch, heads and the query sequence; query heads in groups of a key head.
 
-    Under a causal mask a rank's queries start at ``offset`` among the keys, and the last of them attend to the most.
+    Under a causal mask a rank's queries start at ``offset`` among the keys, and the last of them attend to the most: without a further
+    mask, ranks may trade half of their queries, and of what comes out.
     """
-    clause = " | triangle s" if call.arguments["causal"] else ""
+    clause = _causal(call, "{0} {3} {4}")
     return f"b (h g) s d!, b h t! d!, b h t! e!{_mask(call)} -> b (h g) s e!, b (h g) s{clause}"
 
 
 def attention_backward(call: OperatorCall) -> str:
     """As attention; gradients of keys and values add up over a split query sequence; linear in the gradient."""
-    clause = " | triangle s" if call.arguments["causal"] else ""
+    clause = _causal(call, "{0 1 4} {5} {6}")
     q, k, v = "b (h g) s d!", "b h t! d!", "b h t! e!"
     return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{_mask(call)} -> {q}, {k}, {v} | linear {{0}}{clause}"
+
+
+def _causal(call: OperatorCall, sent: str) -> str:
+    if not call.arguments["causal"]:
+        return ""
+    tradable = not refs(call.arguments["mask"]) and call.arguments["offset"] == 0
+    return " | triangle s" + (f" | mirror s: {sent}" if tradable else "")
 
 
 def _mask(call: OperatorCall) -> str:

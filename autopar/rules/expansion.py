@@ -3,6 +3,7 @@
 Each axis is given to one factor, or carries a partial value through the operator, or is left out (replicated). A factor with
 several axes has one strategy for each order of them (``S01`` and ``S10``). In a dim of several factors, a factor may be split only
 when those before it are split down to one element: then the ranks' parts are again contiguous blocks of the dim.
+A factor whose parts may be traded by halves has each split twice: as it is, and with the trade (``s mirrored``).
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Tensor
-from autopar.rules.rule import Dims, ShardingRule
+from autopar.rules.rule import Dims, Mirror, ShardingRule
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 
 MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
 """The families that ``must_split`` is about (design: the communication model)."""
 
 Axes = tuple[int, ...]
+MIRRORED = " mirrored"
+"""After the name of a factor in a strategy: its parts are traded by halves."""
 
 
 def strategies(rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[int], *, must_split: bool = False) -> tuple[Strategy, ...]:
@@ -32,24 +35,32 @@ def strategies(rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[in
         must_split: contractions, convolutions and attention keep only the strategies that give a largest set of axes to factors
             and have no partial inputs.
     """
-    itemsize = max(4, DTYPE_BYTES[tensors[0].dtype]) if rule.inner else 0
-    return _expand(rule, itemsize, tuple(sizes), must_split)
+    itemsizes = tuple(DTYPE_BYTES[tensor.dtype] for tensor in tensors) if rule.inner or rule.mirror else ()
+    return _expand(rule, itemsizes, tuple(sizes), must_split)
+
+
+def plain_factors(strategy: Strategy) -> dict[str, Axes]:
+    """The axes given to each factor of the rule, traded by halves or not."""
+    return {name.removesuffix(MIRRORED): axes for name, axes in strategy.factors}
 
 
 @lru_cache(maxsize=65536)
-def _expand(rule: ShardingRule, itemsize: int, sizes: tuple[int, ...], must_split: bool) -> tuple[Strategy, ...]:
-    expansion = _Expansion(rule, itemsize, sizes)
+def _expand(rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ...], must_split: bool) -> tuple[Strategy, ...]:
+    expansion = _Expansion(rule, itemsizes, sizes)
     found: dict[tuple[int, ...], Strategy] = {}
-    for factors, flows in _assignments(rule, sizes):
+    for factors, flows, mirrored in _assignments(rule, sizes):
         for ordered in itertools.product(*(itertools.permutations(axes) for axes in factors.values())):
-            strategy = expansion.strategy(dict(zip(factors, ordered, strict=True)), flows)
-            found.setdefault(tuple(map(id, strategy.inputs + strategy.outputs)), strategy)  # equal specs are one object here
+            strategy = expansion.strategy(dict(zip(factors, ordered, strict=True)), flows, mirrored)
+            key = *map(id, strategy.inputs + strategy.outputs), int(mirrored)  # equal specs are one object here
+            found.setdefault(key, strategy)
     result = tuple(found.values())
     return _splitting(result) if must_split and rule.family in MUST_SPLIT else result
 
 
-def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[dict[str, Axes], dict[int, Axes]]]:
-    """Every assignment of axes: to factors, to flows (by index), or to nothing; replicated first."""
+def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], bool]]:
+    """Every assignment of axes: to factors, to flows (by index), or to nothing; replicated first. With each, whether the factor that may
+    be is traded by halves."""
+    traded = rule.mirror.factor if rule.mirror else None
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     dims = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
     shapes = [extent for term, shape in zip(rule.inputs + rule.outputs, rule.shapes[0] + rule.shapes[1], strict=True)
@@ -70,7 +81,9 @@ def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[d
         if all(rule.extent[name] % count == 0 for name, count in parts.items()) and all(
             _contiguous(names, extent, rule.extent, parts) for names, extent in composites
         ):
-            yield factors, flows
+            yield factors, flows, False
+            if traded in parts and rule.extent[traded] % (2 * parts[traded]) == 0:
+                yield factors, flows, True
 
 
 def _contiguous(names: tuple[str, ...], extent: int, extents: dict[str, int], parts: dict[str, int]) -> bool:
@@ -89,13 +102,13 @@ def _contiguous(names: tuple[str, ...], extent: int, extents: dict[str, int], pa
 class _Expansion:
     """One rule on one mesh; keeps each spec once, since a rule's strategies share most of theirs."""
 
-    def __init__(self, rule: ShardingRule, itemsize: int, sizes: tuple[int, ...]) -> None:
-        self.rule, self.itemsize, self.sizes = rule, itemsize, sizes
+    def __init__(self, rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        self.rule, self.itemsizes, self.sizes = rule, itemsizes, sizes
         self.specs: dict[tuple[tuple[Axes, ...], tuple[tuple[int, str], ...]], ShardingSpec] = {}
         self.cutting = {name for term in rule.outputs for names in term for name in names}
         self.cutting |= {name for partial in rule.output_partial for name, _ in partial}
 
-    def strategy(self, factors: dict[str, Axes], flows: dict[int, Axes]) -> Strategy:
+    def strategy(self, factors: dict[str, Axes], flows: dict[int, Axes], mirrored: bool) -> Strategy:
         """The strategy of one assignment, the axes of each factor in order."""
         rule = self.rule
         flowing = [(axis, rule.flows[index]) for index, axes in flows.items() for axis in axes]
@@ -105,17 +118,20 @@ class _Expansion:
         ]
         through = [axis for axis, _ in flowing]
         outputs = [self._spec(*item, factors, through) for item in zip(rule.outputs, rule.output_partial, strict=True)]
-        parts = math.prod(self._parts(name, axes) for name, axes in factors.items() if name in self.cutting)
-        given = tuple((name, factors[name]) for name in rule.free if name in factors)
-        return Strategy(tuple(inputs), tuple(outputs), parts, self._inner(factors), given)
+        traded = rule.mirror.factor if rule.mirror and mirrored else None
+        parts = math.prod(self._parts(name, axes, name == traded) for name, axes in factors.items() if name in self.cutting)
+        given = tuple((name + MIRRORED * (name == traded), factors[name]) for name in rule.free if name in factors)
+        inner = self._inner(factors) + (self._trades(rule.mirror, factors) if rule.mirror and mirrored else ())
+        workspace = self._workspace(rule.mirror, factors) if rule.mirror and mirrored else 0
+        return Strategy(tuple(inputs), tuple(outputs), parts, inner, given, workspace)
 
-    def _parts(self, name: str, axes: Axes) -> float:
+    def _parts(self, name: str, axes: Axes, traded: bool) -> float:
         """How much less work the busiest rank has: the n parts of a factor, fewer where the last part does more than its share.
 
         Row ``i`` of a triangle of ``s`` rows takes work ``i``: the last ``s/n`` rows take ``1 - ((n - 1) / n)^2 = (2n - 1) / n^2`` of it.
         """
         count = math.prod(self.sizes[axis] for axis in axes)
-        return count * count / (2 * count - 1) if name in self.rule.triangles else count
+        return count * count / (2 * count - 1) if name in self.rule.triangles and not traded else count
 
     def _inner(self, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
         found = []
@@ -124,8 +140,33 @@ class _Expansion:
             if over:
                 cut = math.prod(self.sizes[axis] for name in item.factors for axis in factors.get(name, ()))
                 elements = math.prod(self.rule.extent[name] for name in item.factors) // cut * item.elements
-                found.append(InnerCollective("all_reduce", over, elements * self.itemsize, item.reduction))
+                found.append(InnerCollective("all_reduce", over, elements * max(4, self.itemsizes[0]), item.reduction))
         return tuple(found)
+
+    def _trades(self, mirror: Mirror, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
+        """Half of each rank's part of each group of tensors travels to the mirrored rank."""
+        axes = tuple(sorted(factors[mirror.factor]))
+        ranks = math.prod(self.sizes[axis] for axis in axes)
+        return tuple(
+            InnerCollective("permute", axes, ranks * sum(self._local_bytes(index, factors) for index in group) // 2, "mirror")
+            for group in mirror.sent
+        )
+
+    def _workspace(self, mirror: Mirror, factors: dict[str, Axes]) -> int:
+        """The halves that came in, with either what both halves make of all (which is added up), or of an output by rows its halves, one of
+        them come back, beside the whole."""
+        first = len(self.rule.inputs)
+        sizes = {index: self._local_bytes(index, factors) for index in range(first, first + len(self.rule.outputs))}
+        by_rows = {index for index in sizes if any(mirror.factor in names for names in self.rule.outputs[index - first])}
+        came = sum(self._local_bytes(index, factors) for index in mirror.sent[0]) // 2
+        added = sum(size for index, size in sizes.items() if index not in by_rows)
+        return came + max(added, max((3 * sizes[index] // 2 for index in by_rows), default=0))
+
+    def _local_bytes(self, index: int, factors: dict[str, Axes]) -> int:
+        """Of a tensor, numbered over inputs, then outputs."""
+        dims, shape = (self.rule.inputs + self.rule.outputs)[index], (self.rule.shapes[0] + self.rule.shapes[1])[index]
+        cut = math.prod(self.sizes[axis] for names in dims for name in names for axis in factors.get(name, ()))
+        return math.prod(shape) // cut * self.itemsizes[index]
 
     def _spec(self, dims: Dims, partial: tuple[tuple[str, str], ...], factors: dict[str, Axes], through: list[int]) -> ShardingSpec:
         split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from autopar.errors import RuleError
 from autopar.graph import Argument, Op, Tensor
-from autopar.rules.expansion import strategies
+from autopar.rules.expansion import plain_factors, strategies
 from autopar.rules.lookup import find_row, find_rule
 from autopar.rules.rule import ShardingRule
 from autopar.rules.signature import Row, signature
@@ -75,11 +75,11 @@ def _factors(
 ) -> dict[str, tuple[int, ...]]:  # fmt: skip
     specs = (*strategy.inputs, *strategy.outputs)
     if strategy.factors or not any(spec.split_axes or spec.partial_axes for spec in specs):
-        return dict(strategy.factors)
+        return plain_factors(strategy)
     found = find_strategy(op, tensors, strategy.inputs, strategy.outputs, sizes)
     if found is None:
         raise RuleError(f"{op.name} ({op.target}) cannot run as {strategy!s}: its rule is {rule!s}", "make the plan again")
-    return dict(found.factors)
+    return plain_factors(found)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ Clauses follow a bar:
     | linear {0 1} {2}      partial sums flow from inputs 0 and 1 together, or from input 2 alone, to every output
     | inner d: max(...) sum(...)        when `d` is split: all-reduces of statistics of those dims inside the operator
     | triangle s                        work grows along `s` as the rows of a triangle do: its last part does the most
+    | mirror s: {0} {3 4}               ranks may trade half of their part of `s` with the rank as far from the other end, and all have
+                                        the same to do: half of these tensors (inputs, then outputs) travels, a group as one
 
 Reading is pure and cached (``parse``); putting in shapes is a separate step (``autopar.rules.binding``).
 """
@@ -74,6 +76,7 @@ class Pattern:
         flows: groups of inputs (None means all): partial sums of a group's inputs together pass to every output.
         inner: (factor, reduction, dims): an all-reduce inside the operator when the factor is split.
         triangles: factors along which the work grows from nothing, evenly.
+        mirror: (factor, groups of tensors): what travels where ranks trade halves of their parts of the factor.
     """
 
     text: str
@@ -84,6 +87,7 @@ class Pattern:
     flows: tuple[tuple[int, ...] | None, ...] = ()
     inner: tuple[tuple[str, str, tuple[Token, ...]], ...] = ()
     triangles: frozenset[str] = frozenset()
+    mirror: tuple[str, tuple[tuple[int, ...], ...]] | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -220,4 +224,10 @@ def _clause(pattern: Pattern, text: str) -> Pattern:
         if not rest.split() or not pattern.names >= set(rest.split()):
             raise _Unreadable(f"the clause {text!r}: write 'triangle s' for a factor of the rule")
         return replace(pattern, triangles=pattern.triangles | set(rest.split()))
-    raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle")
+    if word == "mirror":
+        match = re.fullmatch(r"(\w+):((?:\s*\{[\d\s]*\d[\d\s]*\})+)", rest.strip())
+        if not match or match[1] not in pattern.names:
+            raise _Unreadable(f"the clause {text!r}: write 'mirror s: {{0}} {{3 4}}' for a factor of the rule")
+        sent = tuple(tuple(int(item) for item in group.split()) for group in re.findall(r"\{([^{}]*)\}", match[2]))
+        return replace(pattern, mirror=(match[1], sent))
+    raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle, mirror")

@@ -27,6 +27,20 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Mirror:
+    """A factor of which ranks may trade halves of their parts: the second half of rank i's goes to rank n - 1 - i, and what is made of it
+    comes back. Of a triangle's rows every rank then has as many light ones as heavy ones.
+
+    Args:
+        factor: with an even number of rows on each rank.
+        sent: groups of tensors, numbered over inputs, then outputs, each a buffer; in the order in which they travel.
+    """
+
+    factor: str
+    sent: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class ShardingRule:
     """How one operator, of given shapes, can be cut.
 
@@ -43,6 +57,7 @@ class ShardingRule:
         flows: groups of inputs: partial sums over an axis together, they make every output a partial sum over it.
         inner: the all-reduces inside the operator.
         triangles: the factors along which the work grows from nothing, evenly: of n parts the last does (2n - 1) / n^2 of it all.
+        mirror: the factor whose parts may be traded by halves, if there is one.
         known: False for an operator without a row, or with arguments its row does not fit: everything whole.
         reason: why it is not known.
     """
@@ -59,6 +74,7 @@ class ShardingRule:
     flows: tuple[tuple[int, ...], ...] = ()
     inner: tuple[Statistic, ...] = ()
     triangles: frozenset[str] = frozenset()
+    mirror: Mirror | None = None
     known: bool = True
     reason: str = ""
 
@@ -118,4 +134,7 @@ class ShardingRule:
             ]
             clauses += f" | inner {' '.join(over)}: {' '.join(parts)}"
         growing = " ".join(name for name, _ in self.extents if name in self.triangles)
-        return clauses + (f" | triangle {growing}" if growing else "")
+        clauses += f" | triangle {growing}" if growing else ""
+        if self.mirror is not None:
+            clauses += f" | mirror {self.mirror.factor}: " + " ".join("{" + " ".join(map(str, group)) + "}" for group in self.mirror.sent)
+        return clauses

@@ -81,6 +81,16 @@ def exchange_of(collective: Collective) -> Exchange:
     return Exchange(step.kind, step.axes, step.reduction or "sum", step.sources or ())
 
 
+def exchange_inside(mesh: Mesh, kind: str, axes: Sequence[int], reduction: str) -> Exchange:
+    """What a backend is asked for by an operator with collectives inside: a reduction over whole axes, or a trade between the rank at each
+    place of a group and the one as far from its other end."""
+    whole = tuple(mesh.whole(axis) for axis in axes)
+    if kind == "all_reduce":
+        return Exchange(kind, whole, reduction)
+    groups = [group_of(mesh, whole, rank) for rank in range(mesh.ranks)]
+    return Exchange(kind, whole, sources=tuple(group[-1 - group.index(rank)] for rank, group in enumerate(groups)))
+
+
 class Call:
     """A collective bound to a backend.
 
@@ -223,8 +233,8 @@ def _joining(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
     return lambda columns: columns.view(each).movedim(0, dim).reshape(whole).contiguous()
 
 
-def reduce_now(backend: Backend, tensors: Sequence[Tensor], axes: tuple[SubAxis, ...], reduction: str) -> list[Tensor]:
-    """The group's reduction of one tensor of each hosted rank, waited for at once: what operators with collectives inside need."""
+def exchange_now(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A collective on one tensor of each hosted rank, waited for at once: what operators with collectives inside need."""
     buffers = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]
-    found = backend.start(Exchange("all_reduce", axes, reduction), buffers)()
+    found = backend.start(exchange, buffers)()
     return [buffer.view(tensor.shape) for buffer, tensor in zip(found, tensors, strict=True)]

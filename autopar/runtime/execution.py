@@ -19,7 +19,7 @@ from torch import Tensor
 
 from autopar.rules import localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_of, reduce_now
+from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_inside, exchange_now, exchange_of
 from autopar.runtime.fusion import Line, Local, Pair, bind_in_place, bind_pair, find_fusion, makes_memory
 from autopar.runtime.inner import body
 from autopar.runtime.kernels import Kernel, bind_kernel
@@ -325,17 +325,17 @@ CUT: Mapping[str, Callable[[Sequence[int], int, int], Kernel]] = {"slice": _slic
 def _with_collectives(
     operation: Operation, item: Instruction, arguments: Sequence[tuple[list[Any], dict[str, Any]]], backend: Backend
 ) -> Action:  # fmt: skip
-    """Runs the ranks' bodies side by side; each yields ``(kind, tensor, axes, reduction)`` and is sent the reduced tensor."""
+    """Runs the ranks' bodies side by side; each yields ``(kind, tensor, axes, reduction)`` and is sent what the collective gives it."""
     op, strategy, mesh = operation.op, operation.strategy, backend.mesh
+    asked = dict.fromkeys((item.kind, item.axes, item.reduction) for item in strategy.inner)
+    exchanges = {what: exchange_inside(mesh, *what) for what in asked}
 
     def answer(requests: Sequence[Any], observed: list[Observed] | None) -> list[Tensor]:
         kind, _, axes, reduction = requests[0]
-        assert kind == "all_reduce", f"{op.target} asks for {kind} inside"
-        whole = tuple(mesh.whole(axis) for axis in axes)
-        tensors = [request[1] for request in requests]
+        exchange, tensors = exchanges[kind, axes, reduction], [request[1] for request in requests]
         if observed is not None:
-            observed.append(Observed(kind, whole, item.phase, tensors[0].nbytes, op.inputs[0], item.of))
-        return reduce_now(backend, tensors, whole, reduction)
+            observed.append(Observed(kind, exchange.axes, item.phase, exchange.full_bytes(tensors[0]), op.inputs[0], item.of))
+        return exchange_now(backend, exchange, tensors)
 
     def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         bodies = []

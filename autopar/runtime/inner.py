@@ -1,7 +1,8 @@
 """Operators that need collectives inside: their bodies on a rank's part, as generators.
 
 A body yields ``(kind, tensor, axes, reduction)`` for each collective that its strategy declares, in that order, is sent the
-reduced tensor, and returns what the operator returns. Statistics are at least float32, as in the whole operator.
+reduced tensor (of a permute, the mirrored rank's), and returns what the operator returns. Statistics are at least float32, as in the
+whole operator.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
     answer: Tensor | None = None
     for item in strategy.inner:
         tensor, reduction = running.send(answer)
-        assert (reduction, tensor.numel() * tensor.element_size()) == (item.reduction, item.bytes), f"{op.target}: {item} declared"
+        sent = tensor.numel() * tensor.element_size() * (parts if item.kind == "permute" else 1)
+        assert (reduction, sent) == (item.reduction, item.bytes), f"{op.target}: {item} declared, {reduction} of {sent} bytes asked"
         answer = yield item.kind, tensor, item.axes, reduction
+        del tensor
     try:
         running.send(answer)
     except StopIteration as stop:
@@ -45,7 +48,7 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
 
 
 Statistics = Generator[tuple[Tensor, str], Tensor, Any]
-"""Yields a local statistic and its reduction; is sent the reduced one."""
+"""Yields a local statistic and its reduction, or a tensor and ``mirror``; is sent the reduced one, or the mirrored rank's."""
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -201,6 +204,58 @@ def _norm(
     return total.to(dtype or x.dtype)
 
 
+def _first(tensor: Tensor) -> Tensor:
+    """The first half of the rows of ``[b, h, s, d]`` or ``[b, h, s]``."""
+    return tensor.narrow(2, 0, tensor.shape[2] // 2)
+
+
+def _second(tensor: Tensor) -> Tensor:
+    return tensor.narrow(2, tensor.shape[2] // 2, tensor.shape[2] // 2)
+
+
+def _rejoined(first: Tensor, second: Tensor) -> Tensor:
+    """The halves one after the other, in memory as ``[b, s, h, d]``, where ``autopar.attention`` leaves its results."""
+    return torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1).transpose(1, 2)
+
+
+def _starts(parts: int, q: Tensor, offset: int) -> tuple[int, int]:
+    """Among the keys: where the half begins that stays, and the half that comes from the mirrored rank."""
+    rows = q.shape[2]
+    return offset, (parts - 1) * rows - offset + rows // 2
+
+
+def _attention(
+    parts: int, q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float, dropout: float, offset: int
+) -> Statistics:  # fmt: skip
+    """Of n ranks, rank i attends for the first half of its own queries and for the second half of those of rank n - 1 - i, which together
+    see as many keys on each rank: ``2i + (2n - 1 - 2i)`` half parts."""
+    attend, settings = torch.ops.autopar.attention.default, (mask, causal, scale, dropout)
+    mine, theirs = _starts(parts, q, offset)
+    traded = yield _second(q), "mirror"
+    out, lse = attend(_first(q), k, v, *settings, mine)
+    sent, sent_lse = attend(traded, k, v, *settings, theirs)
+    out = _rejoined(out, (yield sent, "mirror"))
+    return out, torch.cat([lse, (yield sent_lse, "mirror")], 2)
+
+
+def _attention_backward(
+    parts: int, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float,
+    dropout: float, offset: int,
+) -> Statistics:  # fmt: skip
+    """As ``_attention``; the gradients of keys and values are those of both halves."""
+    backward, settings = torch.ops.autopar.attention_backward.default, (mask, causal, scale, dropout)
+    mine, theirs = _starts(parts, q, offset)
+    widths = [grad.shape[3], q.shape[3], out.shape[3]]
+    traded = yield torch.cat([_second(grad), _second(q), _second(out)], 3), "mirror"
+    traded_lse = yield _second(lse), "mirror"
+    dq, dk, dv = backward(_first(grad), _first(q), k, v, _first(out), _first(lse), *settings, mine)
+    grad, q, out = traded.split(widths, 3)
+    sent, other_dk, other_dv = backward(grad, q, k, v, out, traded_lse, *settings, theirs)
+    dk.add_(other_dk), dv.add_(other_dv)
+    del other_dk, other_dv
+    return _rejoined(dq, (yield sent, "mirror")), dk, dv
+
+
 BODIES: Mapping[str, Callable[..., Statistics]] = {
     "aten._softmax": _softmax,
     "aten._log_softmax": _log_softmax,
@@ -213,6 +268,8 @@ BODIES: Mapping[str, Callable[..., Statistics]] = {
     "aten.logsumexp": _logsumexp,
     "aten.linalg_vector_norm": _norm,
     "aten.norm": _norm,
+    "autopar.attention": _attention,
+    "autopar.attention_backward": _attention_backward,
     "autopar.extreme": _extreme,
     "autopar.batch_norm": _batch_norm,
     "autopar.batch_norm_backward": _batch_norm_backward,

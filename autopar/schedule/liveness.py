@@ -85,7 +85,7 @@ def _entering(schedule: Schedule) -> dict[str, int]:
 
 
 STAGING = "staging of "
-"""Names the buffers of a collective in flight."""
+"""Names the buffers of a collective in flight, and what an operator holds beside its results while it runs."""
 
 
 def _changes(schedule: Schedule) -> Iterator[tuple[int, dict[str, int], list[str]]]:
@@ -107,6 +107,9 @@ def _changes(schedule: Schedule) -> Iterator[tuple[int, dict[str, int], list[str
                 alive[root[value]] = alive.get(root[value], 0) + 1
                 if alive[root[value]] == 1:
                     taken[root[value]] = storage_bytes(schedule, root[value])
+        if item.kind == "run" and schedule.operations[item.of].strategy.workspace:
+            taken[STAGING + item.of] = schedule.operations[item.of].strategy.workspace
+            given.append(STAGING + item.of)
         if call is not None and call.staging_bytes:
             if item.kind == "start":
                 taken[STAGING + call.id] = call.staging_bytes

@@ -75,7 +75,7 @@ class Merging:
         return Strategy(
             tuple(map(self.spec, strategy.inputs)), tuple(map(self.spec, strategy.outputs)), strategy.parts,
             tuple(replace(inner, axes=tuple(sorted(self._axes(inner.axes)))) for inner in strategy.inner),
-            tuple((name, self._axes(axes)) for name, axes in strategy.factors),
+            tuple((name, self._axes(axes)) for name, axes in strategy.factors), strategy.workspace,
         )  # fmt: skip
 
     def _axes(self, axes: tuple[int, ...]) -> tuple[int, ...]:

@@ -82,7 +82,8 @@ def _strategy(strategy: Strategy, op: Op, graph: Graph) -> Strategy:
         return strategy
     dtype = graph.tensors[(*op.inputs, *op.outputs)[0]].dtype
     wider = DTYPE_BYTES[_dtype(dtype)] // DTYPE_BYTES[dtype]
-    return replace(strategy, inner=tuple(replace(item, bytes=item.bytes * wider) for item in strategy.inner))
+    inner = tuple(replace(item, bytes=item.bytes * wider) for item in strategy.inner)
+    return replace(strategy, inner=inner, workspace=strategy.workspace * wider)
 
 
 def _argument(argument: Argument) -> Argument:

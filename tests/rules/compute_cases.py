@@ -13,12 +13,12 @@ from tests.rules.drawing import F32, B, C, Case, Draw, F, I, P
 ops = torch.ops.autopar
 
 
-def attention_backward(heads: int, key_heads: int, mask: Draw | None, causal: bool) -> Callable[[], tuple[Any, ...]]:
+def attention_backward(heads: int, key_heads: int, mask: Draw | None, causal: bool, rows: int = 6) -> Callable[[], tuple[Any, ...]]:
     def arguments() -> tuple[Any, ...]:
-        q, k, v = F(2, heads, 6, 4).tensor(), F(2, key_heads, 6, 4).tensor(), F(2, key_heads, 6, 4).tensor()
+        q, k, v = F(2, heads, rows, 4).tensor(), F(2, key_heads, rows, 4).tensor(), F(2, key_heads, rows, 4).tensor()
         drawn_mask = None if mask is None else mask.tensor()
         out, lse = ops.attention.default(q, k, v, drawn_mask, causal, 0.5, 0.0, 0)
-        return F(2, heads, 6, 4).tensor(), q, k, v, out, lse, drawn_mask, causal, 0.5, 0.0, 0
+        return F(2, heads, rows, 4).tensor(), q, k, v, out, lse, drawn_mask, causal, 0.5, 0.0, 0
 
     return arguments
 
@@ -232,8 +232,8 @@ CASES: tuple[Case, ...] = (
         "b h s d!, b h t! d!, b h t! e! -> b h s e!, b h s",
     ),
     Case(
-        "autopar.attention.default", (F(2, 8, 6, 4), F(2, 2, 6, 4), F(2, 2, 6, 4), None, True, 0.5, 0.0, 0),
-        "b (h g) s d!, b h t! d!, b h t! e! -> b (h g) s e!, b (h g) s | triangle s",
+        "autopar.attention.default", (F(2, 8, 8, 4), F(2, 2, 8, 4), F(2, 2, 8, 4), None, True, 0.5, 0.0, 0),
+        "b (h g) s d!, b h t! d!, b h t! e! -> b (h g) s e!, b (h g) s | triangle s | mirror s: {0} {3} {4}",
     ),
     Case(
         "autopar.attention.default", (F(2, 8, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 1, 6, 6), False, 0.5, 0.0, 0),
@@ -256,9 +256,9 @@ CASES: tuple[Case, ...] = (
         "b h s e!, b h s d!, b h t! d!, b h t! e!, b h s e!, b h s -> b h s d!, b h t! d! +s, b h t! e! +s | linear {0}",
     ),
     Case(
-        "autopar.attention_backward.default", attention_backward(8, 2, None, True),
+        "autopar.attention_backward.default", attention_backward(8, 2, None, True, rows=8),
         "b (h g) s e!, b (h g) s d!, b h t! d!, b h t! e!, b (h g) s e!, b (h g) s"
-        " -> b (h g) s d!, b h t! d! +g +s, b h t! e! +g +s | linear {0} | triangle s",
+        " -> b (h g) s d!, b h t! d! +g +s, b h t! e! +g +s | linear {0} | triangle s | mirror s: {0 1 4} {5} {6}",
     ),
     Case(
         "autopar.attention_backward.default", attention_backward(4, 4, F(6, 6), True),

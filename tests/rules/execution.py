@@ -86,12 +86,15 @@ def _lockstep(op: Op, strategy: Strategy, sizes: Sizes, ranks: list[Sizes], boun
         requests = [running.send(answer) for running, answer in zip(bodies, answers, strict=True)]
         for kind, tensor, axes, reduction in requests:
             assert (kind, axes, reduction) == (item.kind, item.axes, item.reduction)
-            assert tensor.numel() * tensor.element_size() == item.bytes
+            ranks_of_group = math.prod(sizes[axis] for axis in axes) if kind == "permute" else 1
+            assert tensor.numel() * tensor.element_size() * ranks_of_group == item.bytes
         answers = []
         for own in ranks:
             group = [request[1] for request, other in zip(requests, ranks, strict=True)
                      if all(a == b for axis, (a, b) in enumerate(zip(own, other, strict=True)) if axis not in item.axes)]  # fmt: skip
-            answers.append(reduced(group, item.reduction))
+            other_end = tuple(sizes[axis] - 1 - place if axis in item.axes else place for axis, place in enumerate(own))
+            mirrored = requests[ranks.index(other_end)][1].clone()
+            answers.append(mirrored if item.kind == "permute" else reduced(group, item.reduction))
     results = []
     for running, answer in zip(bodies, answers, strict=True):
         try:

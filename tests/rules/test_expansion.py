@@ -11,7 +11,8 @@ from hypothesis import strategies as draw
 
 from autopar.graph import Tensor
 from autopar.rules import ShardingRule, bind, strategies
-from autopar.sharding import Strategy
+from autopar.rules.expansion import plain_factors
+from autopar.sharding import InnerCollective, Strategy
 
 Shape = tuple[int, ...]
 
@@ -67,6 +68,36 @@ def test_the_last_part_of_a_triangle_does_the_most(sizes: Shape) -> None:
         last = sum(range(rows - length + 1, rows + 1))
         assert strategy.parts == pytest.approx(cuts.get("b", 1) * whole / last, rel=5e-3)
         assert strategy.parts == (1 if not cuts else 2) or "s" in cuts
+
+
+@pytest.mark.parametrize("sizes", [(2,), (4,), (3,), (2, 4)])
+def test_parts_traded_by_halves_have_all_the_same_to_do(sizes: Shape) -> None:
+    """Each rank has the first half of its own rows of a triangle and the second half of the mirrored rank's."""
+    rows = 48
+    rule = bind("b s t! -> b s | triangle s | mirror s: {0} {0 1}", [(2, rows, rows)], [(2, rows)])
+    own = [Tensor("", (2, rows, rows), "bfloat16"), Tensor("", (2, rows), "float32")]
+    offers = strategies(rule, own, sizes)
+    plain = {(item.inputs, item.outputs, item.parts): item for item in offers if not item.inner}
+    traded = [item for item in offers if item.inner]
+    assert traded and {item.inputs for item in traded} == {item.inputs for item in plain.values() if dict(item.factors).get("s")}
+    for strategy in traded:
+        factors = plain_factors(strategy)
+        count, others = math.prod(sizes[axis] for axis in factors["s"]), math.prod(sizes[axis] for axis in factors.get("b", ()))
+        half = rows // count // 2
+        work = [
+            sum(row + 1 for part in (2 * rank, 2 * (count - 1 - rank) + 1) for row in range(part * half, (part + 1) * half))
+            for rank in range(count)
+        ]
+        assert len(set(work)) == 1 and sum(work) == sum(range(1, rows + 1)) and strategy.parts == count * others
+        moved = [2 * rows * rows * 2 // others // 2, (2 * rows * rows * 2 + 2 * rows * 4) // others // 2]
+        axes = tuple(sorted(factors["s"]))
+        assert strategy.inner == tuple(InnerCollective("permute", axes, size, "mirror") for size in moved)
+
+
+def test_rows_that_do_not_halve_are_not_traded() -> None:
+    rule = bind("s -> s | mirror s: {0}", [(6,)], [(6,)])
+    assert [len(item.inner) for item in strategies(rule, tensors(rule), (2,))] == [0, 0]
+    assert [len(item.inner) for item in strategies(rule, tensors(rule), (3,))] == [0, 0, 1]
 
 
 def test_axes_of_size_one_are_left_out() -> None:
