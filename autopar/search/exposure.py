@@ -16,6 +16,7 @@ import numpy as np
 
 from autopar.graph import Phase
 from autopar.schedule import Schedule, Slot
+from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.windows import windows
 from autopar.search.model import Edge, Model, Priced, Side
 
@@ -86,6 +87,71 @@ class Exposure:
         """The belief after a simulated schedule; where it has no collectives, what was believed stays."""
         seen = exposed(schedule, slots)
         return Exposure({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Every collective as if it stood alone beside the operators: waited for is what is longer than they run between when its source is
+    there and when its result is read. What one belief for all of a place cannot say: a gather for the last layer is hidden, the same for
+    the first is not.
+
+    Args:
+        share: of the time between that it has for itself, others needing the link too.
+        slowdown: the hardware's ``overlap_slowdown``.
+    """
+
+    share: float
+    slowdown: float
+
+    def price(self, model: Model) -> Priced:
+        clock = _Clock(model)
+        made: dict[object, np.ndarray] = {}
+        edges = []
+        for edge in model.edges:
+            if edge.tensor is None:
+                edges.append(edge.seconds)
+                continue
+            slack = self.share * clock.between(edge)
+            key = id(edge.seconds), slack
+            if key not in made:
+                copies = model.copies(edge)
+                moved = edge.seconds - copies
+                made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, self.slowdown * moved) + copies
+            edges.append(made[key])
+        return Priced([node.seconds for node in model.nodes], edges)
+
+
+class _Clock:
+    """When operators run one after another, each in its fastest strategy, in a program without collectives."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, now = model, 0.0
+        self.begins: dict[str, float] = {}
+        self.ends: dict[str, float] = {}
+        for op in phases_in_order(model.space.graph):
+            self.begins[op.name], now = now, now + float(model.space.op_choices(op).seconds.min())
+            self.ends[op.name] = now
+        self.middle = max((self.ends[op.name] for op in model.space.graph.ops if op.phase == "forward"), default=0.0)
+        self.end = now
+
+    def between(self, edge: Edge) -> float:
+        """Seconds from when what an edge reshards is there to when it is read."""
+        first, last = (0.0, self.middle) if edge.phase == "forward" else (self.middle, self.end)
+        if edge.side != "behind":
+            last = min((self.begins[name] for name in self._readers(edge) if name in self.begins), default=last)
+        assert edge.tensor is not None
+        made = self.model.space.graph.producer.get(edge.tensor.name)
+        if edge.side != "ahead" and made is not None:
+            first = max(first, self.ends[made.name])
+        return max(last - first, 0.0)
+
+    def _readers(self, edge: Edge) -> list[str]:
+        target = self.model.nodes[edge.target]
+        if target.kind != "layout":
+            return [target.name]
+        assert edge.tensor is not None
+        early, late = self.model.sites[edge.tensor.name].phases(self.model.space.graph)
+        return [reader.name for reader in (early if edge.phase == "forward" else late)]
 
 
 def _latency(model: Model, edge: Edge) -> np.ndarray:

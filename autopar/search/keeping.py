@@ -3,8 +3,8 @@
 With the strategies of a few plans alone the integer problem is small even for deep models: what is left to choose is whose strategy an
 operator takes, and how tensors are resharded, kept and made again (``again``). Where equal layers are folded, they keep the same. An answer
 that fills the memory leaves its schedule no room to gather ahead, one that leaves room computes more again: both are tried. Each answer is
-scheduled, and what its operators waited for prices the next. Where no schedule fits, what it holds beyond the limit is left free
-(``fitting``).
+scheduled, and what its operators waited for prices the next; where layers are not folded, collectives are priced each alone as well. Where
+no schedule fits, what it holds beyond the limit is left free (``fitting``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 
 from autopar.schedule import Assignment
 from autopar.search.building import build_model
-from autopar.search.exposure import Exposure
+from autopar.search.exposure import Alone, Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
 from autopar.search.folded import folded
 from autopar.search.folding import Folding
-from autopar.search.model import Model
+from autopar.search.model import Model, Weights
 from autopar.search.space import Space
 from autopar.search.tuning import Sample, Timed, best_schedule
 from solvers import solve
@@ -82,6 +82,8 @@ def fit(
         if found is not None:
             best = found if found.better(best, wanted.limit) else best
             prices = prices.learn(found.schedule, found.slots)
+        other = keeping.run(Alone(1.0, prices.slowdown), share, best) if folding is None else None
+        best = other if other is not None and other.better(best, wanted.limit) else best
     return best, prices
 
 
@@ -93,7 +95,7 @@ class _Keeping:
         self.reserves = Reserves(model, wanted.limit, pairs=False)
         self.start: np.ndarray | None = None
 
-    def run(self, prices: Exposure, share: float, best: Timed | None) -> Timed | None:
+    def run(self, prices: Weights, share: float, best: Timed | None) -> Timed | None:
         """The best schedule of answers that hold ``share`` of the limit; the first that fits."""
         model, wanted, found = self.model, self.wanted, None
         problem, _ = model.problem(int(share * wanted.limit), prices)

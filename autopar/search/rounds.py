@@ -9,24 +9,31 @@ import numpy as np
 from autopar.search.again import MOMENTS, without_kept
 from autopar.search.bounds import Answer, Cuts, blend
 from autopar.search.building import build_model
-from autopar.search.exposure import Exposure
+from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.model import InSequence
-from autopar.search.scarcity import TIGHT, binds, change_again, fitting, keep_less, tighten, too_late, without_answer
+from autopar.search.scarcity import TIGHT, binds, change_again, change_one, fitting, keep_less, tighten, too_late, without_answer
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
 
 EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
-BOUNDS = 12
+BOUNDS = 20
 """Rounds of weights for the bound, at most."""
 EVEN = (1.0, 0.3, 0.03)
 """Shares waited for under which a small problem is solved as well, alike for all collectives: what one plan shows of itself
 says little about plans that are quite different."""
+ALONE = (1.0, 0.6)
+"""Shares of the time beside operators that each collective has for itself, where memory is short: of a free plan the prices it shows say
+more."""
+ROUGH = 0.01
+"""The gap at which solves under these prices stop."""
 TUNED = 2
 """Of a large problem so many of the best baselines have limits of their own tried."""
-JOINT, MOST_JOINT = 400_000, 60_000
+JOINT, MOST_JOINT = 100_000, 60_000
 """Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
 becomes then, up to which all times of theirs are told apart."""
+PATIENT = 6
+"""The like for weights where memory is short: the first say nothing about plans of little memory."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
 SHARE = 0.3
@@ -76,24 +83,29 @@ class Search(Trials):
 
     def _allow_again(self, exposure: Exposure) -> None:
         """Second runs come in where the best plan without a limit does not fit. In a problem that stays small they are chosen together
-        with everything else; otherwise answers of a coarser problem are made to fit one after another: of one that does not tell times
-        of second runs apart, or in which nothing of what backward keeps counts."""
+        with everything else, all their times told apart or none; otherwise plans that fit are changed and answers of a problem in which
+        nothing of what backward keeps counts are made to fit, one after another."""
         free = self.solve(exposure, CLOSE, limit=UNLIMITED)
         if free is None or free.memory.peak <= self.limit:
             return
         self.plain = free
         for share in () if self.large else EVEN:
+            before = self.start
             self.solve(Exposure.even(share, self.slowdown), CLOSE, limit=UNLIMITED)
-        keep_less(self, exposure)
-        if not self.large:
-            self._rounds(exposure)
-        space = self.model.space
-        entries = len(self.problem.edge_costs)
+            if before is not None and self.start is not None and np.array_equal(before, self.start):
+                break  # other prices would find the same
+        space, entries = self.model.space, len(self.problem.edge_costs)
+        if entries > JOINT:
+            if not self.large:
+                change_one(self)
+            keep_less(self, exposure)
+            if not self.large:
+                self._rounds(exposure)
         exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
             self.model, self.start = exact, None
         elif entries <= JOINT:
-            self.keeping, self.model, self.start = True, build_model(space, again=1), None
+            self.model, self.start = build_model(space, again=1), None
         else:
             self.keeping, self.model = True, without_kept(self.model)
         self.problem, self.unit = self.model.problem(self.limit)
@@ -101,19 +113,24 @@ class Search(Trials):
         self.again = self.proved = False
 
     def _rounds(self, exposure: Exposure) -> Exposure:
-        """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices."""
+        """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices.
+        Where second runs are chosen together with everything else, under those of collectives alone first."""
         idle = 0
         known = self.best is not None and self.best.memory.peak <= self.limit and not self.keeping and not self.folded
         if self.best is not None and known and len(self.problem.edge_costs) > SMALL:
             self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed)
         seen: list[np.ndarray] = []
+        alone = ALONE if self.plain is not None and not self.again and not self.keeping else ()
+        for share in alone:
+            if not self.spent():
+                fitting(self, Alone(share, self.slowdown), ROUGH)
         for _ in range(EXPOSURES):
             found = fitting(self, exposure, CLOSE)
             if found is None or found.memory.peak > self.limit:
                 break
             idle = 0 if self.gained else idle + 1
             assert self.start is not None
-            if idle >= self.idle or self.spent() or any(np.array_equal(self.start, other) for other in seen):
+            if idle >= (1 if alone else self.idle) or self.spent() or any(np.array_equal(self.start, other) for other in seen):
                 break
             seen.append(self.start)
             exposure = exposure.learn(found.schedule, found.slots)
@@ -142,6 +159,8 @@ class Search(Trials):
             tighten(self, exposure)
         if self.plain is not None and self.small and self.reached > self.gap:
             change_again(self, self.plain)
+        if self.plain is not None and not self.large and not self.folded:
+            change_one(self)
         if self.best is not None and not self.best.memory.peak > self.limit:
             self._polish()
 
@@ -161,7 +180,8 @@ class Search(Trials):
                 center = mixture
             idle = 0 if gained or self.gained else idle + 1
             wanted, most = cuts.best()
-            if (self.large and not self.folded) or idle >= self.idle or most <= self.aim * (1 + GAIN):
+            patience = PATIENT if self.plain is not None and not self.large else self.idle
+            if (self.large and not self.folded) or idle >= patience or most <= self.aim * (1 + GAIN):
                 return
             mixture = blend(wanted, center, SHARE)
 

@@ -7,17 +7,20 @@ time (``again``, ``keeping``).
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from time import perf_counter
 
 from autopar.errors import TimeLimitError
 from autopar.rules import why_once
+from autopar.schedule import Assignment
 from autopar.search.again import without_kept
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.keeping import SHARES
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import Weights
+from autopar.search.moving import improve
 from autopar.search.recompute import recompute
 from autopar.search.trials import CLOSE, TURN, Trials
 from autopar.search.tuning import Timed
@@ -27,7 +30,7 @@ FITTINGS = 6
 """Solves under the same prices until an answer fits as a schedule, at most."""
 PASSES = 4
 """Times that what plans keep is chosen, at most."""
-KEEPING = 0.6
+KEEPING = 0.4
 """Share of the time left for what plans keep."""
 TIGHTER = 0.95
 """Where the limit binds and a gap is left, this share of it is tried: what is found for less memory fits as well."""
@@ -35,6 +38,8 @@ HALVINGS = 6
 """So many limits are tried then."""
 TIGHT = 0.02
 """The gap above which they are."""
+CHANGED, CHANGING = 3, 0.5
+"""So many plans are changed one thing at a time, in this share of the time left."""
 CHANGES = 200
 """Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
 
@@ -126,6 +131,27 @@ def change_again(trials: Trials, plain: Timed) -> None:
                 if trials.best is found:
                     chosen = some
                     break
+
+
+def change_one(trials: Trials) -> None:
+    """One change after another: of the best plans that fit towards the best without a limit, and of the best of these to anything."""
+    model = trials.model
+
+    def tune(plan: Assignment, near: Timed | None) -> Timed:
+        if near is None:
+            return trials.schedule(plan, None, trials.tries)
+        return trials.schedule(plan, near.schedule.limits, 0, near.seconds)
+
+    plain = trials.plain.assignment if trials.plain is not None else None
+    known = [one for one in (trials.best, *sorted(trials.rivals, key=lambda one: one.seconds)) if one is not None]
+    known = [one for one in known if one.memory.peak <= trials.limit and model.space.offers(one.assignment)][:CHANGED]
+    until = perf_counter() + CHANGING * trials.left
+    for begin in known if plain is not None else ():
+        if not trials.spent():
+            trials.offer(improve(model.space, begin, trials.limit, tune, until, plain), "auto")
+    best = trials.best
+    if best is not None and TIGHT < trials.reached < math.inf and model.space.offers(best.assignment):
+        trials.offer(improve(model.space, best, trials.limit, tune, until), "auto")
 
 
 def without_answer(trials: Trials) -> None:

@@ -1,0 +1,230 @@
+"""A plan improved by one change after another, each judged by its own schedule: what prices can only guess (what a gather waits for beside
+others, what is held while it is under way), the schedule says.
+
+A change moves a graph input to another spec, or an operator to another strategy that reads or makes what is there, lets an operator run
+again or no more, or gathers anew what was kept, or keeps it. The tensors that it touches are resharded anew (``_Plan.touch``); all else
+stays as it is. What takes less time and fits is kept at once. Where nothing fits yet, bytes over the limit count as time (``OVER``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from autopar.graph import Graph
+from autopar.rules import why_once
+from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
+from autopar.search.recompute import recompute
+from autopar.search.space import Space
+from autopar.search.tuning import EQUAL, Timed
+from autopar.sharding import ShardingSpec, Strategy
+
+OVER = 2.0
+"""Relative seconds that a relative byte over the limit counts."""
+
+Tune = Callable[[Assignment, Timed | None], Timed]
+"""The schedule of an assignment, near that of the plan it is a change of, or with limits of its own."""
+
+
+def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None) -> Timed:
+    """The best plan that changes lead to from ``begin``.
+
+    Args:
+        tune: see ``Tune``.
+        until: the ``perf_counter`` at which it ends.
+        guide: a plan; only changes to what it has are tried.
+    """
+    best = begin
+    while perf_counter() < until:
+        before = best
+        for change in _changes(space, best.assignment) if guide is None else _towards(space, guide):
+            if perf_counter() >= until:
+                break
+            made = change(best.assignment)
+            found = tune(made, best) if made is not None else best
+            best = found if _cost(found, limit) < _cost(best, limit) * (1 - EQUAL) else best
+        if best is before:
+            break
+        tuned = tune(best.assignment, None)
+        best = tuned if _cost(tuned, limit) < _cost(best, limit) else best
+    return best
+
+
+def _cost(found: Timed, limit: int) -> float:
+    return found.seconds * (1 + OVER * max(found.memory.peak / limit - 1, 0.0))
+
+
+Change = Callable[[Assignment], Assignment | None]
+"""None where it does not apply any more."""
+
+
+def _changes(space: Space, given: Assignment) -> Iterator[Change]:
+    """All changes of a plan, what holds most first; each is of the plan as it is when it is asked."""
+    graph = space.graph
+    movable = (item for item in graph.inputs if item.kind != "tangent")  # those lie as the outputs leave
+    held = sorted(movable, key=lambda item: -graph.tensors[item.tensor].bytes)
+    for item in held:
+        for spec in space.input_specs(item):
+            for keep in (True, False):
+                yield lambda plan, name=item.tensor, spec=spec, keep=keep: _placed(space, plan, name, spec, keep)  # type: ignore[misc]
+    for op in graph.ops:
+        if op.phase == "forward" and not why_once(op):
+            yield lambda plan, name=op.name: _run(space, plan, name)  # type: ignore[misc]
+    for layout in given.layouts:
+        for keep in (True, False):
+            yield lambda plan, name=layout.tensor, keep=keep: _anew(space, plan, (name,), keep)  # type: ignore[misc]
+    for op in graph.ops:
+        for strategy in space.op_choices(op).strategies:
+            yield lambda plan, name=op.name, strategy=strategy: _split(space, plan, name, strategy)  # type: ignore[misc]
+
+
+def _towards(space: Space, guide: Assignment) -> Iterator[Change]:
+    """The changes to what a plan has, what holds most last: of the small ones more fit."""
+    graph = space.graph
+    for item in sorted(graph.inputs, key=lambda item: graph.tensors[item.tensor].bytes):
+        if item.kind != "tangent":
+            for keep in (True, False):
+                yield lambda plan, name=item.tensor, keep=keep: _placed(space, plan, name, guide.inputs[name], keep)  # type: ignore[misc]
+    for op in graph.ops:
+        yield lambda plan, name=op.name: _split(space, plan, name, guide.strategies[name])  # type: ignore[misc]
+
+
+def _placed(space: Space, plan: Assignment, name: str, spec: ShardingSpec, keep: bool) -> Assignment | None:
+    """With a graph input in another spec; its gradient leaves in it."""
+    if plan.inputs[name] == spec:
+        return None
+    outputs = space.graph.outputs
+    named = {item.tensor: item.name for item in space.graph.inputs}
+    touched = [name, *(output.tensor for output in outputs if output.kind != "output" and output.name == named[name])]
+    return _anew(space, plan, touched, keep, inputs={**plan.inputs, name: spec})
+
+
+def _split(space: Space, plan: Assignment, name: str, strategy: Strategy) -> Assignment | None:
+    """With an operator in another strategy, which reads or makes what is there."""
+    old, op = plan.strategies[name], space.graph.op[name]
+    if old == strategy:
+        return None
+    specs = _made(space.graph, plan)
+    fits = sum(specs[tensor] == spec for tensor, spec in zip(op.inputs, strategy.inputs, strict=True))
+    if fits < len(op.inputs) - 1 and old.outputs != strategy.outputs:
+        return None
+    return _anew(space, plan, (*op.inputs, *op.outputs), True, strategies={**plan.strategies, name: strategy})
+
+
+def _run(space: Space, plan: Assignment, name: str) -> Assignment | None:
+    """With an operator's second run, or without it."""
+    graph = space.graph
+    if name not in plan.again:
+        return recompute(graph, plan, (name,), space.machine)
+    left = _needed(graph, plan.again - {name})
+    gone = [graph.op[one] for one in plan.again - left]
+    return _anew(space, plan, [tensor for op in gone for tensor in (*op.inputs, *op.outputs)], True, again=left)
+
+
+def _needed(graph: Graph, again: frozenset[str]) -> frozenset[str]:
+    """Of second runs those whose results backward reads, itself or for others of them."""
+
+    def read(name: str) -> bool:
+        readers = [graph.ops[index] for tensor in graph.op[name].outputs for index, _ in graph.consumers[tensor]]
+        return any(reader.phase == "backward" or reader.name in again for reader in readers)
+
+    while not all(map(read, again)):
+        again = frozenset(filter(read, again))
+    return again
+
+
+def _anew(space: Space, plan: Assignment, tensors: Collection[str], keep: bool, **changed: Any) -> Assignment | None:
+    """With what is changed, and the reshards of some tensors chosen anew; not where one of these is pinned."""
+    if any(tensor in space.pins.tensors for tensor in tensors):
+        return None
+    made = _Plan(space, plan, replace(plan, **changed))
+    if not all(made.touch(tensor, keep) for tensor in dict.fromkeys(tensors)):
+        return None
+    found = made.done()
+    return None if found == plan else found
+
+
+class _Plan:
+    """An assignment in the making, whose outputs leave as before."""
+
+    def __init__(self, space: Space, before: Assignment, plan: Assignment) -> None:
+        self.space, self.plan, self.graph = space, plan, space.graph
+        self.specs = _made(self.graph, plan)
+        known = _made(self.graph, before) | {layout.value: layout.spec for layout in before.layouts}
+        names = {f"{OUTPUT}{index}": output.tensor for index, output in enumerate(self.graph.outputs)}
+        self.leaves = {name: known[(before.reads or {}).get((name, 0), tensor)] for name, tensor in names.items()}
+        self.layouts = {layout.value: layout for layout in plan.layouts}
+        self.reads = dict(plan.reads or {})
+
+    def done(self) -> Assignment:
+        return replace(self.plan, layouts=tuple(self.layouts.values()), reads=self.reads)
+
+    def readers(self, tensor: str) -> Iterator[tuple[str, int, ShardingSpec, bool]]:
+        """Who reads a tensor, where, in which spec, and whether that is in backward."""
+        graph, plan = self.graph, self.plan
+        for index, position in graph.consumers[tensor]:
+            op = graph.ops[index]
+            spec = plan.strategies[op.name].inputs[position]
+            yield op.name, position, spec, op.phase == "backward"
+            if op.name in plan.again:
+                yield op.name + AGAIN, position, spec, True
+        named = {item.name: item.tensor for item in graph.inputs}
+        producer = graph.producer.get(tensor)
+        for index, output in enumerate(graph.outputs):
+            if output.tensor == tensor:
+                name = f"{OUTPUT}{index}"
+                spec = plan.inputs[named[output.name]] if output.kind != "output" else self.leaves[name]
+                yield name, 0, spec, output.kind == "gradient" or (producer is not None and producer.phase == "backward")
+
+    def touch(self, tensor: str, keep: bool) -> bool:
+        """Reshards a tensor anew for all who read it; whether that can be.
+
+        Args:
+            keep: what forward reads is kept for backward where that reads it in the same spec, not made again of what was there first.
+        """
+        readers = list(self.readers(tensor))
+        for value in [value for value, layout in self.layouts.items() if layout.tensor == tensor]:
+            del self.layouts[value]
+        producer = self.graph.producer.get(tensor)
+        own = self.specs[tensor]
+        first = {own: tensor}
+        again = producer is not None and producer.name in self.plan.again
+        later = {own: tensor + AGAIN if again else tensor}
+        if keep and not again:
+            later = first
+        for late, values in ((False, first), (True, later)):
+            for name, position, spec, backward in readers:
+                if backward != late:
+                    continue
+                if spec not in values and not self._make(tensor, spec, values, late, name):
+                    return False
+                value = values[spec]
+                if value == tensor or (value == tensor + AGAIN and name.endswith(AGAIN)):
+                    self.reads.pop((name, position), None)
+                    if value == tensor and name.endswith(AGAIN):
+                        self.reads[name, position] = value
+                else:
+                    self.reads[name, position] = value
+        return True
+
+    def _make(self, tensor: str, spec: ShardingSpec, values: dict[ShardingSpec, str], late: bool, reader: str) -> bool:
+        """A reshard of the nearest there is; whether there is one."""
+        whole = self.graph.tensors[tensor]
+        seconds = {source: float(self.space.reshard_table(whole, (source,), (spec,))[0, 0]) for source in values}
+        source = min(seconds, key=lambda one: seconds[one])
+        if seconds[source] == float("inf"):
+            return False
+        value = f"{tensor}@{'backward' if late else 'forward'}:{len(values)}"
+        self.layouts[value] = Layout(value, tensor, values[source], spec, "backward" if late else "forward", reader)
+        values[spec] = value
+        return True
+
+
+def _made(graph: Graph, plan: Assignment) -> dict[str, ShardingSpec]:
+    """The spec of every tensor as it comes in or is made."""
+    found = dict(plan.inputs)
+    for op in graph.ops:
+        found.update(zip(op.outputs, plan.strategies[op.name].outputs, strict=True))
+    return found

@@ -1,0 +1,84 @@
+"""Changes of a plan one at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.graph import Graph
+from autopar.schedule import Assignment, make_schedule, memory
+from autopar.search.baselines import find_baselines
+from autopar.search.moving import _changes, improve
+from autopar.search.pins import Pins
+from autopar.search.recompute import POLICIES, recompute
+from autopar.search.space import Space
+from autopar.search.tuning import LEAN, Timed, best_schedule
+from cost_models import Machine, Mesh, load_hardware
+from tests.graphs import random_graph
+
+MESH = "x=2,y=2"
+
+
+def space_of(graph: Graph) -> Space:
+    return Space(graph, Machine(Mesh.parse(MESH), load_hardware("h100-sxm"), "roofline"), "adamw", Pins())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_every_change_makes_is_a_plan(seed: int) -> None:
+    """One change upon the other, each is legal after every pass; an input lies as the change says, and its gradient with it."""
+    graph = random_graph(seed, layers=3, batch=16, width=16)
+    space = space_of(graph)
+    plans = list(find_baselines(space)[0].values())[: 2 + seed % 2]
+    for plan in plans:
+        made = 0
+        for number, change in enumerate(_changes(space, plan)):
+            changed = change(plan) if number % 7 == seed else None
+            if changed is not None:
+                schedule = make_schedule(graph, changed, space.machine, LEAN)
+                named = {item.name: item.tensor for item in graph.inputs}
+                for output, value in schedule.outputs:
+                    if output.kind == "gradient":
+                        assert schedule.specs[value] == changed.inputs[named[output.name]]
+                plan, made = changed, made + 1
+        assert made >= 10
+
+
+def test_second_runs_come_and_go() -> None:
+    """Without its second runs again, a plan is what it was, in time and in memory."""
+    graph = random_graph(2, layers=4, batch=16, width=16)
+    space = space_of(graph)
+    plain = find_baselines(space)[0]["ddp"]
+    plan = recompute(graph, plain, POLICIES["full"](graph) or [op.name for op in graph.ops if op.phase == "forward"][:3], space.machine)
+    assert plan.again
+    while plan.again:
+        for change in _changes(space, plan):
+            changed = change(plan)
+            if changed is not None and changed.again < plan.again:
+                plan = changed
+                break
+        else:
+            raise AssertionError("no change takes a second run away")
+    one, other = (make_schedule(graph, some, space.machine, LEAN) for some in (plain, plan))
+    assert len(one.instructions) == len(other.instructions)
+    assert memory(one, "adamw").peak == memory(other, "adamw").peak
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_plan_is_improved_within_the_limit(seed: int) -> None:
+    graph = random_graph(seed, layers=2, batch=64, width=32)
+    space = space_of(graph)
+    written = find_baselines(space)[0]
+
+    def timed(plan: Assignment, limit: int) -> Timed:
+        return best_schedule(graph, plan, space.machine, "adamw", limit, tries=0)
+
+    for name, share in (("fsdp", 1.0), ("ddp", 0.8)):
+        limit = int(share * timed(written[name], 2**62).memory.peak)
+        begin = timed(written[name], limit)
+        found = improve(space, begin, limit, lambda plan, _, limit=limit: timed(plan, limit), float("inf"))  # type: ignore[misc]
+        assert found.memory.peak <= limit
+        assert found.seconds < begin.seconds * 0.98 or begin.memory.peak > limit
+        guided = improve(space, begin, limit, lambda plan, _, limit=limit: timed(plan, limit), float("inf"), found.assignment)  # type: ignore[misc]
+        assert guided.memory.peak <= max(limit, begin.memory.peak)
+        assert guided.seconds <= begin.seconds or begin.memory.peak > limit
+        allowed = {name: {begin.assignment.inputs[name], spec} for name, spec in found.assignment.inputs.items()}
+        assert all(spec in allowed[name] for name, spec in guided.assignment.inputs.items())
