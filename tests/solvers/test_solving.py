@@ -199,7 +199,10 @@ def test_the_largest_instances_beat_the_published_bounds_of_the_prototype(name):
         "S": (0.01, 1534613444, 1511240135), "U": (0.075, 2569342178, 2018900000),
     }[name]  # fmt: skip
     problem = Problem.load(shared_folder() / "iopddl" / f"asplos-2025-iopddl-{name}.json.gz")
-    found = solve(problem, time_limit=60, gap=worst)
+    for seconds in (60, 300):  # on a machine that has other things to do it takes longer
+        found = solve(problem, time_limit=seconds, gap=worst)
+        if found.objective <= 1.02 * published:
+            break
     assert evaluate(problem, found.choices) == (found.objective, found.peak_usage, True)
     assert lowest <= found.objective <= 1.02 * published
     assert found.bound <= found.objective
