@@ -91,7 +91,8 @@ def _captures(
     from autopar.importer import Captures, capture_graph
     from autopar.placements import without_placement
 
-    args, kwargs, loss_args = without_placement((args, dict(kwargs or {}), loss_args))
+    named: Any = dict(kwargs or {}) if kwargs is None or isinstance(kwargs, Mapping) else kwargs  # what else it is, capture refuses
+    args, kwargs, loss_args = without_placement((args, named, loss_args))
 
     def run(args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_args: tuple[Any, ...]) -> Graph:
         with _capturing:

@@ -70,9 +70,10 @@ def find_optimizer(text: str) -> Optimizer:
     >>> find_optimizer("lion:4,5").bytes_kept("float32"), find_optimizer("lion:4,5").bytes_moved("bfloat16")
     (4, 10)
     """
-    if text in OPTIMIZERS:
+    named = isinstance(text, str)
+    if named and text in OPTIMIZERS:
         return OPTIMIZERS[text]
-    own = re.fullmatch(r"[\w.-]+:(\d{1,6}),(\d{1,6})", text)
+    own = re.fullmatch(r"[\w.-]+:(\d{1,6}),(\d{1,6})", text) if named else None
     if own is None:
         names = ", ".join(OPTIMIZERS)
         raise UnknownOptimizerError(

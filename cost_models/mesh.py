@@ -86,7 +86,7 @@ class Mesh:
         if len(self.axes) > MOST_AXES:
             raise MeshError(f"the mesh has {len(self.axes)} axes, at most {MOST_AXES} are planned", "merge some: dp=4 is two of size 2")
         for name, size in self.axes:
-            if not _NAME.match(name):
+            if not isinstance(name, str) or not _NAME.match(name):
                 raise MeshError(f"{name!r} is not a name for a mesh axis", "use letters, digits and underscores, e.g. dp=2,tp=4")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise MeshError(f"mesh axis {name} has size {size!r}", "sizes are whole numbers from 1 on")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -240,6 +241,24 @@ def test_compile_refuses_what_does_not_fit(one_rank: None) -> None:
     old = plan.model_copy(update={"created_by": plan.created_by.model_copy(update={"torch": "2.9.0"})})
     with pytest.raises(MismatchError, match=r"made with torch 2\.9\.0"):
         autopar.compile(Block(), old)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: autopar.plan(Block(), (X,), mesh={0: 2}), "0 is not a name for a mesh axis"),
+        (lambda: autopar.plan(Block(), (X,), mesh="dp=2", optimizer=None), "unknown optimizer None"),
+        (lambda: autopar.plan(Block(), (X,), mesh="dp=2", optimizer=["adamw"]), r"unknown optimizer \['adamw'\]"),
+        (lambda: autopar.plan(Block(), (X,), kwargs=[1], mesh="dp=2"), "kwargs is a list, not a mapping"),
+        (lambda: autopar.compile(Block(), {}), "a dict is no plan"),
+        (lambda: autopar.check("plan.json"), "a str is no plan"),
+    ],
+    ids=["axis of a number", "no optimizer", "list of optimizers", "list of kwargs", "compile a dictionary", "check a path"],
+)
+def test_values_of_other_types_are_refused_in_words(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        call()
+    assert "\nhint: " in str(caught.value)
 
 
 def test_dtensors_are_pins(one_rank: None) -> None:

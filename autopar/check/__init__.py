@@ -23,7 +23,7 @@ from autopar.check.order import Order
 from autopar.check.overwriting import overwriting
 from autopar.check.totals import totals
 from autopar.check.walk import Walk
-from autopar.errors import FileError
+from autopar.errors import FileError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from cost_models import CostModelError, Hardware, Machine, Mesh, find_optimizer
@@ -39,8 +39,10 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
         graph: the model captured again, to compare its hash with the plan's.
 
     Raises:
-        FileError: a plan whose hardware cannot be read.
+        FileError: a plan whose hardware cannot be read. UsageError: no plan at all.
     """
+    if not isinstance(plan, Plan):
+        raise UsageError(f"a {type(plan).__name__} is no plan", "check what autopar.plan or autopar.load returns")
     found: list[Difference] = []
     if graph is not None and graph.sha256 != plan.model.graph_sha256:
         found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from autopar.target import Target
 
 Mode = Literal["train", "inference"]
 
+_LONGEST = 300
+"""Characters of a message of the user's own code that are repeated, of its first line."""
 _FORMS = "write file.py:function, package.module:function, zoo:NAME,key=value,... or hf:CONFIG.json,batch=..,seq=.."
 
 
@@ -63,11 +66,12 @@ def _load(text: str) -> Target:
             if callable(value) and not key.startswith("_") and getattr(value, "__module__", "") == module.__name__
         ]
         raise UsageError(f"{place} has no function {name!r}", f"it has {', '.join(made[:8])}" if made else f"define {name}() in it")
+    if inspect.iscoroutinefunction(function):
+        raise UsageError(f"{text} is an async function", "define it without async: it is called once, and what it returns is planned")
     try:
-        returned = function()
+        return _target(text, function())
     except (Exception, SystemExit) as error:  # the user's own code: anything can come out of it
         raise _failed(f"{text} raised", error) from error
-    return _target(text, returned)
 
 
 def capture_target(text: str, mode: Mode, compute_dtype: str | None = None, microbatches: int = 1) -> Graph:
@@ -148,7 +152,8 @@ def _failed(what: str, error: Exception | SystemExit) -> AutoparError:
         where = f" at {error.filename}:{error.lineno}"
     else:
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return CaptureError(f"{what} {type(error).__name__}: {error}{where}", "run the function on its own in Python to see the whole trace")
+    said = next((line.strip()[:_LONGEST] for line in str(error).splitlines() if line.strip()), "no message")
+    return CaptureError(f"{what} {type(error).__name__}: {said}{where}", "run the function on its own in Python to see the whole trace")
 
 
 def _is_library(filename: str, own: Path) -> bool:

@@ -17,7 +17,7 @@ from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
 from autopar.importer.deferred import check_hooks, warn_of_checkpoint
 from autopar.importer.diagnosis import diagnosed
-from autopar.importer.exported import Exported, export
+from autopar.importer.exported import Exported, check_plain, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, trace
 from autopar.importer.lowering import Lowering
@@ -152,6 +152,10 @@ def _check(
         have = "has" if len(lazy) == 1 else "have"
         hint = "run the lazy module once on an example input, then plan"
         raise UsageError(f"{', '.join(lazy[:3])} of the model {have} no shape yet", hint)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("the model is a TorchScript module, which has no Python to run", "give the nn.Module that it was made from")
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        check_plain(name, value)
     if mode not in ("train", "inference"):
         raise UsageError(f"unknown mode {mode!r}", "use mode='train' or mode='inference'")
     if not isinstance(args, (tuple, list)):

@@ -29,6 +29,9 @@ _STANDARD = sysconfig.get_path("stdlib")
 
 NO_COLLECTIVES = "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in"
 
+LONGEST = 300
+"""Characters of a message of somebody else's that are repeated."""
+
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         "GuardOnDataDependentSymNode|DataDependentOutputException|data-dependent",
@@ -120,7 +123,7 @@ def explain(error: Exception, step: str, place: tuple[str, int] | None = None) -
         return CaptureError(at_line(error.message, place or user_place(error)), error.hint)
     signs = " ".join([*(kind.__name__ for kind in type(error).__mro__), str(error)])
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    found = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    found = f"{type(error).__name__}: {first[:LONGEST]}" if first else type(error).__name__
     cause, hint = f"{step} fails with {found}", "run the model on these inputs without autopar to see whether it works"
     for sign, meaning, advice in _CAUSES:
         if any(word in signs for word in sign.split("|")):

@@ -109,6 +109,13 @@ class Program(nn.Module):
         return result
 
 
+def check_plain(what: str, tensor: Tensor) -> None:
+    """Raises UsageError: a tensor that is not laid out by strides, whose stand-in would be a dense one."""
+    kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+    if kind != "strided":
+        raise UsageError(f"{what} is a {kind} tensor; plans are made for dense ones", "make it dense: to_dense(), dequantize() or padding")
+
+
 def argument_names(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], loss: Callable[..., Any] | None, loss_args: Sequence[Any]
 ) -> dict[tuple[str, ...], str]:
@@ -171,6 +178,7 @@ def export(
     calls: list[Deferred] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
+        check_plain("an example input", tensor)
         with weights.mode:
             fake = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
         return fake.requires_grad_(train and tensor.requires_grad)

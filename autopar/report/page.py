@@ -110,8 +110,9 @@ def _mesh(plan: Plan) -> str:
 
 
 def _ways(plan: Plan) -> str:
-    rows = tuple((way.title, str(len(way.layers)), units.shape(way.shape), way.spec or "R", way.words) for way in ways(plan))
-    table = table_html(Table(("layer", "times", "shape", "spec", "how it lies"), rows, frozenset({"times"})))
+    # the words before the figures: a narrow window shows the first columns
+    rows = tuple((way.title, way.words, way.spec or "R", units.shape(way.shape), str(len(way.layers))) for way in ways(plan))
+    table = table_html(Table(("layer", "how it lies", "spec", "shape", "times"), rows, frozenset({"times"})))
     said = [f"<li>{escape(sentence)}</li>" for sentence in differing(plan)]
     if not said:
         return table + "<p class=note>Equal layers lie alike.</p>"
@@ -123,7 +124,7 @@ def _step(plan: Plan, memory: Held) -> str:
     if not data["end"]:
         return "<p class=note>Nothing takes time under this cost model.</p>"
     last = f"The last of {plan.microbatches} microbatches; those before it leave out what runs once. " if plan.microbatches > 1 else ""
-    key = "".join(f"<i style='background: {colour}'></i>{name}" for colour, name in _KEY)
+    key = "".join(f"<span><i style='background: {colour}'></i>{name}</span> " for colour, name in _KEY)
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     buttons = (("in", "+"), ("out", "\u2212"), ("left", "\u2190"), ("right", "\u2192"), ("all", "whole step"))
     return (

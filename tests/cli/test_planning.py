@@ -50,6 +50,19 @@ def talks():
     return pair()
 def branching(): return Branching(), (torch.ones(4, 8),)
 value = 3
+def sparse(): return nn.Linear(8, 8), (torch.ones(4, 8).to_sparse(),)
+def sparse_buffer():
+    model = nn.Linear(8, 8)
+    model.register_buffer("adjacency", torch.eye(4).to_sparse())
+    return model, (torch.ones(4, 8),)
+def nested(): return nn.Linear(8, 8), (torch.nested.nested_tensor([torch.ones(4, 8), torch.ones(2, 8)], layout=torch.jagged),)
+async def later(): return pair()
+def long(): raise ValueError("first line\\n" + "x" * 100_000)
+def longer(): raise ValueError("x" * 100_000)
+class Secretive:
+    @property
+    def model(self): return 1 / 0
+def hides(): return Secretive()
 """
 
 
@@ -128,6 +141,13 @@ def test_targets_of_every_form(function: str, model: Path, capsys: pytest.Captur
         ("{model}:branching", 3, "my_model.py"),
         ("{model}:lazy", 2, "weight, bias of the model have no shape yet"),
         ("{model}:mixed", 3, "float32[4, 8] and float16[8, 8]"),
+        ("{model}:sparse", 2, "an example input is a sparse_coo tensor"),
+        ("{model}:sparse_buffer", 2, "adjacency is a sparse_coo tensor"),
+        ("{model}:nested", 2, "an example input is a nested tensor"),
+        ("{model}:later", 2, "{model}:later is an async function"),
+        ("{model}:long", 3, "ValueError: first line at {model}:"),
+        ("{model}:longer", 3, "ValueError: xxx"),
+        ("{model}:hides", 3, "ZeroDivisionError: division by zero at {model}:"),
         ("zoo:nosuch", 2, "no built-in model 'nosuch'"),
         ("zoo:mlp,colour=3", 2, "no key 'colour'"),
         ("zoo:mlp,width=wide", 2, "width='wide'"),
@@ -140,6 +160,7 @@ def test_bad_targets(target: str, status: int, said: str, model: Path, tmp_path:
     output = tmp_path / "plan.json"
     ran = autopar(capsys, "plan", target.format(model=model), "--mesh", "dp=2", "--hardware", "h100-sxm", "-o", output)
     refused(ran, status, said.format(model=model))
+    assert len(ran.err) < 1000
     assert not output.exists() and list(tmp_path.glob(".plan.json*")) == []
 
 

@@ -135,8 +135,12 @@ def test_equal_layers_that_lie_in_different_ways_are_told() -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here to draw the page")
 def test_the_page_draws_in_a_browser_without_an_error(tmp_path: Path) -> None:
     probe = """<script>window.onerror = text => { document.title = "error: " + text };</script>"""
-    done = "<script>document.title = document.title + ' drawn ' + document.querySelector('canvas.steps').height</script></body>"
-    page = html(bucket_plan()).replace("<style>", probe + "<style>", 1).replace("</body>", done)
+    root = "document.documentElement"
+    over = f"' over by ' + ({root}.scrollWidth - {root}.clientWidth) + ' drawn ' + document.querySelector('canvas.steps').height"
+    done = f"<script>document.title = document.title + {over}</script></body>"
+    plan = bucket_plan()
+    named = plan.model_copy(update={"model": plan.model.model_copy(update={"target": "zoo:gpt2," + "layers=170," * 9})})
+    page = html(named).replace("<style>", probe + "<style>", 1).replace("</body>", done)
     (tmp_path / "plan.html").write_text(page)
     command = [
         str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,800", f"--user-data-dir={tmp_path / 'profile'}",
@@ -144,4 +148,4 @@ def test_the_page_draws_in_a_browser_without_an_error(tmp_path: Path) -> None:
     ]  # fmt: skip
     dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     title = re.search(r"<title>(.*?)</title>", dumped)
-    assert title is not None and re.search(r" drawn [1-9]\d+$", title[1]), dumped[:500]
+    assert title is not None and re.search(r" over by 0 drawn [1-9]\d+$", title[1]), dumped[:500]
