@@ -29,7 +29,7 @@ import numpy as np
 
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
-from autopar.search.space import CONTRACTION, Space
+from autopar.search.space import CONTRACTION, OpChoices, Space
 from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
 EMBEDDING = "autopar.embedding.default"
@@ -203,12 +203,7 @@ class _Walk:
 
     def _run_op(self, op: Op, parameters: set[str]) -> None:
         choices = self.space.op_choices(op)
-        moves = [self._moves(tensor, choices.inputs(position), parameters) for position, tensor in enumerate(op.inputs)]
-        price = [
-            self._price(op, strategy, seconds, parameters, [float(costs[number]) for costs in moves])
-            for number, (strategy, seconds) in enumerate(zip(choices.strategies, choices.seconds, strict=True))
-        ]
-        strategy = choices.strategies[price.index(min(price))]
+        strategy = choices.strategies[self._cheapest(op, choices, parameters)]
         self.strategies[op.name] = strategy
         for position, (tensor, spec) in enumerate(zip(op.inputs, strategy.inputs, strict=True)):
             if tensor in self.undecided:
@@ -248,34 +243,41 @@ class _Walk:
         found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
         return found
 
-    def _price(self, op: Op, strategy: Strategy, seconds: float, parameters: set[str], moves: list[float]) -> tuple[float, float, int]:
-        """What a strategy costs: first what is not meant to be done, then reductions and compute, then how much is left partial.
+    def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
+        """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
+        total, meant = np.zeros(len(choices.strategies)), np.zeros(len(choices.strategies))
+        for position, tensor in enumerate(op.inputs):
+            specs = choices.inputs(position)
+            number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
+            moves = self._moves(tensor, tuple(number), parameters)
+            prices = np.array([self._price(op, tensor, spec, float(cost), parameters) for spec, cost in zip(number, moves, strict=True)])
+            each = prices[[number[spec] for spec in specs]]
+            total, meant = total + each[:, 0], meant + each[:, 1]
+        meant = np.where(np.isfinite(total), meant + choices.seconds, math.inf)
+        least = np.flatnonzero(total == total.min())
+        least = least[meant[least] == meant[least].min()]
+        return int(min(least, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs)))
+
+    def _price(self, op: Op, tensor: str, spec: ShardingSpec, cost: float, parameters: set[str]) -> tuple[float, float]:
+        """What reading a tensor in a spec costs: what is not meant to be done, and reductions.
 
         Args:
-            moves: seconds of each input's reshard.
+            cost: seconds of the reshard.
         """
-        total, reductions = 0.0, 0.0
-        for tensor, spec, cost in zip(op.inputs, strategy.inputs, moves, strict=True):
-            if tensor in self.undecided:
-                total += self._place_price(op, tensor, spec)
-                continue
-            if tensor in parameters and self.recipe.stored:
-                total += 0.0 if spec.is_replicated else FORCED
-                continue
-            _, current = self.current[tensor]
-            if tensor in parameters and self.recipe.experts is not None:
-                total += 0.0 if spec == current else FORCED
-                continue
-            if self.recipe.experts is not None and self._known(tensor, spec, op.phase):
-                continue
-            if not set(spec.partial_axes) <= set(current.partial_axes):
-                total = math.inf
-            elif cost and not spec.partial and self._means(op, tensor, current, spec):
-                reductions += cost
-            elif spec != current:
-                total += FORCED * cost + SLICED
-        partial = sum(len(spec.partial) for spec in strategy.outputs)
-        return (total, reductions + seconds, partial) if math.isfinite(total) else (math.inf, math.inf, partial)
+        if tensor in self.undecided:
+            return self._place_price(op, tensor, spec), 0.0
+        if tensor in parameters and self.recipe.stored:
+            return 0.0 if spec.is_replicated else FORCED, 0.0
+        _, current = self.current[tensor]
+        if tensor in parameters and self.recipe.experts is not None:
+            return 0.0 if spec == current else FORCED, 0.0
+        if self.recipe.experts is not None and self._known(tensor, spec, op.phase):
+            return 0.0, 0.0
+        if not set(spec.partial_axes) <= set(current.partial_axes):
+            return math.inf, 0.0
+        if cost and not spec.partial and self._means(op, tensor, current, spec):
+            return 0.0, cost
+        return (FORCED * cost + SLICED if spec != current else 0.0), 0.0
 
     def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
         """Parameters not met before may lie as the operator likes over the tensor axis; weights of contractions must be split by it,
