@@ -30,7 +30,7 @@ FITTINGS = 6
 """Solves under the same prices until an answer fits as a schedule, at most."""
 PASSES = 4
 """Times that what plans keep is chosen, at most."""
-LIGHTER, ROUGH = 3, 1e-2
+LIGHTER, ROUGH = 2, 1e-2
 """Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
 solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
 KEEPING = 0.4
