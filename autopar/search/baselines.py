@@ -22,7 +22,7 @@ place of what a baseline would choose; one that says otherwise than the baseline
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.space import CONTRACTION, OpChoices, Space
 from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
+Specs = tuple[ShardingSpec, ...]
 EMBEDDING = "autopar.embedding.default"
 FORCED = 1e6
 """Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
@@ -236,27 +237,44 @@ class _Walk:
     def _is_expert(self, tensor: str) -> bool:
         return tensor not in self.graph.producer and weight_of_experts(self.space, tensor)
 
-    def _moves(self, tensor: str, wanted: tuple[ShardingSpec, ...], parameters: set[str]) -> np.ndarray:
-        """Seconds of the reshard to each spec; 0 where nothing is moved for it or that has a price of its own."""
-        if tensor in self.undecided or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None)):
-            return np.zeros(len(wanted))
-        found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
-        return found
-
     def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
         """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
-        total, meant = np.zeros(len(choices.strategies)), np.zeros(len(choices.strategies))
-        for position, tensor in enumerate(op.inputs):
-            specs = choices.inputs(position)
-            number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
-            moves = self._moves(tensor, tuple(number), parameters)
-            prices = np.array([self._price(op, tensor, spec, float(cost), parameters) for spec, cost in zip(number, moves, strict=True)])
-            each = prices[[number[spec] for spec in specs]]
-            total, meant = total + each[:, 0], meant + each[:, 1]
-        meant = np.where(np.isfinite(total), meant + choices.seconds, math.inf)
+        total, meant = self._prices(op, choices, range(len(choices.strategies)), parameters, lambda tensor, specs: np.ones(len(specs)))
+        every = range(len(choices.strategies))
+        some = [place for place in every if total[place] == 0.0] or every  # all they do may be meant: no other is asked for its reshards
+        total, meant = self._prices(op, choices, some, parameters, self._moves)
+        if total.min() > 0.0 and some is not every:
+            some = every
+            total, meant = self._prices(op, choices, some, parameters, self._moves)
+        meant = np.where(np.isfinite(total), meant + choices.seconds[some], math.inf)
         least = np.flatnonzero(total == total.min())
         least = least[meant[least] == meant[least].min()]
-        return int(min(least, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs)))
+        left = [int(some[place]) for place in least]
+        return min(left, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs))
+
+    def _prices(
+        self, op: Op, choices: OpChoices, some: Sequence[int], parameters: set[str], moves: Callable[[str, Specs], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Of some strategies what is not meant to be done, and reductions.
+
+        Args:
+            moves: seconds of reshards of a tensor to specs.
+        """
+        total, meant = np.zeros(len(some)), np.zeros(len(some))
+        for position, tensor in enumerate(op.inputs):
+            specs = [choices.strategies[place].inputs[position] for place in some]
+            number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
+            own = tensor in self.undecided or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None))
+            costs = np.zeros(len(number)) if own else moves(tensor, tuple(number))
+            prices = [self._price(op, tensor, spec, float(cost), parameters) for spec, cost in zip(number, costs, strict=True)]
+            each = np.array(prices).reshape(-1, 2)[[number[spec] for spec in specs]]
+            total, meant = total + each[:, 0], meant + each[:, 1]
+        return total, meant
+
+    def _moves(self, tensor: str, wanted: Specs) -> np.ndarray:
+        """Seconds of the reshard to each spec."""
+        found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
+        return found
 
     def _price(self, op: Op, tensor: str, spec: ShardingSpec, cost: float, parameters: set[str]) -> tuple[float, float]:
         """What reading a tensor in a spec costs: what is not meant to be done, and reductions.

@@ -40,23 +40,21 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None) -> None:
     assert raised or seed is not None, "where memory is short something has to be made again"
 
 
-@pytest.mark.parametrize("mesh", ["dp=4", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", [pytest.param("dp=4", marks=pytest.mark.slow), "dp=2,tp=2"])
 def test_no_plan_on_a_mesh_is_below_it(mesh: str) -> None:
     on = machine(mesh)
-    space = Space(graph(), on, "adamw", Pins())
-    for plan in find_baselines(space)[0].values():
-        for _, leaner in with_policies(graph(), plan, on):
+    space, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
+    for name in ("ddp", "fsdp"):
+        for _, leaner in with_policies(graph(), find_baselines(space)[0][name], on):
             schedule = make_schedule(graph(), leaner, on, LEAN)
-            bound = pooled(space, None, memory(schedule, "adamw").peak)
+            bound = pooled(small, folding(), memory(schedule, "adamw").peak)
             assert bound <= step_seconds(schedule, "adamw")
 
 
 def test_folded_layers_say_the_same() -> None:
     on = machine("dp=2,tp=2")
-    whole, small = Space(graph(), on, "adamw", Pins()), Space(folding().graph, on, "adamw", Pins())
-    resting = memory(make_schedule(graph(), find_baselines(whole)[0]["fsdp"], on, LEAN), "adamw")
-    for share in (0.7, 0.85, 1.0):
-        limit = int(share * resting.peak)
-        free, tied = pooled(whole, None, limit), pooled(small, folding(), limit)
-        assert tied <= free * (1 + 1e-3), "a bound on layers left free"
-        assert tied >= free * 0.98
+    whole, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
+    limit = int(0.7 * memory(make_schedule(graph(), find_baselines(whole)[0]["fsdp"], on, LEAN), "adamw").peak)
+    free, tied = pooled(whole, None, limit), pooled(small, folding(), limit)
+    assert free > floor_of(whole, None) * 1.001, "memory is short"
+    assert free * 0.98 <= tied <= free * (1 + 1e-3), "a bound on layers left free"
