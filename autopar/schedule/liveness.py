@@ -28,6 +28,11 @@ class Memory:
     at: str
     biggest: tuple[tuple[str, int], ...]
 
+    @property
+    def resting(self) -> int:
+        """What is there throughout: parameters and optimizer states."""
+        return self.parameters + self.optimizer
+
 
 def memory(schedule: Schedule, optimizer: str) -> Memory:
     """Peak over forward, backward and the optimizer's step."""
@@ -37,20 +42,22 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
     leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
     gradients = (leaving | set(schedule.sums)) - set(parameters)
-    live = {name: size for name, size in _entering(schedule).items() if name not in parameters}
-    total, best = sum(live.values()), -1
-    peak: tuple[int, dict[str, int]] = (-1, {})
-    for index, taken, given in _changes(schedule):
-        for root, size in taken.items():
-            live[root] = size
-            total += size
-        if total > best:
-            best, peak = total, (index, dict(live))
-        for root in given:
-            total -= live.pop(root)
-    if not schedule.instructions or total > best:
-        best, peak = total, (len(schedule.instructions), dict(live))
-    index, at_peak = peak
+    entering = {name: size for name, size in _entering(schedule).items() if name not in parameters}
+    changes = list(_changes(schedule))
+    live, total = dict(entering), sum(entering.values())
+    levels = []
+    for _, taken, given in changes:
+        live |= taken
+        total += sum(taken.values())
+        levels.append(total)
+        total -= sum(live.pop(root) for root in given)
+    levels.append(total)
+    best = max(levels)
+    index, at_peak = levels.index(best), entering
+    for number, taken, given in changes[: index + 1]:
+        at_peak |= taken
+        for root in given if number < index else ():
+            del at_peak[root]
     held = sum(size for root, size in at_peak.items() if root.startswith(STAGING))
     grads = sum(size for root, size in at_peak.items() if root in gradients)
     resting = sum(parameters.values())

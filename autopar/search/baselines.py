@@ -22,16 +22,17 @@ place of what a baseline would choose; one that says otherwise than the baseline
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
-from autopar.search.space import CONTRACTION, Space
+from autopar.search.space import CONTRACTION, OpChoices, Space
 from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
+Specs = tuple[ShardingSpec, ...]
 EMBEDDING = "autopar.embedding.default"
 FORCED = 1e6
 """Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
@@ -203,12 +204,7 @@ class _Walk:
 
     def _run_op(self, op: Op, parameters: set[str]) -> None:
         choices = self.space.op_choices(op)
-        moves = [self._moves(tensor, choices.inputs(position), parameters) for position, tensor in enumerate(op.inputs)]
-        price = [
-            self._price(op, strategy, seconds, parameters, [float(costs[number]) for costs in moves])
-            for number, (strategy, seconds) in enumerate(zip(choices.strategies, choices.seconds, strict=True))
-        ]
-        strategy = choices.strategies[price.index(min(price))]
+        strategy = choices.strategies[self._cheapest(op, choices, parameters)]
         self.strategies[op.name] = strategy
         for position, (tensor, spec) in enumerate(zip(op.inputs, strategy.inputs, strict=True)):
             if tensor in self.undecided:
@@ -241,41 +237,65 @@ class _Walk:
     def _is_expert(self, tensor: str) -> bool:
         return tensor not in self.graph.producer and weight_of_experts(self.space, tensor)
 
-    def _moves(self, tensor: str, wanted: tuple[ShardingSpec, ...], parameters: set[str]) -> np.ndarray:
-        """Seconds of the reshard to each spec; 0 where nothing is moved for it or that has a price of its own."""
-        if tensor in self.undecided or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None)):
-            return np.zeros(len(wanted))
+    def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
+        """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
+        total, meant = self._prices(op, choices, range(len(choices.strategies)), parameters, lambda tensor, specs: np.ones(len(specs)))
+        every = range(len(choices.strategies))
+        some = [place for place in every if total[place] == 0.0] or every  # all they do may be meant: no other is asked for its reshards
+        total, meant = self._prices(op, choices, some, parameters, self._moves)
+        if total.min() > 0.0 and some is not every:
+            some = every
+            total, meant = self._prices(op, choices, some, parameters, self._moves)
+        meant = np.where(np.isfinite(total), meant + choices.seconds[some], math.inf)
+        least = np.flatnonzero(total == total.min())
+        least = least[meant[least] == meant[least].min()]
+        left = [int(some[place]) for place in least]
+        return min(left, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs))
+
+    def _prices(
+        self, op: Op, choices: OpChoices, some: Sequence[int], parameters: set[str], moves: Callable[[str, Specs], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Of some strategies what is not meant to be done, and reductions.
+
+        Args:
+            moves: seconds of reshards of a tensor to specs.
+        """
+        total, meant = np.zeros(len(some)), np.zeros(len(some))
+        for position, tensor in enumerate(op.inputs):
+            specs = [choices.strategies[place].inputs[position] for place in some]
+            number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
+            own = tensor in self.undecided or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None))
+            costs = np.zeros(len(number)) if own else moves(tensor, tuple(number))
+            prices = [self._price(op, tensor, spec, float(cost), parameters) for spec, cost in zip(number, costs, strict=True)]
+            each = np.array(prices).reshape(-1, 2)[[number[spec] for spec in specs]]
+            total, meant = total + each[:, 0], meant + each[:, 1]
+        return total, meant
+
+    def _moves(self, tensor: str, wanted: Specs) -> np.ndarray:
+        """Seconds of the reshard to each spec."""
         found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
         return found
 
-    def _price(self, op: Op, strategy: Strategy, seconds: float, parameters: set[str], moves: list[float]) -> tuple[float, float, int]:
-        """What a strategy costs: first what is not meant to be done, then reductions and compute, then how much is left partial.
+    def _price(self, op: Op, tensor: str, spec: ShardingSpec, cost: float, parameters: set[str]) -> tuple[float, float]:
+        """What reading a tensor in a spec costs: what is not meant to be done, and reductions.
 
         Args:
-            moves: seconds of each input's reshard.
+            cost: seconds of the reshard.
         """
-        total, reductions = 0.0, 0.0
-        for tensor, spec, cost in zip(op.inputs, strategy.inputs, moves, strict=True):
-            if tensor in self.undecided:
-                total += self._place_price(op, tensor, spec)
-                continue
-            if tensor in parameters and self.recipe.stored:
-                total += 0.0 if spec.is_replicated else FORCED
-                continue
-            _, current = self.current[tensor]
-            if tensor in parameters and self.recipe.experts is not None:
-                total += 0.0 if spec == current else FORCED
-                continue
-            if self.recipe.experts is not None and self._known(tensor, spec, op.phase):
-                continue
-            if not set(spec.partial_axes) <= set(current.partial_axes):
-                total = math.inf
-            elif cost and not spec.partial and self._means(op, tensor, current, spec):
-                reductions += cost
-            elif spec != current:
-                total += FORCED * cost + SLICED
-        partial = sum(len(spec.partial) for spec in strategy.outputs)
-        return (total, reductions + seconds, partial) if math.isfinite(total) else (math.inf, math.inf, partial)
+        if tensor in self.undecided:
+            return self._place_price(op, tensor, spec), 0.0
+        if tensor in parameters and self.recipe.stored:
+            return 0.0 if spec.is_replicated else FORCED, 0.0
+        _, current = self.current[tensor]
+        if tensor in parameters and self.recipe.experts is not None:
+            return 0.0 if spec == current else FORCED, 0.0
+        if self.recipe.experts is not None and self._known(tensor, spec, op.phase):
+            return 0.0, 0.0
+        if not set(spec.partial_axes) <= set(current.partial_axes):
+            return math.inf, 0.0
+        if cost and not spec.partial and self._means(op, tensor, current, spec):
+            return 0.0, cost
+        return (FORCED * cost + SLICED if spec != current else 0.0), 0.0
 
     def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
         """Parameters not met before may lie as the operator likes over the tensor axis; weights of contractions must be split by it,

@@ -9,26 +9,26 @@ import numpy as np
 from autopar.graph import Phase
 from autopar.rules import is_alias
 from autopar.schedule import OUTPUT
-from autopar.search.again import Runs, add_runs, add_saved, find_runs, once_gone, read_table
+from autopar.search.again import SMALL_SHARE, Runs, add_runs, add_saved, find_runs, once_gone, read_table
 from autopar.search.lives import add_lives
 from autopar.search.model import Model, Node, Reader, Side, Site
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.sharding import ShardingSpec
 
 
-def build_model(space: Space, *, again: int = 0, alike: Mapping[str, str] | None = None) -> Model:
+def build_model(space: Space, *, again: int = 0, alike: Mapping[str, str] | None = None, share: float = SMALL_SHARE) -> Model:
     """All nodes and edges of ``space.graph``.
 
     Args:
         again: what backward needs of forward may be made again, not only kept, at so many times that are told apart; 0: not at all.
-        alike: see ``find_runs``.
+        alike, share: see ``find_runs``.
     """
     model = Model(space)
     times = model.times
     _add_inputs(model)
     _add_ops(model)
     _add_outputs(model)
-    runs = find_runs(space.graph, times, again, alike) if again else None
+    runs = find_runs(space.graph, times, again, alike, share) if again else None
     if runs is not None:
         add_runs(model, runs)
     for tensor, readers in _readers(model, times).items():

@@ -29,6 +29,7 @@ from autopar.search.merging import mergings
 from autopar.search.model import Model
 from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
+from autopar.search.pooled import pooled
 from autopar.search.recompute import with_policies
 from autopar.search.rounds import TUNED, Search
 from autopar.search.space import Space
@@ -83,6 +84,7 @@ class Found:
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
         timed: the schedule with its assignment, for searches that follow.
+        plan: the same assignment as it was searched: of the folded graph where equal layers are folded.
         tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
     """
 
@@ -103,6 +105,7 @@ class Found:
     interrupted: bool = False
     tied_seconds: float = 0.0
     timed: Timed | None = None
+    plan: Assignment | None = None
 
 
 @dataclass
@@ -211,7 +214,7 @@ def _too_many(space: Space) -> bool:
 
 def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: _Clock, known: list[Timed]) -> Found | None:
     """The best plan near those of meshes with axes merged, and near the better ones found so; None where none fits in memory. What bounds
-    it are all choices in their cheapest form (``bounds.floor``)."""
+    it are all choices in their cheapest form (``bounds.floor``, ``pooled``)."""
     graph = space.graph if folding is None else folding.whole
     plans, least = [timed.assignment for timed in known], min((timed.seconds for timed in known), default=math.inf)
     ways = list(mergings(space.machine, ALL_ORDERS))
@@ -221,19 +224,23 @@ def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clo
         if merged is None or left <= 0:
             continue
         share = left / (len(ways) - number + LOOKS)
-        less = replace(asked, time_limit=share, began=perf_counter(), baselines=False, proves=False, bounds=[], progress=None)
+        less = replace(
+            asked, time_limit=share, began=perf_counter(), baselines=False, proves=False, bounds=[], progress=None, draft=True
+        )  # fmt: skip
         try:
             found = _find(graph, merging.machine, merged, less, _Clock(), Shared(), [])
         except (InfeasibleError, TimeLimitError):
             continue
-        if found.timed is not None:
-            plans.insert(0 if found.timed.seconds < least else len(plans), merging.assignment(found.timed.assignment))
+        if found.timed is not None and found.plan is not None:
+            plans.insert(0 if found.timed.seconds < least else len(plans), merging.assignment(found.plan))
             least = min(least, found.timed.seconds)
     clock.lap("merged")
     if not plans:
         written = find_baselines(space)[0].values()
         plans = [plan for plan in written if folding is None or folding.agrees(plan)]
     bound = floor_of(space, folding)
+    if asked.recompute and graph.mode == "train":
+        bound = max(bound, pooled(space, folding, asked.limit))
     best: Found | None = None
     for _ in range(LOOKS):
         if not plans:
@@ -247,14 +254,14 @@ def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clo
             looked = _search(tied, space, pins, around, clock, known, plans)
         except InfeasibleError:
             return best
-        if looked is None or looked.timed is None:
+        if looked is None or looked.timed is None or looked.plan is None:
             return best
         gained = looked.timed.seconds < least * (1 - GAIN)
         if best is None or looked.seconds < best.seconds:
             best = looked if best is None else replace(looked, baselines=best.baselines, contradicted=best.contradicted)
         if not gained or looked.interrupted or looked.gap <= asked.gap or perf_counter() > asked.began + asked.time_limit:
             break
-        plans, least = [looked.timed.assignment, *plans], looked.timed.seconds
+        plans, least = [looked.plan, *plans], looked.timed.seconds
     return best
 
 
@@ -289,8 +296,9 @@ def _search(
     priced = perf_counter() - asked.began
     for schedule in known:
         search.offer(schedule, "known")
-    for plan in plans:
-        search.offer(search.schedule(plan, None, tries=search.tries), "merged axes")
+    begun = [search.schedule(plan, None, tries=search.tries) for plan in plans]
+    for timed in sorted(begun, key=lambda timed: (timed.memory.peak > limit, timed.seconds)):
+        search.offer(timed, "merged axes")
     rivals: dict[str, Timed] = {}
     contradicted: dict[str, str] = {}
     if asked.baselines:
@@ -335,7 +343,7 @@ def _search(
         search.seconds, search.method, space.optimizer, best.memory,
         {name: _baseline(rival, limit, times) for name, rival in rivals.items()},
         contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
-        times * max(best.seconds - free.seconds, 0.0), replace(best, assignment=model.whole(best.assignment)),
+        times * max(best.seconds - free.seconds, 0.0), replace(best, assignment=model.whole(best.assignment)), best.assignment,
     )  # fmt: skip
 
 
@@ -353,14 +361,16 @@ def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
 
 def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
     """Of baselines that do not fit, or give up overlap to fit, the first that does without under one policy of recomputation after another
-    (``NAME+POLICY``), as long as their operators alone take less time than all that fit."""
+    (``NAME+POLICY``), as long as their operators alone take less time than all that fit, and what stays of a step to the next fits."""
     model, limit = search.model, search.limit
     found: dict[str, Timed] = {}
     best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
     for name in sorted(rivals, key=lambda name: rivals[name].seconds):
-        if not _binds(rivals[name], search) or rivals[name].schedule.compute_seconds() >= best:
+        if not _binds(rivals[name], search) or rivals[name].compute_seconds() >= best or rivals[name].memory.resting > limit:
             continue
-        for policy, leaner in with_policies(model.whole_graph, model.whole(rivals[name].assignment), model.space.machine):
+        plan = rivals[name].assignment
+        graph = model.space.graph if len(plan.strategies) == len(model.space.graph.ops) else model.whole_graph
+        for policy, leaner in with_policies(graph, plan, model.space.machine):
             if search.left <= 0:
                 return found
             tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)

@@ -35,8 +35,14 @@ def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
     return np.cumsum(change)[:end]
 
 
-def held_by_time(schedule: Schedule, optimizer: str, times: Mapping[str, int]) -> np.ndarray:
+def held_by_time(samples: Sequence[tuple[float, Schedule]], optimizer: str, times: Mapping[str, int]) -> np.ndarray:
     """The most bytes held at each time of the problem: while an operator runs, and since the one before it in the list."""
+    levels = [weight * _held_by_time(schedule, optimizer, times) for weight, schedule in samples]
+    found: np.ndarray = np.rint(np.sum(levels, axis=0)).astype(np.int64)
+    return found
+
+
+def _held_by_time(schedule: Schedule, optimizer: str, times: Mapping[str, int]) -> np.ndarray:
     time = max(times.values(), default=-1) + 1
     found = np.zeros(time + 1, dtype=np.int64)
     levels = held(schedule, optimizer)
@@ -102,14 +108,15 @@ class Reserves:
             return choices
         return np.append(choices, [*(pair.choice(choices) for pair in pairs), 0])
 
-    def learn(self, problem: Problem, choices: np.ndarray, schedule: Schedule) -> bool:
-        """Takes in a schedule of ``choices`` that does not fit; whether more is asked now.
+    def learn(self, problem: Problem, choices: np.ndarray, samples: Sequence[tuple[float, Schedule]]) -> bool:
+        """Takes in the schedule of ``choices``, which does not fit; whether more is asked now.
 
         Args:
             problem: without what is added.
+            samples: see ``tuning.Timed``.
         """
         space = self.model.space
-        real = held_by_time(schedule, space.optimizer, self.times)
+        real = held_by_time(samples, space.optimizer, self.times)
         known = counted(self.applied(problem), self.completed(choices), len(real)) - self.bytes
         over = real > self.limit
         learnt = False

@@ -114,7 +114,7 @@ class _Keeping:
             self.start = solution.choices[: len(problem.node_ptr) - 1]
             answer = self._scheduled(self.start, best)
             found = answer if answer.better(found, wanted.limit) else found
-            if answer.memory.peak <= wanted.limit or not self.reserves.learn(problem, self.start, answer.schedule):
+            if answer.memory.peak <= wanted.limit or not self.reserves.learn(problem, self.start, answer.samples):
                 break
         return found
 
@@ -124,5 +124,5 @@ class _Keeping:
         return best_schedule(
             model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit, tries=wanted.tries,
             start=best.schedule.limits if best is not None else None, beside=best.seconds if best is not None else math.inf,
-            samples=(Sample(1.0, model.whole_graph, model.whole(assignment)),),
+            samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),),
         )  # fmt: skip

@@ -76,7 +76,7 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int) -
         found = _measured(model, extract(model, choices), limit)
         if best is None or found.memory.peak < best.memory.peak:
             best = found
-        if found.memory.peak <= target or not reserves.learn(problem, choices, found.schedule):
+        if found.memory.peak <= target or not reserves.learn(problem, choices, found.samples):
             break
     return best, False
 

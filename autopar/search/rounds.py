@@ -161,7 +161,7 @@ class Search(Trials):
             change_again(self, self.plain)
         if self.plain is not None and not self.large and not self.folded:
             change_one(self)
-        if self.best is not None and not self.best.memory.peak > self.limit:
+        if self.best is not None and not self.best.memory.peak > self.limit and not self.draft:
             self._polish()
 
     def _prove(self) -> None:

@@ -19,9 +19,9 @@ from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.keeping import SHARES
 from autopar.search.lean import infeasible, smallest
-from autopar.search.model import Weights
+from autopar.search.model import Model, Weights
 from autopar.search.moving import improve
-from autopar.search.recompute import recompute
+from autopar.search.recompute import full, recompute
 from autopar.search.trials import CLOSE, TURN, Trials
 from autopar.search.tuning import Timed
 from solvers import Status, solve
@@ -30,8 +30,11 @@ FITTINGS = 6
 """Solves under the same prices until an answer fits as a schedule, at most."""
 PASSES = 4
 """Times that what plans keep is chosen, at most."""
+LIGHTER, ROUGH = 2, 1e-2
+"""Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
+solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
 KEEPING = 0.4
-"""Share of the time left for what plans keep."""
+"""Share of the time left for what plans keep; where layers are folded nothing else follows but that the best has its limits tuned."""
 TIGHTER = 0.95
 """Where the limit binds and a gap is left, this share of it is tried: what is found for less memory fits as well."""
 HALVINGS = 6
@@ -65,7 +68,7 @@ def fitting(trials: Trials, weights: Weights, gap: float) -> Timed | None:
 def _learn(trials: Trials, answer: Timed) -> bool:
     """Asks for more where an answer's schedule does not fit; whether that is more than before."""
     assert trials.start is not None
-    return trials.reserves.learn(trials.problem, trials.start, answer.schedule)
+    return trials.reserves.learn(trials.problem, trials.start, answer.samples)
 
 
 def keep_less(trials: Trials, prices: Exposure) -> None:
@@ -73,19 +76,50 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
     beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
-    until, light = perf_counter() + KEEPING * trials.left, without_kept(model) if trials.apart else model
+    until, light = perf_counter() + (1 - TURN if trials.folded else KEEPING) * trials.left, without_kept(model) if trials.apart else model
     shares: tuple[float, ...] = SHARES
+    if trials.large and trials.apart:
+        prices = _without_kept(trials, light, prices, until)
+        if trials.draft and trials.best is not None and trials.best.memory.peak <= trials.limit:
+            return
     for _ in range(PASSES):
         trials.gained = False
         found, prices = trials.kept((*trials.answers, *written), prices, until - perf_counter(), shares)
         if found is None or not trials.gained or perf_counter() >= until:
             break
         shares = SHARES[:1]
-        problem, _ = light.problem(int(SHARES[0] * trials.limit), prices)
-        solution = solve(problem, time_limit=max(min(until - perf_counter(), TURN * trials.time_limit), 1.0), gap=CLOSE, seed=trials.seed)
-        if solution.choices is None:
+        answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), CLOSE, until)
+        if answer is None:
             break
-        trials.answers.append(extract(model, model.expand(solution.choices)))
+        trials.answers.append(answer)
+
+
+def _answer(trials: Trials, light: Model, prices: Exposure, limit: int, gap: float, until: float) -> Assignment | None:
+    """The answer of a problem within so many bytes; None where there is none."""
+    problem, _ = light.problem(limit, prices)
+    seconds = max(min(until - perf_counter(), TURN * trials.time_limit), 1.0)
+    choices = solve(problem, time_limit=seconds, gap=gap, seed=trials.seed).choices
+    return None if choices is None else extract(light, light.expand(choices))
+
+
+def _without_kept(trials: Trials, light: Model, prices: Exposure, until: float) -> Exposure:
+    """Answers that fit when all is made again that may be, each under the prices of the one before; the last prices.
+
+    Where what is kept is all that does not fit, answers without a limit say little of how parameters are to be split."""
+    graph, machine, limit = light.space.graph, light.space.machine, int(SHARES[0] * trials.limit)
+    for _ in range(LIGHTER):
+        answer = _answer(trials, light, prices, limit, ROUGH, until)
+        if answer is None or answer in trials.answers or perf_counter() >= until:
+            break
+        trials.answers.append(answer)
+        leaner = recompute(graph, answer, full(graph), machine)
+        found = trials.schedule(leaner, None, tries=trials.tries)
+        prices = prices.learn(found.schedule, found.slots)
+        if found.memory.peak > trials.limit:
+            limit -= found.memory.peak - trials.limit
+        elif not trials.offer(found, "auto"):
+            break
+    return prices
 
 
 def binds(trials: Trials) -> bool:

@@ -34,7 +34,7 @@ UNLIMITED = 2**62
 """Bytes that no plan needs."""
 TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several; the first may take half."""
-NEAR, HOPE = 0.2, 5e-3
+NEAR, HOPE = 5e-3, 5e-3
 """Where an estimate of memory is so near the limit, or one of seconds so near the best, the whole schedule is made."""
 
 Progress = Callable[[float, float, float, float], None]
@@ -58,6 +58,8 @@ class Asked:
     """Proved on the way, for all plans whatever memory they need."""
     proves: bool = True
     """Whether the choices are all there are, so that what bounds them bounds every plan."""
+    draft: bool = False
+    """Whether a plan is wanted for another search to begin from: deep schedules may stay estimated."""
 
 
 class Trials:
@@ -87,7 +89,7 @@ class Trials:
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
         self.reserves = Reserves(model, asked.limit, pairs=not self.large)
         self.best: Timed | None = None
-        self.proves = asked.proves
+        self.proves, self.draft = asked.proves, asked.draft
         self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
         self.rivals: tuple[Timed, ...] = ()
@@ -198,13 +200,13 @@ class Trials:
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
         """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
         found = self._schedule(assignment, self.model.short(assignment), start, tries, beside)
-        near = abs(found.memory.peak - self.limit) < NEAR * self.limit
+        near = not self.draft and abs(found.memory.peak - self.limit) < NEAR * self.limit
         return self._exact(found) if found.estimated and near else found
 
     def sure(self, found: Timed) -> Timed:
         """The same at full depth, where it may be the best."""
         hopeful = replace(found, seconds=found.seconds * (1 - HOPE))
-        return self._exact(found) if found.estimated and hopeful.better(self.best, self.limit) else found
+        return self._exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
 
     def _exact(self, found: Timed) -> Timed:
         return self._schedule(found.assignment, (), found.schedule.limits, tries=0)

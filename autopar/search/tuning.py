@@ -18,7 +18,7 @@ from cost_models import Machine
 
 MIB = 2**20
 LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("ahead_bytes", (0, 1, *(size * MIB for size in (25, 100, 400, 1600)))),
+    ("ahead_bytes", (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400)))),
     ("aside_bytes", tuple(size * MIB for size in (0, 50, 200, 800))),
     ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
 )
@@ -52,7 +52,7 @@ class Timed:
         schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers.
         seconds: the objective: the step, or under the communication model the sum of its collectives; of several microbatches the
             share of one.
-        estimated: whether seconds and memory follow from those of graphs with fewer layers.
+        samples: the schedules from which seconds and memory follow, with their weights: see ``Sample``.
     """
 
     assignment: Assignment
@@ -61,7 +61,16 @@ class Timed:
     seconds: float
     step_seconds: float
     memory: Memory
-    estimated: bool = False
+    samples: tuple[tuple[float, Schedule], ...]
+
+    @property
+    def estimated(self) -> bool:
+        """Whether seconds and memory follow from those of graphs with fewer layers."""
+        return len(self.samples) > 1
+
+    def compute_seconds(self) -> float:
+        """Of the operators in sequence: see ``Schedule.compute_seconds``."""
+        return sum(weight * schedule.compute_seconds() for weight, schedule in self.samples)
 
     def better(self, other: Timed | None, limit: int) -> bool:
         """Whether this is the one to keep: what fits before what does not, then the shorter, or where neither fits or both take as long
@@ -85,11 +94,16 @@ class _Trying:
         self.assignment, self.machine, self.optimizer, self.limit = assignment, machine, optimizer, limit
         self.best: Timed | None = None
         self.looked: set[Limits] = set()
+        self.left_out = [0] * len(samples)
+        """What layers that a sample does not have hold at the peak."""
 
     def look(self, limits: Limits) -> None:
         """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
         self.looked.add(limits)
-        placed = [(weight, run_passes(replace(first, limits=limits), PLACING)) for weight, first in self.samples]
+        placed = [
+            (weight, run_passes(replace(first, limits=_without(limits, left_out)), PLACING))
+            for (weight, first), left_out in zip(self.samples, self.left_out, strict=True)
+        ]
         step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
         whole_seconds = step
         if self.machine.cost_model == "communication":
@@ -98,12 +112,14 @@ class _Trying:
         if self.best is not None and self.best.memory.peak <= self.limit and not self._promises(limits, seconds, self.best):
             return
         freed = [(weight, run_passes(one, ENDING)) for weight, one in placed]
-        held = _sum_of([(weight, memory(one, self.optimizer)) for weight, one in freed])
-        whole = freed[-1][1]
-        found = Timed(self.assignment, whole, simulated(whole), seconds, step, held, len(freed) > 1)
+        parts = [memory(one, self.optimizer) for _, one in freed]
+        held = _sum_of([(weight, part) for (weight, _), part in zip(freed, parts, strict=True)])
+        self.left_out = [(held.peak - held.optimizer) - (part.peak - part.optimizer) for part in parts]
+        whole = freed[-1][1] if len(freed) == 1 else replace(freed[-1][1], limits=limits)
+        found = Timed(self.assignment, whole, simulated(whole), seconds, step, held, tuple(freed))
         if found.better(self.best, self.limit):
             self.best = found
-        if found.memory.peak > self.limit and limits.ahead_bytes and not found.estimated:
+        if found.memory.peak > self.limit and limits.ahead_bytes:
             within = replace(limits, held_bytes=max(self.limit - found.memory.optimizer, 1))
             if within not in self.looked:
                 self.look(within)
@@ -117,6 +133,11 @@ class _Trying:
         """Whether it is faster, or as fast with less in flight."""
         leaner = _in_flight(limits) < _in_flight(best.schedule.limits)
         return seconds <= best.seconds * ((1 + EQUAL) if leaner else (1 - EQUAL))
+
+
+def _without(limits: Limits, left_out: int) -> Limits:
+    """The limits for a graph that holds so many bytes less."""
+    return replace(limits, held_bytes=max(limits.held_bytes - left_out, 1)) if limits.held_bytes else limits
 
 
 def _sum_of(found: Sequence[tuple[float, Memory]]) -> Memory:

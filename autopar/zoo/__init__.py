@@ -45,6 +45,13 @@ _MODELS: Mapping[str, tuple[str, Keys]] = {
             "dtype": "bfloat16",
         },
     ),
+    "llama3-405b": (
+        "llama3",
+        {
+            **_LLAMA, "batch": 1, "seq": 8192, "layers": 126, "width": 16384, "heads": 128, "hidden": 53248, "vocab": 128256,
+            "dtype": "bfloat16",
+        },
+    ),
     "resnet": (
         "resnet",
         {"batch": 8, "image": 32, "width": 16, "blocks": "2-2", "bottleneck": False, "classes": 16, "dtype": "float32"},

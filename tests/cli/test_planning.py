@@ -111,7 +111,7 @@ def test_devices_tries_every_mesh(capsys: pytest.CaptureFixture[str]) -> None:
 def test_zoo_listing(capsys: pytest.CaptureFixture[str]) -> None:
     ran = autopar(capsys, "plan", "zoo:")
     assert ran.status == 0
-    for name in ("mlp", "gpt2", "llama3-8b", "llama3-70b", "resnet", "moe"):
+    for name in ("mlp", "gpt2", "llama3-8b", "llama3-70b", "llama3-405b", "resnet", "moe"):
         assert any(line.startswith(f"zoo:{name},") and "batch=" in line for line in ran.out.splitlines())
 
 

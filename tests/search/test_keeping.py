@@ -98,7 +98,8 @@ def test_strategies_of_several_plans_are_no_worse_than_of_one() -> None:
 def test_what_is_fitted_fits() -> None:
     _, kept, most = answer(tied(*plans()), None)
     limit = int(0.8 * most)
-    found, prices = fit(space(), plans(), Exposure.first(0.0), Wanted(limit, MOMENTS, 3, 0, inf, (0.95,)), folding())
+    with patch("autopar.search.keeping.KEEPING_SECONDS", inf):
+        found, prices = fit(space(), plans(), Exposure.first(0.0), Wanted(limit, MOMENTS, 3, 0, inf, (0.95,)), folding())
     assert found is not None and found.memory.peak <= limit < peak(kept)
     assert found.schedule.graph is graph() and prices != Exposure.first(0.0)
     check_legal(found.schedule, "fitted")

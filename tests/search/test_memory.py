@@ -76,7 +76,7 @@ def test_pairs_say_what_reshards_hold_beside_their_results() -> None:
         choices = drawn(model, seed)
         schedule = make_schedule(graph, extract(model, choices), model.space.machine, LEAN)
         reserves = Reserves(model, limit=1)
-        held = held_by_time(schedule, "adamw", reserves.times)
+        held = held_by_time(((1.0, schedule),), "adamw", reserves.times)
         assert held.max() == memory(schedule, "adamw").peak
         before = counted(problem, choices, len(held))
         time = int(np.argmax((held - before)[: len(reserves.times)]))
@@ -97,7 +97,7 @@ def test_what_is_left_free_is_what_a_schedule_held_beyond() -> None:
     schedule = make_schedule(model.space.graph, extract(model, choices), model.space.machine, LEAN)
     limit = memory(schedule, "adamw").peak - 1
     reserves = Reserves(model, limit, pairs=False)
-    assert reserves.learn(problem, choices, schedule)
+    assert reserves.learn(problem, choices, ((1.0, schedule),))
     _, peak, _ = evaluate(reserves.applied(problem), reserves.completed(choices))
     assert limit < peak <= limit * 1.01, "the same choices do not fit any more"
 

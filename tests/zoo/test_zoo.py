@@ -21,7 +21,7 @@ def test_listing_needs_no_torch():
 
 
 def test_the_names():
-    assert set(zoo.names()) == {"mlp", "gpt2", "llama3", "llama3-8b", "llama3-70b", "resnet", "moe"}
+    assert set(zoo.names()) == {"mlp", "gpt2", "llama3", "llama3-8b", "llama3-70b", "llama3-405b", "resnet", "moe"}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -41,7 +41,7 @@ def test_defaults_divide_by_eight(name):
         assert all(size % 8 == 0 or size < 8 for size in parameter.shape), parameter.shape
 
 
-@pytest.mark.parametrize(("name", "billions"), [("llama3-8b", 8.03), ("llama3-70b", 70.55)])
+@pytest.mark.parametrize(("name", "billions"), [("llama3-8b", 8.03), ("llama3-70b", 70.55), ("llama3-405b", 405.85)])
 def test_published_sizes_on_meta(name, billions):
     target = zoo.build(name, device="meta", batch=2, seq=64)
     parameters = list(target.model.parameters())

@@ -1,0 +1,60 @@
+"""The bound of one rank with the memory of all, against every set of second runs and against plans on meshes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autopar.schedule import make_schedule, memory, step_seconds
+from autopar.search.baselines import find_baselines
+from autopar.search.bounds import floor_of
+from autopar.search.building import build_model
+from autopar.search.extract import extract
+from autopar.search.pins import Pins
+from autopar.search.pooled import pooled
+from autopar.search.recompute import with_policies
+from autopar.search.space import Space
+from autopar.search.tuning import LEAN
+from solvers import solve
+from tests.search.small_graphs import small_machine
+from tests.search.test_again import chain, drawn, every_set, one_rank
+from tests.search.test_folding import folding, graph, machine
+
+
+@pytest.mark.parametrize("seed", [None, *range(6)], ids=str)
+def test_no_set_of_second_runs_is_below_it(seed: int | None) -> None:
+    some, on = (chain(4), one_rank()) if seed is None else (drawn(seed), small_machine(seed, "x=1"))
+    space = Space(some, on, "sgd", Pins())
+    plain = build_model(space)
+    choices = solve(plain.problem(None)[0], time_limit=math.inf).choices
+    assert choices is not None
+    base = extract(plain, choices)
+    sets = list(every_set(some, base, on))
+    floor, raised = floor_of(space, None), 0
+    for limit in sorted({peak for _, peak in sets}):
+        best = min(seconds for seconds, peak in sets if peak <= limit)
+        bound = pooled(space, None, limit)
+        assert bound <= best * (1 + 1e-9)
+        raised += bound > floor * 1.001
+    assert raised or seed is not None, "where memory is short something has to be made again"
+
+
+@pytest.mark.parametrize("mesh", [pytest.param("dp=4", marks=pytest.mark.slow), "dp=2,tp=2"])
+def test_no_plan_on_a_mesh_is_below_it(mesh: str) -> None:
+    on = machine(mesh)
+    space, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
+    for name in ("ddp", "fsdp"):
+        for _, leaner in with_policies(graph(), find_baselines(space)[0][name], on):
+            schedule = make_schedule(graph(), leaner, on, LEAN)
+            bound = pooled(small, folding(), memory(schedule, "adamw").peak)
+            assert bound <= step_seconds(schedule, "adamw")
+
+
+def test_folded_layers_say_the_same() -> None:
+    on = machine("dp=2,tp=2")
+    whole, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
+    limit = int(0.7 * memory(make_schedule(graph(), find_baselines(whole)[0]["fsdp"], on, LEAN), "adamw").peak)
+    free, tied = pooled(whole, None, limit), pooled(small, folding(), limit)
+    assert free > floor_of(whole, None) * 1.001, "memory is short"
+    assert free * 0.98 <= tied <= free * (1 + 1e-3), "a bound on layers left free"
