@@ -28,8 +28,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
-    "capture", "check", "compile", "load", "load_program", "pareto", "plan", "reshard", "rule", "same_sharding", "shard",
-    "verify",
+    "cached", "capture", "check", "compile", "load", "load_program", "load_serving", "pareto", "plan", "plan_serving", "reshard", "rule",
+    "same_sharding", "serve", "shard", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -39,16 +39,20 @@ _HOME = {
     "Mesh": "cost_models",
     "Plan": "autopar.plan",
     "ShardingSpec": "autopar.sharding",
+    "cached": "autopar.serving",
     "capture": "autopar.api",
     "check": "autopar.check",
     "compile": "autopar.api",
     "load": "autopar.api",
     "load_program": "autopar.runtime",
+    "load_serving": "autopar.serving",
     "pareto": "autopar.api",
     "plan": "autopar.api",
+    "plan_serving": "autopar.serving",
     "reshard": "autopar.reshard",
     "rule": "autopar.rules.own",
     "same_sharding": "autopar.placements",
+    "serve": "autopar.serving",
     "shard": "autopar.placements",
     "verify": "autopar.verify",
 }

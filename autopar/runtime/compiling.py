@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -152,10 +152,12 @@ def compile_schedule(
     seed: int = 0,
     dropout: bool = True,
     execute: Execute = "eager",
+    also: Sequence[tuple[Capture, Schedule]] = (),
 ) -> ShardedModule:
     """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``.
 
     Args:
+        also: captures and schedules of further calls, with all weights in the same specs: they are run as planned, not planned anew.
         dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
     """
     if execute not in get_args(Execute):
@@ -184,6 +186,8 @@ def compile_schedule(
         states_bytes=0 if plan is None else plan.predicted.memory.optimizer,
         bind=bound,
     )  # fmt: skip
+    for further, planned in also:
+        programs.add(bound(further, planned), tuple(tree.parameters()))
     return ShardedModule(tree, programs, plan, still)
 
 

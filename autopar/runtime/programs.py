@@ -108,6 +108,23 @@ class Programs:
         step = self.made[key]
         return step, step.call.tensors(args, kwargs)
 
+    def add(self, step: Step, parameters: Sequence[nn.Parameter]) -> None:
+        """A further program, for calls of the shapes that it was planned for, without gradients of inputs.
+
+        Raises:
+            MismatchError: weights that do not lie as in the planned one.
+        """
+        weights = [item for item in self.main.graph.inputs if item.kind in ("parameter", "buffer")]
+        known = {(item.kind, item.name): self.main.spec(item.tensor) for item in weights}
+        for item in step.graph.inputs:
+            spec = step.spec(item.tensor)
+            if known.get((item.kind, item.name), spec) != spec:
+                message = f"{item.name} lies as {spec} in one plan and as {known[item.kind, item.name]} in another"
+                raise MismatchError(message, "plan one of them, and the others with its specs as constraints")
+        shapes = tuple((item.name, whole_shape(step.graph, item), False) for item in step.graph.of_kind("input"))
+        trained = tuple([parameter.requires_grad for parameter in parameters])
+        self.made[Key(self.training, trained, step.graph.mode, shapes)] = step
+
     @cached_property
     def _inputs(self) -> tuple[GraphInput, ...]:
         return tuple(self.main.graph.of_kind("input"))

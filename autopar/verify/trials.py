@@ -36,7 +36,7 @@ from autopar.runtime.still import STILL_NORMAL, STILL_UNIFORM
 from autopar.runtime.weights import Place
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import autocast_on_cpu, map_tensors, replaced_on_cpu, replaced_operators
+from autopar.torch_compat import autocast_on_cpu, local_of, map_tensors, replaced_on_cpu, replaced_operators
 from autopar.verify.live_memory import LiveMemory
 from cost_models import find_optimizer
 
@@ -291,7 +291,9 @@ def run_single(case: Case, say: Say = silent) -> Trial:
             so_far = {name: tensor.detach() for name, tensor in outputs.items()}
             outputs = {name: tensor + so_far[name] for name, tensor in case.run(model, part).items()}
         if turn == 0:
+            buffers = dict(model.named_buffers(remove_duplicate=False))
             trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+            trial.outputs |= {f"buffer:{name}": buffers[name].detach().clone() for name in case.mutated()}
         if optimizer is None:
             break
         trial.losses.append(case.loss_of(outputs))
@@ -299,8 +301,6 @@ def run_single(case: Case, say: Say = silent) -> Trial:
             case.backward(outputs)
         if turn == 0:
             trial.gradients = {name: tensor.grad.clone() for name, tensor in _with_gradient(model, inputs)}
-            buffers = dict(model.named_buffers(remove_duplicate=False))
-            trial.outputs |= {f"buffer:{name}": buffers[name].detach().clone() for name in case.mutated()}
         optimizer.step()
         _forget_gradients(model, inputs)
     return trial
@@ -327,6 +327,9 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     optimizer = trainer(case.optimizer, module.parameters()) if case.trains else None
     plain = case.inputs()
     placed = {name: _placed(tensor, schedule.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    changing = [] if case.trains else [local_of(buffers[name]) for name in case.mutated()]
+    began = [(local, local.clone()) for local in changing]  # each call of a model that does not train begins as the first
     for turn in told(case.turns, say, f"on {place.mesh.ranks} ranks"):
         inputs = plain if turn == 0 else placed
         args, kwargs = _with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
@@ -340,14 +343,15 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
             trial.peak_bytes = min(trial.peak_bytes or memory.peak, memory.peak)
         whole = {name: _collect(tensor, trial, place) for name, tensor in outputs.items()}
         if turn == 0:
-            trial.observed, trial.outputs = list(observed), whole
+            changed = {f"buffer:{name}": _collect(buffers[name], trial, place) for name in case.mutated()}
+            trial.observed, trial.outputs = list(observed), whole | changed
         if optimizer is None:
+            for local, before in began:
+                local.copy_(before)
             continue
         trial.losses.append(case.loss_of(whole) if place.rank == 0 else 0.0)
         if turn == 0:
             trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs)}
-            buffers = dict(module.named_buffers(remove_duplicate=False))
-            trial.outputs |= {f"buffer:{name}": _collect(buffers[name], trial, place) for name in case.mutated()}
         optimizer.step()
         _forget_gradients(module, inputs)
     return trial
@@ -399,6 +403,8 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     source = {"parameter": held, "buffer": held, "constant": constants, "input": case.inputs(), "tangent": case.tangents}
     scattered = {item.tensor: scatter_all(schedule, item.tensor, source[item.kind][item.name].detach()) for item in graph.inputs}
     tensor_of = {item.name: item.tensor for item in graph.inputs if item.kind != "tangent"}
+    changing = [] if case.trains else [part for name in case.mutated() for part in scattered[tensor_of[name]][0]]
+    began = [(part, part.clone()) for part in changing]
     trained = {item.name: scattered[item.tensor][0] for item in graph.inputs if item.trained}
     for parts in trained.values():
         for part in parts:
@@ -429,6 +435,8 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
             trial.outputs = outputs | {f"buffer:{name}": tensor for (kind, name), tensor in whole.items() if kind == "buffer"}
             trial.gradients = {name: tensor for (kind, name), tensor in whole.items() if kind == "gradient"}
         if optimizer is None:
+            for part, before in began:
+                part.copy_(before)
             continue
         trial.losses.append(case.loss_of(outputs))
         optimizer.step()
