@@ -1,8 +1,8 @@
 """The plans of a model's calls while it generates: one for each length of prompt, one for a token at each length of the cache.
 
 All work on the same weights and the same cache, so these lie in all of them as one of them wants it: the call that leads is planned freely,
-and the others with its specs as pins. A prompt is mostly arithmetic and would split rows or sequences; a token mostly reads weights and would
-split these. Which of the two leads is what costs less over a prompt and the tokens expected after it.
+and the others with its specs as pins. A prompt is mostly arithmetic and splits rows best; a token mostly reads weights and splits
+these. Which of the two leads is what costs less over a prompt and the tokens expected after it.
 """
 
 from __future__ import annotations
