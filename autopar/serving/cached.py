@@ -175,7 +175,7 @@ def _filled(model: nn.Module, make: MakeCache, batch: int, length: int) -> Any:
     mode = torch_compat.fake_mode()
     with fake_weights(model, mode, train=False), mode, torch.no_grad():
         cache = make(length)
-        if next(_leaves(opened(cache)), None) is None or not _allocated(cache):
+        if not _allocated(cache):
             model(input_ids=torch.zeros(batch, 1, dtype=torch.int64), past_key_values=cache)
         tree = opened(cache)
     if next(_leaves(tree), None) is None:
