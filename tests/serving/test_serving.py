@@ -28,7 +28,7 @@ PINS = {"cache.layers.*": "S0 S1 R R"}
 def planned(growing: bool, mesh: str = "dp=2,tp=2") -> Serving:
     lengths = (6, 8, 12) if growing else None
     return autopar.plan_serving(
-        causal(), batch=4, prompt=(3, 5), tokens=7, lengths=lengths, cache=past(4), mesh=mesh, hardware="cpu-cluster", time_limit=20.0,
+        causal(), batch=4, prompt=(3, 5), tokens=7, lengths=lengths, cache=past(4), mesh=mesh, hardware="cpu-cluster", time_limit=300.0,
         constraints={"cache.layers.*": "S0 R R R"} if mesh == "dp=2" else PINS,
     )  # fmt: skip
 
