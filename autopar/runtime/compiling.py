@@ -167,7 +167,6 @@ def compile_schedule(
     team, where, machine, graph = team_of(mesh), find_device(device), schedule.machine, schedule.graph
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
     update_local_parts()
-    checkpoint_in_chunks(chunks)
 
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
@@ -206,6 +205,7 @@ def bind_step(
     Raises:
         MismatchError: a gradient that does not lie as its parameter.
     """
+    checkpoint_in_chunks(chunks)
     backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
     if execute != "eager":
