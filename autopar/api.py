@@ -79,24 +79,26 @@ def capture(
             user's line.
     """
     check_number(microbatches)
-    graph: Graph = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype).of(microbatches)
+    graph: Graph = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype, {}).of(microbatches)
     return graph
 
 
 def _captures(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, mode: Literal["train", "inference"],
-    loss: Callable[..., Any] | None, loss_args: tuple[Any, ...], compute_dtype: str | None,
+    loss: Callable[..., Any] | None, loss_args: tuple[Any, ...], compute_dtype: str | None, pins: Mapping[str, str],
 ) -> Captures:  # fmt: skip
     """The model's graphs, captured when they are asked for."""
     from autopar.importer import Captures, capture_graph
-    from autopar.placements import without_placement
+    from autopar.placements import plain_dims, without_placement
 
     named: Any = dict(kwargs or {}) if kwargs is None or isinstance(kwargs, Mapping) else kwargs  # what else it is, capture refuses
     args, kwargs, loss_args = without_placement((args, named, loss_args))
 
     def run(args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_args: tuple[Any, ...]) -> Graph:
         with _capturing:
-            graph: Graph = capture_graph(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
+            graph: Graph = capture_graph(
+                model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain_dims(model, pins),
+            )  # fmt: skip
         return graph
 
     return Captures(run, (args, kwargs, loss_args))
@@ -235,7 +237,7 @@ def _planner(
             message = f"the graph is one of {model.microbatches} microbatches, asked are {microbatches}"
             raise UsageError(message, "capture the model with microbatches=")
     else:
-        captures = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype)
+        captures = _captures(model, args, kwargs, mode, loss, loss_args, compute_dtype, pins)
         numbers = captures.numbers() if microbatches == AUTO else (check_number(microbatches),)
         graph, graph_of = captures.of(numbers[0]), captures.of
     spent = perf_counter() - began

@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+
+from autopar.errors import SpecError
+from autopar.sharding import Blocks, ShardingSpec
 
 Phase = Literal["forward", "backward"]
 Argument = Any
@@ -92,6 +95,7 @@ class GraphInput:
         name: the public name: forward argument (``tokens``, ``batch.x``), parameter path, or the output's name for a tangent.
         aliases: further module names of the same tied parameter.
         trained: a parameter that requires grad.
+        blocks: a parameter's dim that is two dims of the tensor.
     """
 
     tensor: str
@@ -99,6 +103,22 @@ class GraphInput:
     name: str
     aliases: tuple[str, ...] = ()
     trained: bool = False
+    blocks: Blocks | None = None
+
+    def own_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The tensor's shape as the parameter has it."""
+        return shape if self.blocks is None else self.blocks.own_shape(shape)
+
+    def own_spec(self, spec: ShardingSpec, sizes: Sequence[int]) -> ShardingSpec:
+        """The tensor's spec as the parameter has it.
+
+        Raises:
+            SpecError: none says so.
+        """
+        found = spec if self.blocks is None else self.blocks.own_spec(spec, sizes)
+        if found is None:
+            raise SpecError(f"{self.name} cannot lie as {spec!s}: blocks are split among ranks, and each block too", "split one of them")
+        return found
 
 
 @dataclass(frozen=True)

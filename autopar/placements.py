@@ -5,6 +5,8 @@ Where a DTensor lies is a pin, and capture sees its global shape.
 
 from __future__ import annotations
 
+import fnmatch
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +15,9 @@ from autopar.errors import SpecError, UsageError
 from autopar.graph import Graph
 from autopar.sharding import ShardingSpec
 from cost_models import Mesh
+
+_AXES = re.compile(r"\([^()]*\)")
+"""The names of axes in a pin."""
 
 
 def same_sharding(a: Any, b: Any, mesh: Any = None) -> bool:
@@ -81,6 +86,8 @@ def _reason(text: str, shape: Sequence[int], mesh: Mesh) -> str | None:
         spec = ShardingSpec.parse(text, mesh.names)
     except SpecError as error:
         return error.message
+    if spec.blocks:
+        return f"{spec!s} splits blocks, which parameters alone have"
     return f"a pinned tensor cannot be partial ({spec!s})" if spec.partial else spec.problem(shape, mesh.sizes)
 
 
@@ -100,6 +107,24 @@ def _spec_of(item: Any, sizes: tuple[int, ...] | None) -> ShardingSpec:
 def without_placement(tree: Any) -> Any:
     """The same nest of arguments with a meta tensor of the global shape for each DTensor."""
     return _map(tree, _as_meta) if _may_exist() else tree
+
+
+def plain_dims(model: Any, pins: Mapping[str, str]) -> dict[str, frozenset[int]]:
+    """By parameter the dims that pins, and placements of DTensors, split as a whole: the graph must not hold them in blocks."""
+    found: dict[str, frozenset[int]] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        for key, text in pins.items():
+            words = _AXES.sub("", text).split()
+            if fnmatch.fnmatchcase(name, key):
+                dims = [dim for dim, word in enumerate(words) if word.startswith("S") and "/" not in word]
+            else:  # what a module gives is pinned as the module has it
+                dims = list(range(value.dim())) if fnmatch.fnmatchcase(f"module:{name.rpartition('.')[0]}", key) else []
+            found[name] = found.get(name, frozenset()).union(dims)
+        if _may_exist() and _is_placed(value):
+            spec = _spec_of(value, tuple(value.device_mesh.shape))
+            split = [dim for dim, axes in enumerate(spec.dims) if axes and dim not in dict(spec.blocks)]
+            found[name] = found.get(name, frozenset()).union(split)
+    return {name: dims for name, dims in found.items() if dims}
 
 
 def placed_pins(model: Any, args: Any, kwargs: Mapping[str, Any], loss_args: Any, graph: Graph, meshes: Sequence[Mesh]) -> dict[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from autopar.errors import SpecError
-from autopar.sharding import ShardingSpec
+from autopar.sharding import Blocks, ShardingSpec
 from cost_models import COST_MODELS
 
 PhaseName = Literal["forward", "backward", "recompute"]
@@ -132,12 +133,28 @@ class EnteringSpec(TensorSpec):
 
     index: Count
 
+    def in_graph(self, sizes: Sequence[int]) -> tuple[Shape, ShardingSpec]:
+        """Shape and spec as the operators have it, on a mesh of these sizes."""
+        return self.shape, ShardingSpec.parse(self.spec)
+
 
 class ParameterSpec(EnteringSpec):
-    """A parameter; ``aliases`` are further module names of the same tied parameter."""
+    """A parameter; ``aliases`` are further module names of the same tied parameter.
+
+    ``blocks``: a dim, and of how many equal blocks it is; to operators it is two dims (``autopar.sharding.Blocks``).
+    """
 
     trained: bool | None = None
     aliases: tuple[str, ...] | None = None
+    blocks: tuple[Count, Annotated[int, Field(ge=2)]] | None = None
+
+    def in_graph(self, sizes: Sequence[int]) -> tuple[Shape, ShardingSpec]:
+        if self.blocks is None:
+            return super().in_graph(sizes)
+        blocks = Blocks(*self.blocks)
+        spec = blocks.spec(ShardingSpec.parse(self.spec), sizes)
+        assert spec is not None, "check has found it to be one of blocks"
+        return blocks.shape(self.shape), spec
 
 
 class OutputSpec(TensorSpec):

@@ -21,7 +21,7 @@ ALL_ORDERS = 2
 is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
 would be thousands for one operator, and a problem of hundreds of millions of entries. Its bound then is one on plans of that kind."""
 
-_DIM = re.compile(r"^(R|S(\d+))$")
+_DIM = re.compile(r"^(R|S(\d+)(?:/(\d+))?)$")
 _NAMED = re.compile(r"\(([^()]*)\)")
 _PARTIAL = re.compile(r"^P(\d)(max|min|sum)?$")
 
@@ -33,16 +33,21 @@ class ShardingSpec:
     Args:
         dims: for each tensor dim, the mesh axes that split it, major to minor; ``()`` is replicated.
         partial: ``(axis, reduction)`` pairs, sorted by axis: the value still to be reduced over that axis.
+        blocks: ``(dim, count)`` pairs of split dims that are so many equal blocks one after another, of each of which every rank has
+            its part (``S0/3``: queries, keys and values in one weight). Parameters alone lie so; in a graph such a dim is two, ``R S0``.
     """
 
     dims: tuple[tuple[int, ...], ...]
     partial: tuple[tuple[int, str], ...] = ()
+    blocks: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         axes = self.split_axes + tuple(axis for axis, _ in self.partial)
         if len(set(axes)) != len(axes):
             raise SpecError(f"mesh axis used twice in the spec {self!s}", "each axis splits at most one dim, or is partial")
         object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+        if self.blocks:
+            object.__setattr__(self, "blocks", tuple(sorted((dim, k) for dim, k in self.blocks if k > 1 and self.dims[dim])))
 
     @staticmethod
     def replicated(rank: int) -> ShardingSpec:
@@ -51,7 +56,7 @@ class ShardingSpec:
 
     @staticmethod
     def parse(text: str, axes: Sequence[str] = ()) -> ShardingSpec:
-        """Reads ``S0 R``, ``S01 R +P2``, ``R +P1max``; the empty string is a replicated scalar.
+        """Reads ``S0 R``, ``S01 R +P2``, ``R +P1max``, ``S0/3 R``; the empty string is a replicated scalar.
 
         Args:
             axes: names of the mesh axes: ``S(tp) R`` and ``S(dp,tp) R +P(cp)`` are read as well.
@@ -66,6 +71,8 @@ class ShardingSpec:
 
     def __str__(self) -> str:
         words = ["S" + "".join(map(str, axes)) if axes else "R" for axes in self.dims]
+        for dim, count in self.blocks:
+            words[dim] += f"/{count}"
         words += [f"+P{axis}" + ("" if reduction == "sum" else reduction) for axis, reduction in self.partial]
         return " ".join(words)
 
@@ -91,6 +98,7 @@ class ShardingSpec:
         return ShardingSpec(
             tuple([tuple([names[axis] for axis in axes]) for axes in self.dims]),
             tuple([(names[axis], reduction) for axis, reduction in self.partial]),
+            self.blocks,
         )
 
     @property
@@ -119,7 +127,7 @@ class ShardingSpec:
     def normalized(self, sizes: Sequence[int]) -> ShardingSpec:
         """Without the axes of size 1."""
         dims = tuple(tuple(axis for axis in axes if sizes[axis] > 1) for axes in self.dims)
-        return ShardingSpec(dims, tuple(item for item in self.partial if sizes[item[0]] > 1))
+        return ShardingSpec(dims, tuple(item for item in self.partial if sizes[item[0]] > 1), self.blocks)
 
     def problem(self, shape: Sequence[int], sizes: Sequence[int]) -> str | None:
         """Why this spec is illegal for a tensor of ``shape`` on a mesh of ``sizes``; None when it is legal."""
@@ -128,6 +136,11 @@ class ShardingSpec:
         for axis in self.split_axes + self.partial_axes:
             if axis >= len(sizes):
                 return f"the spec {self!s} uses axis {axis}, the mesh has {len(sizes)} axes"
+        for dim, count in self.blocks:
+            if len(self.dims[dim]) > 1:
+                return f"{self!s} splits blocks over {len(self.dims[dim])} axes; blocks are split over one"
+            if shape[dim] % (count * self.parts(dim, sizes)):
+                return f"dim {dim} of size {shape[dim]} is not {count} blocks of {self.parts(dim, sizes)} equal parts, as {self!s} has it"
         for dim, extent in enumerate(shape):
             if extent % self.parts(dim, sizes):
                 return f"dim {dim} of size {extent} cannot be split in {self.parts(dim, sizes)} equal parts by {self!s}"
@@ -148,6 +161,7 @@ def _digits(match: re.Match[str], text: str, axes: Sequence[str]) -> str:
 def _parse(text: str) -> ShardingSpec:
     dims: list[tuple[int, ...]] = []
     partial: list[tuple[int, str]] = []
+    blocks: list[tuple[int, int]] = []
     for word in text.replace("+", " +").split():
         if word.startswith("+"):
             match = _PARTIAL.match(word[1:])
@@ -156,15 +170,66 @@ def _parse(text: str) -> ShardingSpec:
             partial.append((int(match[1]), match[2] or "sum"))
             continue
         match = _DIM.match(word)
-        if not match:
-            if re.match(r"^S\d+/\d+$", word):
-                raise SpecError(f"{word!r} in the spec {text!r} is reserved for block-wise splits", "split the dim as a whole, e.g. S0")
-            hint = "write R or S with axis digits for each dim, e.g. 'S0 R' or 'S01 R +P2'"
+        if not match or match[3] == "0":
+            hint = "write R or S with axis digits for each dim, e.g. 'S0 R', 'S01 R +P2' or, of a dim of 3 equal blocks, 'S0/3 R'"
             raise SpecError(f"cannot read {word!r} in the spec {text!r}", hint)
         if partial:
             raise SpecError(f"{word!r} follows a partial suffix in the spec {text!r}", "write all dims first, then +P suffixes")
+        if match[3]:
+            blocks.append((len(dims), int(match[3])))
         dims.append(tuple(int(digit) for digit in match[2] or ""))
-    return ShardingSpec(tuple(dims), tuple(partial))
+    return ShardingSpec(tuple(dims), tuple(partial), tuple(blocks))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A parameter's dim that is ``count`` equal blocks one after another: in a graph it is two dims, the block and the place in it."""
+
+    dim: int
+    count: int
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A parameter's shape as the graph has it.
+
+        >>> Blocks(0, 3).shape((768, 256))
+        (3, 256, 256)
+        """
+        return (*shape[: self.dim], self.count, shape[self.dim] // self.count, *shape[self.dim + 1 :])
+
+    def own_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape in a graph as the parameter has it."""
+        return (*shape[: self.dim], shape[self.dim] * shape[self.dim + 1], *shape[self.dim + 2 :])
+
+    def own_spec(self, spec: ShardingSpec, sizes: Sequence[int]) -> ShardingSpec | None:
+        """A spec in a graph as the parameter's; None where some blocks are split among ranks and each block too, and where two axes
+        split each block: DTensors gather two strided shards of one dim in the wrong order.
+
+        >>> str(Blocks(0, 3).own_spec(ShardingSpec.parse("R S0 R"), (8,)))
+        'S0/3 R'
+        """
+        whole, within = spec.dims[self.dim : self.dim + 2]
+        if len(within) > 1 if not whole else within and math.prod(sizes[axis] for axis in whole) != self.count:
+            return None
+        dims = (*spec.dims[: self.dim], whole + within, *spec.dims[self.dim + 2 :])
+        return ShardingSpec(dims, spec.partial, () if whole else ((self.dim, self.count),))
+
+    def spec(self, own: ShardingSpec, sizes: Sequence[int]) -> ShardingSpec | None:
+        """A parameter's spec as the graph has it; None where its parts are not parts of blocks.
+
+        >>> str(Blocks(0, 3).spec(ShardingSpec.parse("S0/3 R"), (8,)))
+        'R S0 R'
+        """
+        axes, counts = own.dims[self.dim], dict(own.blocks)
+        parts = [math.prod(sizes[axis] for axis in axes[:number]) for number in range(len(axes) + 1)]
+        if self.dim in counts:
+            cut = 0 if counts.pop(self.dim) == self.count else None
+        elif self.count in parts:
+            cut = parts.index(self.count)
+        else:
+            cut = len(axes) if self.count % parts[-1] == 0 else None
+        if cut is None or counts:
+            return None
+        return ShardingSpec((*own.dims[: self.dim], axes[:cut], axes[cut:], *own.dims[self.dim + 1 :]), own.partial)
 
 
 def splits(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[ShardingSpec]:

@@ -440,6 +440,58 @@ def split_factor_of(placement: Any) -> int | None:
     return 1 if isinstance(placement, Shard) else None
 
 
+Chunk = tuple[tuple[int, ...], torch.Tensor]
+"""Offsets in a whole tensor, and what lies there."""
+
+
+def has_blocks(tensor: Any) -> bool:
+    """Whether a DTensor may hold more than one part of a dim: it has a strided shard."""
+    return any((split_factor_of(placement) or 1) > 1 for placement in tensor.placements)
+
+
+@cache
+def checkpoint_in_chunks(chunks: Callable[[Any], list[Chunk] | None]) -> None:
+    """Lets checkpoints store a DTensor as several parts of a rank (DTensor's side of ``_Checkpointable``, which knows one part a rank).
+
+    Args:
+        chunks: the parts that this rank holds; None where torch's own way does.
+    """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+    from torch.distributed.tensor import DTensor
+
+    kept = {name: vars(DTensor)[name] for name in ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")}
+
+    def stored(chunk: Chunk) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(offsets=torch.Size(chunk[0]), sizes=chunk[1].size())
+
+    def write_items(self: Any, name: str, value: Any) -> Any:
+        found = chunks(self)
+        if found is None:
+            return kept["__create_write_items__"](self, name, value)
+        properties = TensorProperties.create_from_tensor(self.to_local())
+        return [
+            WriteItem(
+                index=MetadataIndex(name, torch.Size(chunk[0])), type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=stored(chunk), properties=properties, size=self.size()),
+            )
+            for chunk in found
+        ]  # fmt: skip
+
+    def chunk_list(self: Any) -> Any:
+        found = chunks(self)
+        return kept["__create_chunk_list__"](self) if found is None else list(map(stored, found))
+
+    def shard(self: Any, index: Any) -> Any:
+        found = chunks(self)
+        if found is None or index.offset is None:
+            return kept["__get_tensor_shard__"](self, index)
+        return dict(found)[tuple(index.offset)]
+
+    for name, method in (("__create_write_items__", write_items), ("__create_chunk_list__", chunk_list), ("__get_tensor_shard__", shard)):
+        setattr(DTensor, name, method)
+
+
 def dtensor_like(local: torch.Tensor, like: Any) -> Any:
     """The DTensor of which this rank holds ``local``, placed as ``like`` is, of its shape and dtype.
 

@@ -88,6 +88,27 @@ def test_inference_trace_has_no_tangents():
     assert [torch_compat.role(n.meta["desc"])[0] for n in graph.find_nodes(op="placeholder")] == ["input"] * 3
 
 
+def test_checkpoints_store_a_dtensor_in_the_parts_that_are_told(tmp_path):
+    def rank_main(rank):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.tensor import DTensor
+
+        mesh, whole, told = init_device_mesh("cpu", (1,)), torch.arange(12.0).view(4, 3), []
+
+        def chunks(tensor):
+            told.append(tensor)
+            return [((0, 0), tensor.to_local()[:2]), ((2, 0), tensor.to_local()[2:])]
+
+        torch_compat.checkpoint_in_chunks(chunks)
+        dcp.save({"w": DTensor.from_local(whole, mesh, [Shard(0)])}, checkpoint_id=tmp_path)
+        stored = dcp.FileSystemReader(tmp_path).read_metadata().state_dict_metadata["w"].chunks
+        found = {"w": DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)])}
+        dcp.load(found, checkpoint_id=tmp_path)
+        return [tuple(chunk.offsets) for chunk in stored], bool(told) and found["w"].to_local().equal(whole)
+
+    assert run_ranks(rank_main, 1) == [([(0, 0), (2, 0)], True)]
+
+
 def test_strided_shards_tell_their_split_factor():
     from torch.distributed.tensor import Replicate, Shard
 

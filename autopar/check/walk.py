@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from autopar.check.blocks import in_graph
 from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Leg, legs
 from autopar.errors import AutoparError, FileError
@@ -95,7 +96,7 @@ class Walk:
             if spec.tensor in self.specs:
                 self.broken = True
                 yield Difference(where, f"tensor {spec.tensor} enters twice")
-            yield from self._define(where, spec)
+            yield from self._define(where, in_graph(spec, self.plan.sizes))
             if self.specs[spec.tensor].partial:
                 yield Difference(where, f"{spec.spec} is partial; what enters is whole or split")
 
@@ -114,6 +115,8 @@ class Walk:
         problem = spec.problem(shape, self.plan.sizes)
         if problem is None and spec.normalized(self.plan.sizes) != spec:
             problem = f"the spec {spec} names an axis of size 1"
+        if problem is None and spec.blocks:
+            problem = f"the spec {spec} splits blocks; only a parameter that is held in so many has any"
         if problem is not None:
             self.broken = True
             yield Difference(where, problem)
@@ -320,7 +323,7 @@ class Walk:
                 yield Difference(f"reshards.{row.value}", f"it is made before {row.before}, {first[row.value]} reads it earlier")
 
     def _leaving(self) -> Iterator[Difference]:
-        homes: dict[str, TensorSpec] = {**self.plan.parameters, **self.plan.buffers}
+        homes = {name: in_graph(spec, self.plan.sizes) for name, spec in {**self.plan.parameters, **self.plan.buffers}.items()}
         for index, (kind, name, row) in enumerate(self.plan.leaving):
             where = f"{kind}s.{name}"
             if row.index != index:

@@ -6,6 +6,7 @@ precision      computing in another dtype than the parameters
 exported       torch.export's graph over named inputs
 deferred       what the model says to autograd in Python: functions, hooks, gradients
 rewrite        its operators in the dialect
+blocks         weights that are several in one (queries, keys and values), held as such
 joint          traced to one functional graph, forward and backward
 lowering       that as Op and Tensor
 provenance     the module path and source line of a node

@@ -15,6 +15,7 @@ import autopar.dialect  # noqa: F401  registers the operators that the trace cal
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph
+from autopar.importer.blocks import Plain, find_blocks
 from autopar.importer.deferred import check_hooks, warn_of_checkpoint
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, check_plain, export
@@ -44,9 +45,10 @@ def capture_graph(
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
     compute_dtype: str | None = None,
+    plain: Plain | None = None,
 ) -> Graph:
     """The model's graph without torch types; see ``capture``."""
-    return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype).graph
+    return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain).graph
 
 
 def capture(
@@ -58,6 +60,7 @@ def capture(
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
     compute_dtype: str | None = None,
+    plain: Plain | None = None,
 ) -> Capture:
     """Capture a model on example inputs.
 
@@ -68,6 +71,7 @@ def capture(
         mode: ``train`` captures forward and backward, ``inference`` the forward.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or when there is none.
         compute_dtype: what the model is computed in, beside parameters of their own dtype (see ``importer.precision``).
+        plain: by parameter, the dims that are not to be held in blocks (see ``importer.blocks``).
 
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
@@ -81,21 +85,22 @@ def capture(
     with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, in_order(model, loss), _plain_operators():
         passed: list[Chain] = []
         call = args, kwargs, loss, loss_args, compute_dtype
+        plain = {} if plain is None else plain
 
         @contextmanager
         def passed_over(run: Callable[[], object]) -> Iterator[None]:
             chain = _chain(model, weights, run)
-            if chain is None:
+            if chain is None or not chain.alike(plain):
                 yield
                 return
             passed.append(chain)
             with chain.passed_over():
                 yield
 
-        exported, graph = _traced(model, call, weights, passed_over, train=train)
+        exported, graph = _traced(model, call, weights, passed_over, plain, train=train)
         whole = unrolled(graph, passed[0]) if passed else graph
         if whole is None:
-            exported, graph = _traced(model, call, weights, lambda run: nullcontext(), train=train)
+            exported, graph = _traced(model, call, weights, lambda run: nullcontext(), plain, train=train)
             whole = graph
         graph = whole
         _check_dtypes(graph)
@@ -107,17 +112,19 @@ def capture(
 
 
 def _traced(
-    model: nn.Module, call: tuple[Any, ...], weights: FakeWeights, within: Callable[[Callable[[], object]], Any], *, train: bool
-) -> tuple[Exported, Graph]:
+    model: nn.Module, call: tuple[Any, ...], weights: FakeWeights, within: Callable[[Callable[[], object]], Any], plain: Plain,
+    *, train: bool,
+) -> tuple[Exported, Graph]:  # fmt: skip
     args, kwargs, loss, loss_args, compute_dtype = call
     with diagnosed("running the model"):
         exported = export(model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
     if train and loss is not None and exported.loss is None:
         raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
-    program = DialectProgram(exported)
+    blocks = find_blocks(exported, plain)
+    program = DialectProgram(exported, blocks)
     with diagnosed("tracing the model", program.place):
         traced = trace(program, train=train)
-    return exported, Lowering(exported, traced.graph, program.origins, train=train).run()
+    return exported, Lowering(exported, traced.graph, program.origins, blocks.parameters, train=train).run()
 
 
 def _chain(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) -> Chain | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError
+from autopar.importer.blocks import InBlocks
 from autopar.importer.deferred import OPERATOR, Users, with_hooks
 from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
@@ -31,9 +32,10 @@ class DialectProgram(nn.Module):
     """Runs the exported graph on flat tensors, with replacements. Every result is a fresh value (``clone``), so that
     AOTAutograd has no aliased outputs to treat apart; lowering removes the clones again."""
 
-    def __init__(self, exported: Exported) -> None:
+    def __init__(self, exported: Exported, blocks: InBlocks) -> None:
         super().__init__()
         self.exported = exported
+        self.blocks = blocks
         self.running: torch.fx.Node | None = None
         self.origins: dict[str, torch.fx.Node] = {}
         self.seeds = count(1)
@@ -77,7 +79,7 @@ class DialectProgram(nn.Module):
         given = iter(inputs)
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":
-                values[node] = next(given)
+                values[node] = self.blocks.enter(node, next(given))
             elif node.op == "get_attr":
                 values[node] = _attribute(graph_module, node.target)
             elif node.op == "output":
@@ -98,7 +100,10 @@ class DialectProgram(nn.Module):
                 mark = f"{prefix}{node.name}"
                 self.origins[mark] = node
                 with origin(mark):
-                    values[node] = table.get(target, target)(*args, **kwargs)
+                    if self.blocks.concerns(node):
+                        values[node] = self.blocks.run(node, values, table)
+                    else:
+                        values[node] = table.get(target, target)(*args, **kwargs)
         raise AssertionError("an exported graph ends in an output node")
 
     def _deferred(

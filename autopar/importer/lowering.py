@@ -22,6 +22,7 @@ from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported, Value
 from autopar.importer.provenance import module_path, source_line, user_frame
 from autopar.importer.repeats import fresh
+from autopar.sharding import Blocks
 
 aten = torch.ops.aten
 FORMAT_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "copy"})
@@ -161,8 +162,11 @@ def _mutation_place(exported: Exported, value: Value) -> tuple[str, int] | None:
 class Lowering:
     """Builds the graph; one instance for one capture."""
 
-    def __init__(self, exported: Exported, graph: torch.fx.Graph, origins: Mapping[str, Node], *, train: bool) -> None:
+    def __init__(
+        self, exported: Exported, graph: torch.fx.Graph, origins: Mapping[str, Node], blocks: Mapping[str, Blocks], *, train: bool
+    ) -> None:
         self.exported = exported
+        self.blocks = blocks
         self.graph = graph
         self.origins = origins
         self.train = train
@@ -215,6 +219,7 @@ class Lowering:
                 source = _same_value(node) or self._squeezed_sum(node)
                 if source is not None:
                     self.same[node] = source
+        self._hold_in_blocks()
         results = [node for _, node in (*self.roles.outputs, *self.roles.gradients, *self.roles.buffers)]
         pending = [self._root(node) for node in results]
         needed: set[Node] = set()
@@ -225,6 +230,27 @@ class Lowering:
                 pending += [self._root(source) for source in node.all_input_nodes if not _is_number(source)]
         self.needed = needed
         return [n for n in self.graph.nodes if n in needed and n.op == "call_function" and n.target is not operator.getitem]
+
+    def _hold_in_blocks(self) -> None:
+        """A parameter in blocks comes as two dims, and its gradient leaves so: the views to and from them are the values themselves."""
+        for node, value in self.roles.inputs.items():
+            blocks = self._blocks(value)
+            if blocks is not None:
+                shape = blocks.shape(node.meta["val"].shape)
+                views = [user for user in node.users if user.op != "output"]
+                assert all(_views_as(user, shape) for user in views), f"{value.name} is read otherwise than in blocks"
+                self.same.update(dict.fromkeys(views, node))
+        for value, node in self.roles.gradients:
+            blocks, made = self._blocks(value), self._root(node)
+            if blocks is not None:
+                source = made.args[0]
+                shape = blocks.shape(made.meta["val"].shape)
+                assert made.target in _SIZED and isinstance(source, Node), f"the gradient of {value.name} is not one in blocks"
+                assert tuple(source.meta["val"].shape) == shape, f"the gradient of {value.name} is {list(source.meta['val'].shape)}"
+                self.same[made] = source
+
+    def _blocks(self, value: Value) -> Blocks | None:
+        return self.blocks.get(value.name) if value.kind == "parameter" else None
 
     def _squeezed_sum(self, node: Node) -> Node | None:
         """The sum whose kept dims of size 1 a view drops (the gradient of a broadcast): one operator that does not keep them."""
@@ -260,8 +286,9 @@ class Lowering:
     def _fresh(self, base: str) -> str:
         return fresh(base, self.counters, self.taken)
 
-    def _declare(self, name: str, value: TorchTensor) -> Tensor:
-        tensor = Tensor(name, tuple(int(size) for size in value.shape), dtype_name(value.dtype))
+    def _declare(self, name: str, value: TorchTensor, blocks: Blocks | None = None) -> Tensor:
+        shape = tuple(int(size) for size in value.shape)
+        tensor = Tensor(name, shape if blocks is None else blocks.shape(shape), dtype_name(value.dtype))
         self.tensors[name] = tensor
         return tensor
 
@@ -285,9 +312,10 @@ class Lowering:
         assert tensor not in self.taken, f"two inputs named {tensor}"
         self.taken.add(tensor)
         self.names[node, 0] = tensor
-        self._declare(tensor, node.meta["val"])
+        blocks = None if value is None else self._blocks(value)
+        self._declare(tensor, node.meta["val"], blocks)
         trained = self.train and kind == "parameter" and value is not None and value.value.requires_grad
-        return GraphInput(tensor, kind, name, aliases, trained)
+        return GraphInput(tensor, kind, name, aliases, trained, blocks)
 
     def _loss_tangent(self) -> Op | None:
         """The gradient of the loss by itself: an operator that makes a one."""
@@ -406,6 +434,10 @@ class Lowering:
         found += [GraphOutput(self._tensor(node), "buffer", value.name) for value, node in self.roles.buffers]
         found += [GraphOutput(self._tensor(node), "gradient", value.name) for value, node in self.roles.gradients]
         return tuple(found)
+
+
+def _views_as(node: Node, shape: tuple[int, ...]) -> bool:
+    return node.target in _SIZED and tuple(node.meta["val"].shape) == shape
 
 
 def _is_number(node: Node) -> bool:

@@ -41,6 +41,15 @@ class Chain:
     def left_out(self) -> range:
         return range(ENDS, len(self.modules) - ENDS)
 
+    def alike(self, plain: Mapping[str, frozenset[int]]) -> bool:
+        """Whether what is said of parameters by name is said of those of all the modules alike."""
+        found: list[dict[str, frozenset[int]]] = [{} for _ in self.modules]
+        for name, dims in plain.items():
+            number, _, key = name.removeprefix(f"{self.path}.").partition(".")
+            if name.startswith(f"{self.path}.") and number.isdecimal() and int(number) < len(found):
+                found[int(number)][key] = dims
+        return all(other == found[0] for other in found)
+
     @contextmanager
     def passed_over(self) -> Iterator[None]:
         """Within, the modules left out return what they are given."""
@@ -350,7 +359,19 @@ class _Unrolling:
                 tensors[now] = replace(graph.tensors[old.partition("~")[0]], name=now)
             renamed.append(replace(op, name=name, inputs=tuple(new[tensor] for tensor in op.inputs), outputs=outputs))
         outputs_ = [replace(output, tensor=new[output.tensor]) for output in self._outputs()]
-        return replace(graph, tensors=tensors, ops=tuple(renamed), outputs=tuple(outputs_))
+        inputs = tuple(self._in_blocks(item, tensors) for item in graph.inputs)
+        return replace(graph, tensors=tensors, inputs=inputs, ops=tuple(renamed), outputs=tuple(outputs_))
+
+    def _in_blocks(self, item: GraphInput, tensors: dict[str, Tensor]) -> GraphInput:
+        """A parameter of a module left out, in blocks where the pattern's is; ``tensors`` gets its shape."""
+        number = next((number for number in self.chain.left_out if _under(item.name, self._prefix(number))), None)
+        if number is None:
+            return item
+        pattern = self.at.get((1, item.name.removeprefix(self._prefix(number))))
+        blocks = next((other.blocks for other in self.graph.inputs if other.tensor == pattern), None)
+        if blocks is not None:
+            tensors[item.tensor] = replace(tensors[item.tensor], shape=blocks.shape(tensors[item.tensor].shape))
+        return replace(item, blocks=blocks)
 
     def _outputs(self) -> list[GraphOutput]:
         """The outputs with the gradients of the modules left out, in the order of what they are gradients of."""

@@ -15,13 +15,13 @@ from autopar.check import illegal
 from autopar.errors import FileError, MismatchError
 from autopar.graph import Accumulation, Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
 from autopar.plan import Plan
-from autopar.rows import OpPlan, ParameterSpec
+from autopar.rows import EnteringKind, EnteringSpec, OpPlan, ParameterSpec
 from autopar.rules import find_rule, strategies
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction, Layout, Limits, Schedule
 from autopar.schedule.instructions import Cut, Operation, Part, Value
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import steps_of
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.sharding import Blocks, ShardingSpec, Strategy
 from cost_models import CostModelError, Hardware, Machine, Mesh
 
 
@@ -59,15 +59,9 @@ def machine_of(plan: Plan) -> Machine:
 
 def graph_of(plan: Plan) -> Graph:
     """The graph that the plan was made for, as far as the plan holds it: all but the groups of equal layers."""
-    tensors = {spec.tensor: Tensor(spec.tensor, spec.shape, spec.dtype) for _, _, spec in plan.entering}
+    tensors = {spec.tensor: Tensor(spec.tensor, spec.in_graph(plan.sizes)[0], spec.dtype) for _, _, spec in plan.entering}
     tensors |= {row.tensor: Tensor(row.tensor, row.shape, row.dtype) for op in plan.captured for row in op.outputs}
-    inputs = tuple(
-        GraphInput(
-            spec.tensor, kind, name, (spec.aliases or ()) if isinstance(spec, ParameterSpec) else (),
-            bool(spec.trained) if isinstance(spec, ParameterSpec) else False,
-        )
-        for kind, name, spec in plan.entering
-    )  # fmt: skip
+    inputs = tuple(_entered(kind, name, spec) for kind, name, spec in plan.entering)
     ops = tuple(
         Op(
             row.name, row.op, tuple(entry.tensor for entry in row.inputs), tuple(entry.tensor for entry in row.outputs),
@@ -78,6 +72,13 @@ def graph_of(plan: Plan) -> Graph:
     )  # fmt: skip
     outputs = tuple(GraphOutput(row.tensor, kind, name) for kind, name, row in plan.leaving)
     return Graph(plan.model.mode, tensors, inputs, ops, outputs, arguments=plan.model.arguments, accumulation=accumulation_of(plan))
+
+
+def _entered(kind: EnteringKind, name: str, spec: EnteringSpec) -> GraphInput:
+    if not isinstance(spec, ParameterSpec):
+        return GraphInput(spec.tensor, kind, name)
+    blocks = None if spec.blocks is None else Blocks(*spec.blocks)
+    return GraphInput(spec.tensor, kind, name, spec.aliases or (), bool(spec.trained), blocks)
 
 
 def accumulation_of(plan: Plan) -> Accumulation:
@@ -93,7 +94,7 @@ def assignment_of(plan: Plan, graph: Graph) -> Assignment:
     """What a plan decides, without its schedule. Raises MismatchError: a strategy that the rules do not have."""
     reads = {(row.name, position): entry.value or entry.tensor for row in plan.ops for position, entry in enumerate(row.inputs)}
     reads |= {(f"{OUTPUT}{row.index}", 0): row.value for _, _, row in plan.leaving if row.value is not None}
-    specs = {spec.tensor: ShardingSpec.parse(spec.spec) for _, _, spec in plan.entering}
+    specs = {spec.tensor: spec.in_graph(plan.sizes)[1] for _, _, spec in plan.entering}
     again = frozenset(row.name.removesuffix(AGAIN) for row in plan.recomputed)
     return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads, again)
 
@@ -102,7 +103,7 @@ def first_difference(plan: Plan, graph: Graph) -> str:
     """What differs first between the graph a plan was made for and ``graph``."""
     if plan.model.mode != graph.mode:
         return f"it was planned for mode {plan.model.mode!r}, this graph is for {graph.mode!r}"
-    planned = [(kind, name, spec.shape, spec.dtype) for kind, name, spec in plan.entering]
+    planned = [(kind, name, spec.in_graph(plan.sizes)[0], spec.dtype) for kind, name, spec in plan.entering]
     given = [(item.kind, item.name, graph.tensors[item.tensor].shape, graph.tensors[item.tensor].dtype) for item in graph.inputs]
     for old, new in zip(planned, given, strict=False):
         if old != new:
@@ -169,7 +170,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
         add(layout.value, layout.tensor, layout.spec)
 
     for _, _, row in plan.entering:
-        add(row.tensor, row.tensor, ShardingSpec.parse(row.spec))
+        add(row.tensor, row.tensor, row.in_graph(plan.sizes)[1])
     for op in graph.ops:
         for tensor, spec in zip(op.outputs, chosen[op.name].outputs, strict=True):
             add(tensor, tensor, spec)

@@ -176,10 +176,11 @@ def _entering(schedule: Schedule, kind: str) -> Iterator[tuple[str, EnteringSpec
 def _parameters(schedule: Schedule) -> Iterator[tuple[str, ParameterSpec]]:
     for index, item in enumerate(schedule.graph.inputs):
         if item.kind == "parameter":
-            yield (
-                item.name,
-                ParameterSpec(**_tensor(schedule, item.tensor), index=index, trained=item.trained or None, aliases=item.aliases or None),
-            )
+            row = _tensor(schedule, item.tensor)
+            if item.blocks is not None:
+                spec = item.own_spec(schedule.specs[item.tensor], schedule.machine.mesh.sizes)
+                row |= {"shape": item.own_shape(row["shape"]), "spec": str(spec), "blocks": (item.blocks.dim, item.blocks.count)}
+            yield item.name, ParameterSpec(**row, index=index, trained=item.trained or None, aliases=item.aliases or None)
 
 
 def _outputs(schedule: Schedule) -> Iterator[tuple[str, OutputSpec]]:

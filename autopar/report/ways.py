@@ -3,7 +3,7 @@
 A word follows from specs alone. Of an axis of the mesh and a weight:
 
 ======================  ===================================================================================================
-column parallel         the axis splits the weight where it is read, and what is made of it
+column parallel         the axis splits the weight where it is read, and what is made of it; of a weight in blocks, in each of them
 row parallel            the axis splits the weight where it is read, and what is made is a partial sum over it
 vocabulary parallel     the axis splits the rows of a table that is looked up
 expert parallel         the axis splits the first dim of a batch of weights, what they are multiplied by, and what is made
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from autopar.compare.words import pattern
 from autopar.plan import Plan
-from autopar.rows import OpPlan, TensorSpec
+from autopar.rows import OpPlan, ParameterSpec, TensorSpec
 from autopar.sharding import ShardingSpec
 
 WHOLE = "whole on every rank"
@@ -69,7 +69,7 @@ def ways(plan: Plan) -> tuple[Way, ...]:
     return tuple(Way(name, shape, spec, words, tuple(layers)) for (name, shape, spec, words), layers in rows)
 
 
-def of_parameter(plan: Plan, row: TensorSpec, readers: Sequence[tuple[OpPlan, int]]) -> str:
+def of_parameter(plan: Plan, row: ParameterSpec, readers: Sequence[tuple[OpPlan, int]]) -> str:
     """The words for one parameter, from the first operator of forward that computes with it."""
     kept = ShardingSpec.parse(row.spec).split_axes
     names = list(plan.mesh)
@@ -89,7 +89,7 @@ def of_parameter(plan: Plan, row: TensorSpec, readers: Sequence[tuple[OpPlan, in
         elif axis in read and axis in partial:
             words.append(("row parallel", names[axis]))
         elif axis in read:
-            words.append(("column parallel", names[axis]))
+            words.append(("column parallel" + (f" in each of {row.blocks[1]} blocks" if row.blocks is not None else ""), names[axis]))
         else:
             if axis in kept:
                 words.append(("FSDP" if others.get(axis) == 0 else "gathered", names[axis]))

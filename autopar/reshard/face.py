@@ -62,6 +62,9 @@ def reshard(
 def _legal(spec: str | ShardingSpec, shape: tuple[int, ...], mesh: Mesh) -> ShardingSpec:
     parsed = ShardingSpec.parse(spec) if isinstance(spec, str) else spec
     problem = parsed.problem(shape, mesh.sizes)
+    if problem is None and parsed.blocks:
+        hint = "give the dim as two, the block and the place in it: S0/3 of [768] is R S0 of [3, 256]"
+        raise SpecError(f"reshards of blocks are not planned ({parsed!s})", hint)
     if problem is not None:
         axes = ", ".join(f"{index} is {name} of size {size}" for index, (name, size) in enumerate(mesh.axes))
         raise SpecError(problem, f"the mesh's axes: {axes}; write R or S with axis digits for each of the {len(shape)} dims")

@@ -19,6 +19,7 @@ from autopar.recording import machine_of, replay
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
+from autopar.runtime.checkpoints import chunks
 from autopar.runtime.emission import emit
 from autopar.runtime.execution import bind, groups_needed
 from autopar.runtime.groups import team_of
@@ -27,7 +28,7 @@ from autopar.runtime.programs import Programs
 from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
-from autopar.torch_compat import update_local_parts
+from autopar.torch_compat import checkpoint_in_chunks, update_local_parts
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -133,7 +134,10 @@ def rebuild(
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
     compute_dtype = plan.model.arguments.get("compute_dtype")
-    captured = capture(model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype)
+    plain = {name: frozenset(range(len(row.shape))) for name, row in plan.parameters.items() if row.blocks is None}
+    captured = capture(
+        model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain,
+    )  # fmt: skip
     schedule = replay(plan, captured.graph)
     return replace(captured, graph=schedule.graph), schedule
 
@@ -172,7 +176,10 @@ def compile_schedule(
         return bind_step(schedule, mine, CallTree(captured.graph.arguments, model.forward), place, inputs, dropout, execute)
 
     step = bound(Capture(graph, constants), schedule)
-    specs = {item.name: schedule.specs[item.tensor] for item in graph.inputs if item.kind in ("parameter", "buffer")}
+    specs = {
+        item.name: item.own_spec(schedule.specs[item.tensor], machine.mesh.sizes)
+        for item in graph.inputs if item.kind in ("parameter", "buffer")
+    }  # fmt: skip
     sharded, empty = shard_weights(model, specs, place)
     initialise(model, sharded, empty, init, seed, place)
     still = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
@@ -202,6 +209,7 @@ def bind_step(
     Raises:
         MismatchError: a gradient that does not lie as its parameter.
     """
+    checkpoint_in_chunks(chunks)
     backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
     if execute != "eager":

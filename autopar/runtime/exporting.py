@@ -213,13 +213,22 @@ class _Stored:
         def read(spec: ShardingSpec, rank: int) -> torch.Tensor:
             if not like.dim():
                 return self.files[name].get_tensor(name).to(like.dtype)
-            coordinates, block = mesh.coordinates(rank), []
-            for dim, extent in enumerate(like.shape):
-                start = spec.start(dim, extent, mesh.sizes, coordinates) if spec.dims[dim] else 0
-                block.append(slice(start, start + extent // spec.parts(dim, mesh.sizes)))
-            return stored[tuple(block)].to(like.dtype).contiguous()
+            return _read_part(stored, like.shape, spec, mesh, rank).to(like.dtype).contiguous()
 
         return read
+
+
+def _read_part(stored: Any, shape: Sequence[int], spec: ShardingSpec, mesh: Any, rank: int) -> torch.Tensor:
+    """A rank's part of a stored tensor, the parts of its blocks one after another."""
+    coordinates, pieces = mesh.coordinates(rank), [list[slice]()]
+    counts = dict(spec.blocks)
+    for dim, extent in enumerate(shape):
+        size = extent // counts.get(dim, 1)
+        start = spec.start(dim, size, mesh.sizes, coordinates)
+        here = [slice(block + start, block + start + size // spec.parts(dim, mesh.sizes)) for block in range(0, extent, size)]
+        pieces = [[*piece, place] for piece in pieces for place in here]
+    read: list[torch.Tensor] = [stored[tuple(piece)] for piece in pieces]
+    return torch.cat(read, spec.blocks[0][0]) if len(read) > 1 else read[0]
 
 
 def _of(name: str, tensor: torch.Tensor, mesh: Any) -> Part:

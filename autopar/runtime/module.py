@@ -101,7 +101,7 @@ class ShardedModule(nn.Module):
         for item in graph.inputs:
             if item.kind in ("parameter", "buffer"):
                 tensor = held[item.name]
-                locals_[item.tensor] = local_of(tensor)
+                locals_[item.tensor] = step.held(item, local_of(tensor))
                 if item.kind == "parameter":
                     owners[item.tensor] = tensor
                 if tensor.requires_grad and item.tensor in step.gradients:

@@ -2,7 +2,7 @@
 
 A dim split by several axes is cut major to minor, so every rank holds one contiguous block of each dim. DTensor cuts mesh axes
 in their own order: where a more major axis comes later in the mesh (``S10``), it needs a strided shard, whose ``split_factor``
-is the number of blocks that later, more major axes have already made.
+is the number of blocks that later, more major axes have already made. A dim that is in blocks of itself (``S0/3``) is cut before all.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from cost_models import Mesh
 
 
 def local_part(tensor: torch.Tensor, spec: ShardingSpec, mesh: Mesh, rank: int) -> torch.Tensor:
-    """What ``rank`` holds of a global ``tensor``: a view of its block.
+    """What ``rank`` holds of a global ``tensor``: a view of its block, a copy of its parts of a dim of several.
 
     A partial sum is the whole value on the first rank of its axes and zero on the others; a partial maximum or minimum is the value on all.
     """
     sizes, coordinates = mesh.sizes, mesh.coordinates(rank)
+    if spec.blocks:
+        return local_part(*_apart(tensor, spec), mesh, rank).reshape(spec.local_shape(tensor.shape, sizes))
     part = tensor
     for dim, axes in enumerate(spec.dims):
         if axes:
@@ -34,6 +36,15 @@ def local_part(tensor: torch.Tensor, spec: ShardingSpec, mesh: Mesh, rank: int) 
     if any(coordinates[axis] for axis, reduction in spec.partial if reduction == "sum"):
         part = torch.zeros_like(part)
     return part
+
+
+def _apart(tensor: torch.Tensor, spec: ShardingSpec) -> tuple[torch.Tensor, ShardingSpec]:
+    """A tensor, or a part of it, with each dim in blocks as two, the block and the place in it, and its spec then."""
+    dims = list(spec.dims)
+    for dim, count in reversed(spec.blocks):
+        tensor = tensor.unflatten(dim, (count, -1))
+        dims.insert(dim, ())
+    return tensor, ShardingSpec(tuple(dims), spec.partial)
 
 
 def scatter(tensor: torch.Tensor, spec: ShardingSpec, mesh: Mesh) -> list[torch.Tensor]:
@@ -45,6 +56,8 @@ def gather(parts: Sequence[torch.Tensor], spec: ShardingSpec, mesh: Mesh) -> tor
     """The global tensor of which ``parts`` are the ranks' parts; of replicas the first rank's counts."""
     sizes = mesh.sizes
     shape = tuple(extent * spec.parts(dim, sizes) for dim, extent in enumerate(parts[0].shape))
+    if spec.blocks:
+        return gather([_apart(part, spec)[0] for part in parts], _apart(parts[0], spec)[1], mesh).reshape(shape)
     whole = parts[0].new_empty(shape)
     held = set(spec.split_axes)
     for rank in range(mesh.ranks):
@@ -93,9 +106,10 @@ assert set(REDUCE) == set(REDUCTIONS)
 def to_placements(spec: ShardingSpec, sizes: Sequence[int]) -> tuple[Placement, ...]:
     """DTensor's placements, one for each mesh axis."""
     placements: list[Placement] = [Replicate() for _ in sizes]
+    blocks = dict(spec.blocks)
     for dim, axes in enumerate(spec.dims):
         for position, axis in enumerate(axes):
-            later = math.prod(sizes[other] for other in axes[:position] if other > axis)
+            later = blocks.get(dim, 1) * math.prod(sizes[other] for other in axes[:position] if other > axis)
             placements[axis] = Shard(dim) if later == 1 else strided_shard(dim, later)
     for axis, reduction in spec.partial:
         placements[axis] = Partial(reduction)
@@ -110,6 +124,7 @@ def from_placements(placements: Sequence[Placement], rank: int, sizes: Sequence[
     """
     dims: list[list[int]] = [[] for _ in range(rank)]
     partial: list[tuple[int, str]] = []
+    blocks: dict[int, int] = {}
     for axis in reversed(range(len(sizes))):
         placement = placements[axis]
         if sizes[axis] == 1 or placement.is_replicate():
@@ -123,11 +138,12 @@ def from_placements(placements: Sequence[Placement], rank: int, sizes: Sequence[
         if factor is None:
             raise MismatchError(f"the placement {placement} has no sharding spec", "use Shard, Replicate or Partial")
         axes = dims[placement.dim]
-        products = [math.prod(sizes[other] for other in axes[:position]) for position in range(len(axes) + 1)]
+        count = blocks.setdefault(placement.dim, factor)  # what is cut before any axis has cut is not cut by axes
+        products = [count * math.prod(sizes[other] for other in axes[:position]) for position in range(len(axes) + 1)]
         if factor not in products:
             raise MismatchError(f"the strided shard {placement} does not fit a mesh of sizes {list(sizes)}", "use Shard placements")
         axes.insert(products.index(factor), axis)
-    return ShardingSpec(tuple(map(tuple, dims)), tuple(partial))
+    return ShardingSpec(tuple(map(tuple, dims)), tuple(partial), tuple(blocks.items()))
 
 
 def to_dtensor(local: torch.Tensor, spec: ShardingSpec, shape: Sequence[int], device_mesh: DeviceMesh) -> DTensor:

@@ -170,8 +170,16 @@ class Programs:
         with torch.enable_grad():
             return capture(
                 model, own, kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args,
-                compute_dtype=self.main.graph.arguments.get("compute_dtype"),
+                compute_dtype=self.main.graph.arguments.get("compute_dtype"), plain=self._plain(),
             )  # fmt: skip
+
+    def _plain(self) -> dict[str, frozenset[int]]:
+        """The parameters that are held in blocks are those of the planned program."""
+        graph = self.main.graph
+        return {
+            item.name: frozenset(range(len(graph.tensors[item.tensor].shape)))
+            for item in graph.of_kind("parameter") if item.blocks is None
+        }  # fmt: skip
 
     def _plan(self, graph: Graph) -> Plan:
         """The first rank's plan for the graph with all weights where they lie. Collective."""
@@ -200,12 +208,12 @@ class Programs:
     def _pins(self, graph: Graph) -> dict[str, str]:
         """Weights lie where they lie, inputs where they came before if that divides them."""
         sizes = self.main.place.mesh.sizes
-        known = {(item.kind, item.name): self.main.spec(item.tensor) for item in self.main.graph.inputs}
+        known = {(item.kind, item.name): item.own_spec(self.main.spec(item.tensor), sizes) for item in self.main.graph.inputs}
         found = {}
         for item in graph.inputs:
             shape, spec = graph.tensors[item.tensor].shape, known.get((item.kind, item.name))
             if item.kind in ("parameter", "buffer"):
-                found[item.name] = str(spec or ShardingSpec.replicated(len(shape)))
+                found[item.name] = str(spec or ShardingSpec.replicated(len(item.own_shape(shape))))
             elif item.kind == "input" and spec is not None and spec.problem(shape, sizes) is None:
                 found[f"input:{item.name}"] = str(spec)
         return found

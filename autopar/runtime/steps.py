@@ -25,7 +25,7 @@ from autopar.runtime.execution import Executable, Land, loss_gradient
 from autopar.runtime.late import Arrival, LateTensor
 from autopar.runtime.placement import local_part
 from autopar.runtime.weights import Place
-from autopar.sharding import ShardingSpec
+from autopar.sharding import Blocks, ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph
 
 Inputs = Literal["global", "local"]
@@ -69,6 +69,17 @@ class Step:
     def parameters(self) -> Set[str]:
         """Graph inputs whose gradients lie as they do (``check_gradient_specs``)."""
         return {item.tensor for item in self.graph.of_kind("parameter")}
+
+    @cached_property
+    def blocks(self) -> Mapping[str, Blocks]:
+        """The graph inputs that have two dims for one of the parameter's."""
+        return {item.tensor: item.blocks for item in self.graph.inputs if item.blocks is not None}
+
+    def held(self, item: GraphInput, local: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a parameter or buffer as the graph has it."""
+        if item.blocks is None:
+            return local
+        return local.view(self.spec(item.tensor).local_shape(self.graph.tensors[item.tensor].shape, self.place.mesh.sizes))
 
     def spec(self, value: str) -> ShardingSpec:
         """The spec of a value of the schedule."""
@@ -333,6 +344,8 @@ class Call:
         """A gradient as its parameter or input is: a DTensor, a whole tensor, or a rank's part."""
         if tensor in self.local_inputs:
             return local
+        if tensor in self.step.blocks:
+            local = local.view(self.step.blocks[tensor].own_shape(local.shape))
         if tensor in self.step.parameters:
             return dtensor_like(local, self.owners[tensor])
         schedule = self.step.executable.schedule

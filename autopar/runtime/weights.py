@@ -47,7 +47,8 @@ class Place:
                 if held == spec:
                     return tensor.to_local().detach()
                 missing = [(dim, mine) for dim, (mine, wanted) in enumerate(zip(held.dims, spec.dims, strict=True)) if mine != wanted]
-                if not held.partial and not any(mine for _, mine in missing):  # whole in what is still to be cut
+                alike = not (held.partial or held.blocks or spec.blocks)
+                if alike and not any(mine for _, mine in missing):  # whole in what is still to be cut
                     cut = ShardingSpec(tuple(() if mine else wanted for mine, wanted in zip(held.dims, spec.dims, strict=True)))
                     part = local_part(tensor.to_local().detach(), cut, self.mesh, self.rank)
                     return torch.empty(part.shape, dtype=part.dtype, device=self.device).copy_(part)

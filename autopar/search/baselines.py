@@ -30,7 +30,7 @@ import numpy as np
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.space import CONTRACTION, OpChoices, Space
-from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
+from autopar.sharding import ALL_ORDERS, Blocks, ShardingSpec, Strategy
 
 Specs = tuple[ShardingSpec, ...]
 EMBEDDING = "autopar.embedding.default"
@@ -142,7 +142,7 @@ class _Walk:
             if item.kind == "input" and shape and shape[0] == lead[0] and (not place[1] or shape[1:2] == lead[1:2]):
                 spec = ShardingSpec((*place, *((),) * len(shape))[: len(shape)])
             elif item.kind == "parameter" and item.trained and self.recipe.stored:
-                spec = _split_first(shape, self.recipe.stored, self.space.sizes)
+                spec = _split_first(shape, self.recipe.stored, self.space.sizes, item.blocks)
             elif item.kind == "parameter" and self.recipe.experts is not None and weight_of_experts(self.space, item.tensor):
                 spec = _split_first(shape[:1], (self.recipe.experts,), self.space.sizes)
                 spec = ShardingSpec((*spec.dims, *((),) * (len(shape) - 1)))
@@ -357,10 +357,14 @@ class _Walk:
                 self._place(item.tensor, target)
 
 
-def _split_first(shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> ShardingSpec:
-    """The first dim that these axes divide, split over them; replicated when there is none."""
+def _split_first(
+    shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...], blocks: Blocks | None = None
+) -> ShardingSpec:  # fmt: skip
+    """The first dim that these axes divide, and by which a parameter with these blocks can be split, split over them; replicated when there
+    is none."""
     parts = math.prod(sizes[axis] for axis in axes)
     for dim, extent in enumerate(shape):
-        if extent % parts == 0:
-            return ShardingSpec(tuple(axes[::-1] if d == dim else () for d in range(len(shape))))
+        spec = ShardingSpec(tuple(axes[::-1] if d == dim else () for d in range(len(shape))))
+        if extent % parts == 0 and (blocks is None or blocks.own_spec(spec, sizes) is not None):
+            return spec
     return ShardingSpec.replicated(len(shape))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.schedule import OUTPUT
-from autopar.sharding import ShardingSpec
+from autopar.sharding import Blocks, ShardingSpec
 from cost_models import Mesh
 
 
@@ -26,17 +26,19 @@ class Pins:
 def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pins:
     """Reads constraints such as ``{"lm_head.weight": "S1 R", "input:tokens": "S0 R", "output:0": "R R", "module:layers.*": "S0 R R"}``.
 
-    A bare name is a parameter or buffer (aliases of tied ones count); globs are allowed; ``module:`` pins the module's first
-    output; ``op:`` pins an operator's first result.
+    A bare name is a parameter or buffer (aliases of tied ones count), of its own shape, a dim in blocks as ``S0/3``; globs are allowed;
+    ``module:`` pins the module's first output; ``op:`` pins an operator's first result.
 
     Raises:
         UsageError: a pin that names nothing, two pins that disagree, or a spec that is illegal for the tensor.
     """
     places: dict[str, dict[str, ShardingSpec]] = {"input": {}, "output": {}, "tensor": {}}
+    entering = {item.tensor: item for item in graph.inputs}
     for name, text in constraints.items():
         spec = ShardingSpec.parse(text, mesh.names)
         for kind, key, tensor in _targets(graph, name):
-            reason = spec.problem(graph.tensors[tensor].shape, mesh.sizes)
+            item, shape = entering.get(tensor) if kind == "input" else None, graph.tensors[tensor].shape
+            reason = spec.problem(shape if item is None else item.own_shape(shape), mesh.sizes)
             if spec.partial:
                 reason = f"a pinned tensor cannot be partial ({spec!s})"
             if reason:
@@ -44,11 +46,24 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
                     f"the pin {name}={text!r} is illegal for {tensor}: {reason}", "give R or S with axes for each dim that they divide"
                 )
             place = places[kind]
-            new = spec.normalized(mesh.sizes)
+            new = _in_graph(name, spec.normalized(mesh.sizes), None if item is None else item.blocks, mesh)
             if place.get(key, new) != new:
                 raise UsageError(f"two pins disagree on {tensor}: {place[key]!s} and {new!s}", "remove one of them")
             place[key] = new
     return Pins(places["input"], places["output"], places["tensor"])
+
+
+def _in_graph(name: str, spec: ShardingSpec, blocks: Blocks | None, mesh: Mesh) -> ShardingSpec:
+    """A spec as it is pinned, for the tensor as the graph has it."""
+    if blocks is None and not spec.blocks:
+        return spec
+    if blocks is None:
+        raise UsageError(f"the pin {name}={str(spec)!r} splits blocks of what the model does not cut into any", "split the dim as a whole")
+    found = blocks.spec(spec, mesh.sizes)
+    if found is None:
+        hint = f"write /{blocks.count} after the axes of that dim, or plan the model with this pin rather than a graph captured without it"
+        raise UsageError(f"the pin {name}={str(spec)!r} cuts across blocks: the graph holds dim {blocks.dim} as {blocks.count}", hint)
+    return found
 
 
 def _targets(graph: Graph, name: str) -> list[tuple[str, str, str]]:

@@ -140,7 +140,10 @@ class Space:
         if self.placed is not None:
             return self.placed[item.tensor]
         pinned = self.pins.inputs.get(item.tensor)
-        return (pinned,) if pinned else self._splits(item.tensor)
+        if pinned:
+            return (pinned,)
+        found = self._splits(item.tensor)
+        return found if item.blocks is None else tuple(spec for spec in found if item.blocks.own_spec(spec, self.sizes))
 
     def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
         """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""

@@ -401,7 +401,10 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     held = {**dict(case.model.named_parameters(remove_duplicate=False)), **dict(case.model.named_buffers(remove_duplicate=False))}
     tangents = {item.name: item.tensor for item in graph.of_kind("tangent")}
     source = {"parameter": held, "buffer": held, "constant": constants, "input": case.inputs(), "tangent": case.tangents}
-    scattered = {item.tensor: scatter_all(schedule, item.tensor, source[item.kind][item.name].detach()) for item in graph.inputs}
+    given = {item.tensor: source[item.kind][item.name].detach() for item in graph.inputs}
+    given |= {item.tensor: given[item.tensor].reshape(graph.tensors[item.tensor].shape) for item in graph.inputs if item.blocks is not None}
+    scattered = {tensor: scatter_all(schedule, tensor, whole) for tensor, whole in given.items()}
+    blocks = {item.name: item.blocks for item in graph.inputs if item.blocks is not None}
     tensor_of = {item.name: item.tensor for item in graph.inputs if item.kind != "tangent"}
     changing = [] if case.trains else [part for name in case.mutated() for part in scattered[tensor_of[name]][0]]
     began = [(part, part.clone()) for part in changing]
@@ -422,7 +425,9 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
         for output, value in schedule.outputs:
             parts = [held[value] for held in ranks]
             trial.replica_difference = max(trial.replica_difference, replica_difference(parts, schedule.specs[value], mesh))
-            whole[output.kind, output.name] = gather(parts, schedule.specs[value], mesh)
+            tensor = gather(parts, schedule.specs[value], mesh)
+            own = blocks.get(output.name) if output.kind == "gradient" else None
+            whole[output.kind, output.name] = tensor if own is None else tensor.reshape(own.own_shape(tensor.shape))
             if output.kind == "buffer":
                 for mine, new in zip(scattered[tensor_of[output.name]][0], parts, strict=True):
                     mine.copy_(new)

@@ -13,8 +13,9 @@ from autopar.graph import Dtype, Graph, Op, Ref
 
 
 def run_graph(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor of the graph by name, from the values of its inputs by tensor name."""
+    """Every tensor of the graph by name, from the values of its inputs by tensor name; parameters are of the model's shapes."""
     tensors = dict(values)
+    tensors |= {item.tensor: values[item.tensor].view(graph.tensors[item.tensor].shape) for item in graph.inputs if item.blocks is not None}
     with torch.no_grad():
         for op in graph.ops:
             results = run_op(op, [tensors[name] for name in op.inputs])

@@ -41,7 +41,8 @@ def run(
     sources = {"input": inputs, "constant": captured.constants, "tangent": tangents or {}, "parameter": state, "buffer": state}
     graph = captured.graph
     tensors = run_graph(graph, {item.tensor: sources[item.kind][item.name].detach() for item in graph.inputs})
-    return {(item.kind, item.name): tensors[item.tensor] for item in graph.outputs}
+    own = {item.name: state[item.name].shape for item in graph.inputs if item.blocks is not None}
+    return {(item.kind, item.name): tensors[item.tensor].reshape(own.get(item.name, tensors[item.tensor].shape)) for item in graph.outputs}
 
 
 class Linear(nn.Module):

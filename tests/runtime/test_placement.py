@@ -78,7 +78,7 @@ def test_dtensor_puts_our_parts_together_as_we_do(text: str) -> None:
 
         device_mesh = init_device_mesh("cpu", mesh.sizes, mesh_dim_names=mesh.names)
         wrong = []
-        for spec in every_spec(mesh):
+        for spec in (*every_spec(mesh), *(ShardingSpec.parse(text) for text in ("S0/3 R", "S0/2 S1", "S1/2 S0", "S1 S0/6"))):
             made = to_dtensor(local_part(whole, spec, mesh, rank).contiguous(), spec, SHAPE, device_mesh)
             assert isinstance(made, DTensor)
             if not made.full_tensor().equal(whole):
@@ -86,3 +86,17 @@ def test_dtensor_puts_our_parts_together_as_we_do(text: str) -> None:
         return wrong
 
     assert run_ranks(rank_main, mesh.ranks) == [[]] * mesh.ranks
+
+
+@pytest.mark.parametrize(("text", "spec"), [("4", "S0/3 R"), ("2x2", "R S1/2"), ("2x2", "S0/2 S1"), ("2x2", "S1/2 S0"), ("2x3", "S0/4 R")])
+def test_parts_of_blocks_are_as_dtensor_has_them(text: str, spec: str) -> None:
+    mesh, whole = Mesh.parse(text), torch.arange(24.0 * 12).view(SHAPE)
+    wanted = ShardingSpec.parse(spec)
+    parts = scatter(whole, wanted, mesh)
+    assert {tuple(part.shape) for part in parts} == {wanted.local_shape(SHAPE, mesh.sizes)}
+    assert gather(parts, wanted, mesh).equal(whole)
+    placements = to_placements(wanted, mesh.sizes)
+    assert from_placements(placements, 2, mesh.sizes) == wanted
+    (dim, count), axes = wanted.blocks[0], wanted.dims[wanted.blocks[0][0]]
+    first = torch.cat([block.chunk(mesh.sizes[axes[0]], dim)[0] for block in whole.chunk(count, dim)], dim)
+    assert local_part(whole, ShardingSpec(tuple(axes if d == dim else () for d in range(2)), (), wanted.blocks), mesh, 0).equal(first)

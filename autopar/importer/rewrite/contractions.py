@@ -49,9 +49,9 @@ def _prepare(tensor: Tensor, factors: tuple[str, ...], sizes: Mapping[str, int],
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    batch = _batch_letters(x.dim() - 1)
-    kept = (*batch, "n") if weight.dim() == 2 else batch
-    out = contract(x, (*batch, "k"), weight, ("n", "k")[2 - weight.dim() :], kept)
+    """``x [..., k] -> [..., n]``; a weight in blocks, ``[p, n, k]``, gives ``[..., p, n]``."""
+    batch, of_weight = _batch_letters(x.dim() - 1), ("p", "n", "k")[3 - weight.dim() :]
+    out = contract(x, (*batch, "k"), weight, of_weight, (*batch, *of_weight[:-1]))
     return out if bias is None else out + autocast(bias)[0]
 
 
@@ -60,16 +60,18 @@ def _batch_letters(dims: int) -> tuple[str, ...]:
     return tuple("bsthuvwxyzacdefg"[:dims])
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    letters = _batch_letters(max(a.dim(), b.dim(), 2) - 2)
+def matmul(a: Tensor, b: Tensor, *, blocks: bool = False) -> Tensor:
+    """``a [..., m, k]`` times ``b [..., k, n]``; in blocks, ``b [..., k, p, n]`` gives ``[..., m, p, n]``."""
+    columns, rank = ("p", "n") if blocks else ("n",), b.dim() - blocks
+    letters = _batch_letters(max(a.dim(), rank, 2) - 2)
     first = ("k",) if a.dim() == 1 else (*letters[len(letters) - (a.dim() - 2) :], "m", "k")
-    second = ("k",) if b.dim() == 1 else (*letters[len(letters) - (b.dim() - 2) :], "k", "n")
-    kept = [*letters, *(["m"] if a.dim() > 1 else []), *(["n"] if b.dim() > 1 else [])]
+    second = ("k",) if rank == 1 else (*letters[len(letters) - (rank - 2) :], "k", *columns)
+    kept = [*letters, *(["m"] if a.dim() > 1 else []), *(columns if rank > 1 else [])]
     return contract(a, first, b, second, kept)
 
 
-def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _scaled(autocast(bias)[0], beta) + _scaled(matmul(a, b), alpha)
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, blocks: bool = False) -> Tensor:
+    return _scaled(autocast(bias)[0], beta) + _scaled(matmul(a, b, blocks=blocks), alpha)
 
 
 def addbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:

@@ -1,0 +1,36 @@
+"""What this rank holds of a DTensor in blocks, as checkpoints store it: a part of each block, at its place in the whole tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.placement import from_placements
+from autopar.torch_compat import Chunk, has_blocks
+
+
+def chunks(tensor: DTensor) -> list[Chunk] | None:
+    """The parts, each with its offsets in the whole tensor; None where it is not in blocks, and one part says it all."""
+    if not has_blocks(tensor):
+        return None
+    device_mesh = tensor.device_mesh
+    coordinates, sizes = device_mesh.get_coordinate(), tuple(device_mesh.shape)
+    assert coordinates is not None, "checkpoints ask the ranks of the mesh alone"
+    spec = from_placements(tensor.placements, tensor.dim(), sizes)
+    counts = dict(spec.blocks)
+
+    def along(dim: int) -> Iterator[tuple[int, int, int]]:
+        """Place in the whole, place in the part, and length."""
+        extent = tensor.shape[dim] // counts.get(dim, 1)
+        start, length = spec.start(dim, extent, sizes, coordinates), extent // spec.parts(dim, sizes)
+        for block in range(counts.get(dim, 1)):
+            yield block * extent + start, block * length, length
+
+    found: list[tuple[tuple[int, ...], torch.Tensor]] = [((), tensor.to_local())]
+    for dim in range(tensor.dim()):
+        found = [((*offsets, here), part.narrow(dim, at, length)) for offsets, part in found for here, at, length in along(dim)]
+    return found
+
+
