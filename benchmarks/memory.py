@@ -7,7 +7,8 @@ made again if need be.
 Operators may run a second time, as on the command line.
 Times are CPU seconds of the search, all threads and children.
 
-    python benchmarks/memory.py [--cases shares|ladder|quick|deep|deeper|all] [--time-limit S] [--json FILE]
+    python benchmarks/memory.py [--cases shares|ladder|quick|deep|deeper|all] [--only NAME] [--meshes 2x2,2x4]
+        [--time-limit S] [--json FILE]
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="shares", choices=[*CASES, "all"])
     parser.add_argument("--only", default="", help="models whose target has this in it")
+    parser.add_argument("--meshes", default="", help="these of a case's meshes, by commas; all when not given")
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -162,7 +164,7 @@ def main() -> None:
         if arguments.cases not in (name, "all"):
             continue
         for target in models:
-            for mesh in meshes if arguments.only in target else ():
+            for mesh in [one for one in meshes if one in (arguments.meshes or one).split(",")] if arguments.only in target else ():
                 for found in rows(target, mesh, limits, arguments.time_limit):
                     every.append(found)
                     gap = "proved" if found.proved else f"{100 * found.gap:7.2f}"

@@ -19,6 +19,7 @@ alternatives other choices for one tensor or operator, and what they would add
 alike        equal layers alike, where that costs next to nothing
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
+moving       plans changed one thing at a time, judged by their schedules
 keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment
 tuning       the best schedule of an assignment

@@ -25,6 +25,8 @@ says little about plans that are quite different."""
 ALONE = (1.0, 0.6)
 """Shares of the time beside operators that each collective has for itself, where memory is short: of a free plan the prices it shows say
 more."""
+CHANGING, MOST_CHANGING = 0.2, 0.65
+"""Share of the time left in which plans are changed one thing at a time, before what is chosen together and where not all can be."""
 ROUGH = 0.01
 """The gap at which solves under these prices stop."""
 TUNED = 2
@@ -95,9 +97,9 @@ class Search(Trials):
             if before is not None and self.start is not None and np.array_equal(before, self.start):
                 break  # other prices would find the same
         space, entries = self.model.space, len(self.problem.edge_costs)
+        if not self.large:
+            change_one(self, MOST_CHANGING if entries > JOINT else CHANGING)
         if entries > JOINT:
-            if not self.large:
-                change_one(self)
             keep_less(self, exposure)
             if not self.large:
                 self._rounds(exposure)
@@ -160,7 +162,7 @@ class Search(Trials):
         if self.plain is not None and self.small and self.reached > self.gap:
             change_again(self, self.plain)
         if self.plain is not None and not self.large and not self.folded:
-            change_one(self)
+            change_one(self, MOST_CHANGING)
         if self.best is not None and not self.best.memory.peak > self.limit and not self.draft:
             self._polish()
 

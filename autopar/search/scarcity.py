@@ -41,8 +41,8 @@ HALVINGS = 6
 """So many limits are tried then."""
 TIGHT = 0.02
 """The gap above which they are."""
-CHANGED, CHANGING = 3, 0.5
-"""So many plans are changed one thing at a time, in this share of the time left."""
+CHANGED = 3
+"""So many plans are changed one thing at a time."""
 CHANGES = 200
 """Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
 
@@ -167,8 +167,12 @@ def change_again(trials: Trials, plain: Timed) -> None:
                     break
 
 
-def change_one(trials: Trials) -> None:
-    """One change after another: of the best plans that fit towards the best without a limit, and of the best of these to anything."""
+def change_one(trials: Trials, share: float) -> None:
+    """One change after another: of the best plans that fit towards the best without a limit, and of the best of these to anything.
+
+    Args:
+        share: of the time left.
+    """
     model = trials.model
 
     def tune(plan: Assignment, near: Timed | None) -> Timed:
@@ -179,7 +183,7 @@ def change_one(trials: Trials) -> None:
     plain = trials.plain.assignment if trials.plain is not None else None
     known = [one for one in (trials.best, *sorted(trials.rivals, key=lambda one: one.seconds)) if one is not None]
     known = [one for one in known if one.memory.peak <= trials.limit and model.space.offers(one.assignment)][:CHANGED]
-    until = perf_counter() + CHANGING * trials.left
+    until = perf_counter() + share * trials.left
     for begin in known if plain is not None else ():
         if not trials.spent():
             trials.offer(improve(model.space, begin, trials.limit, tune, until, plain), "auto")

@@ -29,12 +29,15 @@ def test_what_every_change_makes_is_a_plan(seed: int) -> None:
     space = space_of(graph)
     plans = list(find_baselines(space)[0].values())[: 2 + seed % 2]
     for plan in plans:
-        made = 0
+        made, left = 0, []
         for number, change in enumerate(_changes(space, plan)):
             changed = change(plan) if number % 7 == seed else None
             if changed is not None:
                 schedule = make_schedule(graph, changed, space.machine, LEAN)
                 named = {item.name: item.tensor for item in graph.inputs}
+                leaves = [schedule.specs[value] for output, value in schedule.outputs if output.kind == "output"]
+                assert left in ([], leaves), "outputs leave as before"
+                left = leaves
                 for output, value in schedule.outputs:
                     if output.kind == "gradient":
                         assert schedule.specs[value] == changed.inputs[named[output.name]]

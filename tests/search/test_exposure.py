@@ -1,0 +1,81 @@
+"""Prices of collectives that stand alone beside the operators."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from autopar.search.building import build_model
+from autopar.search.exposure import Alone, Exposure
+from autopar.search.model import Model
+from autopar.search.pins import Pins
+from autopar.search.space import Space
+from cost_models import Machine, Mesh, load_hardware
+from tests.graphs import random_graph
+
+SLOWDOWN = 0.15
+
+
+def model_of(seed: int) -> Model:
+    machine = Machine(Mesh.parse("x=2,y=2"), load_hardware("h100-sxm"), "roofline")
+    return build_model(Space(random_graph(seed, layers=4), machine, "adamw", Pins()), again=1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_time_beside_operators_never_costs_more_and_none_costs_all(seed: int) -> None:
+    model = model_of(seed)
+    dear, none, half, whole = (
+        weights.price(model) for weights in (Exposure.even(1.0, SLOWDOWN), *(Alone(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
+    )
+    less = 0
+    for number, edge in enumerate(model.edges):
+        finite = np.isfinite(edge.seconds)
+        prices = [priced.edges[number][finite] for priced in (dear, none, half, whole)]
+        np.testing.assert_allclose(prices[0], prices[1], rtol=1e-9, atol=1e-15)
+        assert (prices[1] >= prices[2] - 1e-15).all() and (prices[2] >= prices[3] - 1e-15).all()
+        if edge.tensor is not None:
+            assert (prices[3] >= (SLOWDOWN * (edge.seconds - model.copies(edge)))[finite] - 1e-15).all(), "operators beside it are slowed"
+            less += bool((prices[3] < prices[1]).any())
+    assert less
+
+
+def test_the_later_a_gather_is_read_the_less_of_it_is_waited_for() -> None:
+    model = model_of(1)
+    priced = Alone(1.0, SLOWDOWN).price(model)
+    weights = [item.tensor for item in model.space.graph.inputs if item.trained]
+    shares = []
+    for weight in weights:
+        site = model.sites[weight]
+        layout = site.forward
+        if layout is None:
+            continue
+        number, edge = next((index, model.edges[index]) for index in model.incoming[layout] if model.edges[index].tensor is not None)
+        moved = np.isfinite(edge.seconds) & (edge.seconds > 0.0)
+        early, _ = site.phases(model.space.graph)
+        shares.append((min(reader.time for reader in early), float((priced.edges[number][moved] / edge.seconds[moved]).mean())))
+        before = sum(float(model.space.op_choices(op).seconds.min()) for op in model.space.graph.ops[: shares[-1][0]])
+        alone = (edge.seconds - model.copies(edge))[moved]
+        expected = np.maximum(alone - (1.0 - SLOWDOWN) * before, SLOWDOWN * alone) + model.copies(edge)[moved]
+        np.testing.assert_allclose(priced.edges[number][moved], expected, rtol=1e-9)
+    waited = [share for _, share in sorted(shares)]
+    assert waited[0] == 1.0, "nothing runs before the first"
+    assert waited[-1] < 0.8
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(waited))
+
+
+def test_what_others_run_between_maker_and_reader_hides_a_reshard() -> None:
+    model = model_of(1)
+    whole, priced = (weights.price(model) for weights in (Exposure.even(1.0, SLOWDOWN), Alone(1.0, SLOWDOWN)))
+    graph, times = model.space.graph, model.times
+    hidden = set()
+    for number, edge in enumerate(model.edges):
+        made = graph.producer.get(edge.tensor.name) if edge.tensor is not None else None
+        if edge.side == "between" and made is not None and made.phase == edge.phase and model.nodes[edge.target].kind == "op":
+            moved = np.isfinite(edge.seconds) & (edge.seconds > model.copies(edge))
+            apart = times[model.nodes[edge.target].name] - times[made.name] > 1
+            if moved.any():
+                assert apart or (priced.edges[number][moved] == whole.edges[number][moved]).all()
+                hidden.add(bool((priced.edges[number][moved] < whole.edges[number][moved]).any()))
+    assert hidden == {False, True}
