@@ -176,17 +176,19 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
             return lambda sources: sources[0].clone(memory_format=torch.contiguous_format).view(-1)
         return lambda sources: cut(sources[0]).contiguous().view(-1)
     shapes = [(blocks, *_block_shape(part, blocks)) for part in call.parts]
+    rows = [(blocks, math.prod(shape[1:])) for shape in shapes]
     if traced:
-        flat = [(blocks, math.prod(shape[1:])) for shape in shapes]
         return lambda sources: torch.cat(
-            [cut(source).reshape(size) for cut, source, size in zip(cuts, sources, flat, strict=True)], 1
+            [cut(source).reshape(size) for cut, source, size in zip(cuts, sources, rows, strict=True)], 1
         ).view(-1)
-    sizes = [math.prod(shape[1:]) for shape in shapes]
-    total = sum(sizes)
+    runs_of_memory, total = not any(part.cuts_inside for part in call.parts), sum(size for _, size in rows)
 
     def fill(sources: Sequence[Tensor]) -> Tensor:
+        if runs_of_memory and all(source.is_contiguous() for source in sources):  # one kernel for all of them
+            return torch.cat([source.view(size) for source, size in zip(sources, rows, strict=True)], 1).view(-1)
         whole = sources[0].new_empty(blocks * total)
-        room = [piece.view(shape) for piece, shape in zip(whole.view(blocks, total).split(sizes, 1), shapes, strict=True)]
+        pieces = whole.view(blocks, total).split([size for _, size in rows], 1)
+        room = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
         copy_each(room, [cut(source) for cut, source in zip(cuts, sources, strict=True)])
         return whole
 

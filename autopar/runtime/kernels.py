@@ -48,13 +48,17 @@ def bind_kernel(op: Op, function: Callable[..., Any], args: Sequence[Any], kwarg
     return run
 
 
-def bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], tuple[list[Any], Mapping[str, Any]]]:
+def bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], tuple[Sequence[Any], Mapping[str, Any]]]:
     """The tensors that are read -> the call's arguments, those that hold none made once."""
     places = [(place, item.index) for place, item in enumerate(args) if isinstance(item, Ref)]
     nested = [(place, item) for place, item in enumerate(args) if not isinstance(item, Ref) and _holds_tensors(item)]
     named = {name: item for name, item in kwargs.items() if _holds_tensors(item)}
 
-    def fill(tensors: Sequence[Tensor]) -> tuple[list[Any], Mapping[str, Any]]:
+    if not nested and not named and places == [(place, place) for place in range(len(places))]:
+        rest = tuple(args[len(places) :])
+        return lambda tensors: ((*tensors, *rest), kwargs)
+
+    def fill(tensors: Sequence[Tensor]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         given = list(args)
         for place, index in places:
             given[place] = tensors[index]

@@ -331,9 +331,12 @@ class Call:
                 found.append(None)
                 continue
             tensor = made[value]
-            whole = tensor.is_contiguous() and (tensor.nbytes == tensor.untyped_storage().nbytes() or value in self.step.apart)
-            place = tensor.data_ptr() if value in self.step.apart else tensor.untyped_storage().data_ptr()
-            if not whole or self.saved.kept or place in taken:
+            if value in self.step.apart:
+                whole, place = True, tensor.data_ptr()
+            else:
+                storage = tensor.untyped_storage()
+                whole, place = tensor.nbytes == storage.nbytes(), storage.data_ptr()
+            if not whole or not tensor.is_contiguous() or self.saved.kept or place in taken:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
                 place = tensor.data_ptr()
             taken.add(place)
