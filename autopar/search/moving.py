@@ -156,7 +156,8 @@ class _Plan:
         names = {f"{OUTPUT}{index}": output.tensor for index, output in enumerate(self.graph.outputs)}
         self.leaves = {name: known[(before.reads or {}).get((name, 0), tensor)] for name, tensor in names.items()}
         self.layouts = {layout.value: layout for layout in plan.layouts}
-        self.reads = dict(plan.reads or {})
+        gone = {name + AGAIN for name in before.again - plan.again}
+        self.reads = {read: value for read, value in (plan.reads or {}).items() if read[0] not in gone}
 
     def done(self) -> Assignment:
         return replace(self.plan, layouts=tuple(self.layouts.values()), reads=self.reads)
