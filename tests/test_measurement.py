@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from autopar.measurement import Measured, to_toml
+from autopar.measurement import Measured, links, to_toml
 from autopar.measurement.device import Peaks
 from autopar.measurement.hardware import Times, fit
 from autopar.plan import Plan
@@ -112,3 +114,26 @@ def test_profile_under_torchrun(tmp_path: Path) -> None:
 
 def test_profile_says_at_once_that_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert autopar(capsys, "profile", "-o", tmp_path / "absent" / "machine.toml").status == 3
+
+
+def test_a_call_takes_what_it_adds_to_the_work_before_it_in_the_lower_quartile_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three windows, that between the least and the one in the middle; the work is taken off as it is stretched."""
+    now = {"wall": 0.0, "processor": 0.0}
+    windows = iter([0.001, 0.004, 0.002, 0.010])  # one before, then three
+    current = [0.0]
+
+    def begin() -> None:
+        current[0] = next(windows)
+
+    def work() -> None:
+        now["wall"] += 0.008
+        now["processor"] += 0.004
+
+    def call() -> None:
+        now["wall"] += current[0]
+
+    clock = SimpleNamespace(window=1e-6, device=torch.device("cpu"), now=lambda: now["processor"])
+    monkeypatch.setattr(links, "meet", begin)
+    monkeypatch.setattr(links, "most_over_ranks", lambda seconds: seconds)
+    monkeypatch.setattr(links, "time", SimpleNamespace(perf_counter=lambda: now["wall"]))
+    assert links._seconds_between(call, work, 2.0, clock) == pytest.approx(0.003)  # type: ignore[arg-type]
