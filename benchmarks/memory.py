@@ -7,7 +7,7 @@ made again if need be.
 Operators may run a second time, as on the command line.
 Times are CPU seconds of the search, all threads and children.
 
-    python benchmarks/memory.py [--cases shares|ladder|quick|deep|deeper|all] [--only NAME] [--meshes 2x2,2x4]
+    python benchmarks/memory.py [--cases shares|ladder|quick|deep|deeper|all] [--only NAME] [--meshes 2x2 2x4]
         [--time-limit S] [--json FILE]
 """
 
@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="shares", choices=[*CASES, "all"])
     parser.add_argument("--only", default="", help="models whose target has this in it")
-    parser.add_argument("--meshes", default="", help="these of a case's meshes, by commas; all when not given")
+    parser.add_argument("--meshes", nargs="+", help="these of a case's meshes; all when not given")
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -164,7 +164,7 @@ def main() -> None:
         if arguments.cases not in (name, "all"):
             continue
         for target in models:
-            for mesh in [one for one in meshes if one in (arguments.meshes or one).split(",")] if arguments.only in target else ():
+            for mesh in [one for one in meshes if one in (arguments.meshes or meshes)] if arguments.only in target else ():
                 for found in rows(target, mesh, limits, arguments.time_limit):
                     every.append(found)
                     gap = "proved" if found.proved else f"{100 * found.gap:7.2f}"
@@ -175,6 +175,8 @@ def main() -> None:
                         flush=True,
                     )
     gaps = [row.gap for row in every if row.method]
+    if not gaps:
+        sys.exit("nothing was found" if every else f"no case has {arguments.only!r} on {arguments.meshes}")
     print(f"gap: median {100 * statistics.median(gaps):.2f} %, worst {100 * max(gaps):.2f} %")
     print(f"CPU: median {statistics.median(row.cpu_seconds for row in every):.1f} s, most {max(row.cpu_seconds for row in every):.1f} s")
     print(f"nothing found though not proved: {sum(not row.method and not row.proved for row in every)} of {len(every)}")
