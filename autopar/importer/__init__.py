@@ -5,6 +5,10 @@ weights        fake tensors in place of the module's own
 precision      computing in another dtype than the parameters
 exported       torch.export's graph over named inputs
 deferred       what the model says to autograd in Python: functions, hooks, gradients
+containers     arguments and results as nests of tensors, and the way back
+known_values   conditions whose answer is known, though tensors are stand-ins
+sets           sets in an order that does not depend on the hash seed
+repeats        equal layers traced once
 rewrite        its operators in the dialect
 blocks         weights that are several in one (queries, keys and values), held as such
 joint          traced to one functional graph, forward and backward

@@ -2,6 +2,15 @@
 
 Every rank runs the same measurements at the same time, because that is what a step is: ranks share cores, caches, memory and links. Fits
 are ``cost_models.fitting``'s.
+
+profiling    the profile from start to end
+clock        seconds of a call, on a rank whose fellows compute as well
+device       the memory of a device, the most that products and copies reach
+operators    times of the operators of the built-in models
+links        times of collectives, and what they cost computation beside them
+parameters   what a step costs for each parameter beside its instructions
+hardware     from times to figures
+writing      figures as a hardware file
 """
 
 from __future__ import annotations

@@ -1,5 +1,16 @@
 """What a person reads of a plan: terminal tables, a self-contained HTML page, a chrome trace of the simulated timeline.
 
+terminal     a plan as text
+tables       the tables of text and page
+page         the HTML page
+timeline     the simulated step, a row a stream
+trace        the same for chrome://tracing and Perfetto
+ways         how layers are split, in the words of those who do it by hand
+holding      what a rank holds over the step
+frontier     a ladder of memory limits
+curve        a sweep over numbers of devices
+units        seconds, bytes and counts as people read them
+
 Each is imported when it is asked for: what prints tables needs no simulation.
 """
 

@@ -16,7 +16,10 @@ late           the loss that is waited for when it is read
 emission       the same instructions as torch.fx graphs
 calls          a call's arguments and results
 weights        parameters and buffers as DTensors
+checkpoints    what a rank stores of a DTensor in blocks
 steps          one step as one autograd function
+accumulation   a step of several microbatches
+footprint      the peak of memory as a schedule is run
 programs       a program for each mode and shapes that a module is called with
 data           what each rank loads
 module         the nn.Module

@@ -4,10 +4,13 @@ finding      the search, from a graph to what was found: baselines, folded layer
 rounds       its rounds: solving, scheduling, learning, proving
 trials       the best so far, one solve, one schedule
 scarcity     where memory is short: answers made to fit
+merging      meshes of many axes with neighbours as one, and back
+near         the choices that differ from known plans in one axis
 repeats      equal layers with everything in them
 folding      equal layers: which, and a graph of four of them
 folded       the problem of that graph, and a bound for layers left free
 space        the choices and their prices
+resharding   the prices of reshards between all pairs of specs at once
 model        the integer problem: nodes, edges, weights
 units        seconds as integers
 building     graph x choices -> that problem
@@ -19,6 +22,7 @@ alternatives other choices for one tensor or operator, and what they would add
 alike        equal layers alike, where that costs next to nothing
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
+pooled       a bound where memory is short: one rank with the memory of all
 moving       plans changed one thing at a time, judged by their schedules
 keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment

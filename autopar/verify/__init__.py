@@ -5,6 +5,7 @@ Outputs, every gradient, ten AdamW steps, the collectives executed against those
 verifying      verify: both runs, then the comparison
 comparison     errors and their tolerances; the Verification
 trials         the same steps on the plain model, on ranks, and on simulated ranks
+widened        the same trial in float64, to tell rounding from error
 launch         ranks as forked processes of this machine
 examples       values for weights and inputs that have none
 live_memory    bytes of live tensors, operator by operator
