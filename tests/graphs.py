@@ -125,7 +125,7 @@ def machine(mesh: str, cost_model: str = "roofline") -> Machine:
 
 def two_layer_plan(mesh: str = "dp=2,tp=2", cost_model: str = "communication") -> Plan:
     """What the search finds for two layers; under the communication model operators must be split, so there are collectives."""
-    found = find_plan(two_layers(), machine(mesh, cost_model), time_limit=20.0)
+    found = find_plan(two_layers(), machine(mesh, cost_model), time_limit=600.0)
     return record(found, target="two_layers", memory_bytes=10**9)
 
 

@@ -96,7 +96,7 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     whole, tied = models("dp=4")
     weights = weights_of(tied)[name]
     problem, unit = tied.problem(None, weights)
-    found = solve(problem, time_limit=60.0, gap=1e-6)
+    found = solve(problem, time_limit=600.0, gap=1e-6)
     assert found.choices is not None
     assert found.objective is not None
     optimum = found.objective * unit
@@ -108,7 +108,7 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     assert cost == pytest.approx(optimum, rel=1e-6)
     # no free answer costs less than the bound, which is close
     free, free_unit = whole.problem(None, weights_of(whole)[name])
-    oracle = solve(free, time_limit=60.0, gap=1e-6)
+    oracle = solve(free, time_limit=600.0, gap=1e-6)
     assert oracle.objective is not None
     bound = Decomposition(tied, weights.price(tied)).bound(optimum, 60.0)
     assert 0.97 * oracle.objective * free_unit <= bound <= oracle.objective * free_unit * (1 + 1e-9)
@@ -131,7 +131,7 @@ def _in_whole(whole: Model, tied: FoldedModel, choices: np.ndarray) -> np.ndarra
 def test_sums_of_an_answer_are_those_of_the_whole() -> None:
     whole, tied = models("dp=4")
     problem, _ = tied.problem(None)
-    found = solve(problem, time_limit=60.0, gap=1e-2).choices
+    found = solve(problem, time_limit=600.0, gap=1e-2).choices
     assert found is not None
     short = Answer(tied, tied.expand(found))
     long = Answer(whole, _in_whole(whole, tied, short.choices))
@@ -172,7 +172,7 @@ def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatc
     limit = 2**33
     search = Search(model, Asked(limit, "adamw", 60.0, perf_counter(), 1e-6, 0, None, False, False), False)
     problem, _ = model.problem(None)
-    answer = solve(problem, time_limit=60.0, gap=1e-2).choices
+    answer = solve(problem, time_limit=600.0, gap=1e-2).choices
     assert answer is not None
     found = search.schedule(extract(model, model.expand(answer)), None, tries=0)
     assert found.estimated and len(found.schedule.graph.ops) == len(graph().ops) - len(folding().group.repeats[0])

@@ -59,7 +59,7 @@ def test_price_of_choices_is_price_of_schedule(name: str, mesh: str) -> None:
             (edge.source, edge.target, np.where(np.isfinite(edge.seconds), rng.integers(0, 2**36, edge.seconds.shape), INFINITE))
             for edge in model.edges
         ]
-        choices = solve(Problem.build(costs, tables), time_limit=5.0, gap=0.5).choices
+        choices = solve(Problem.build(costs, tables), time_limit=600.0, gap=0.5).choices
         assert choices is not None
         cost, peak, feasible = evaluate(problem, choices)
         assert feasible

@@ -118,7 +118,7 @@ def test_without_compiled_code_the_answers_are_the_same():
 
 def test_a_large_problem_without_compiled_code_is_searched():
     code = "from solvers import solve\nfrom solvers.layered import layered\n"
-    code += "found = solve(layered(4, 30, 20), time_limit=60, gap=0.04)\nprint(found.gap <= 0.04, found.method)"
+    code += "found = solve(layered(4, 30, 20), time_limit=600.0, gap=0.04)\nprint(found.gap <= 0.04, found.method)"
     assert _python(code, NUMBA_DISABLE_JIT="1").strip() == "True auto"
 
 
