@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,9 +14,9 @@ from torch import nn
 
 import autopar
 from autopar import zoo
-from autopar.api import UnknownOperatorWarning
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
 from autopar.options import factorizations, parse_memory, parse_mesh
+from autopar.planning import UnknownOperatorWarning
 from cost_models import Hardware, Link, load_hardware
 
 
@@ -146,8 +147,8 @@ def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outco
         return SimpleNamespace(seconds=outcome, interrupted=outcome == 3.0)
 
     monkeypatch.setattr("autopar.search.find_plan", find)
-    monkeypatch.setattr("autopar.api._warn_unknown", lambda found: None)
-    monkeypatch.setattr("autopar.api._warn_microbatches", lambda found: None)
+    monkeypatch.setattr("autopar.planning._warn_unknown", lambda found: None)
+    monkeypatch.setattr("autopar.planning._warn_microbatches", lambda found: None)
     kept = SimpleNamespace(remember_loss=lambda loss: None)
     monkeypatch.setattr("autopar.recording.record", lambda found, **options: setattr(kept, "seconds", found.seconds) or kept)
     plan = autopar.plan(graph, devices=8, time_limit=900.0)
@@ -206,6 +207,14 @@ def test_an_operator_without_a_rule_is_warned_of_with_its_price() -> None:
     assert autopar.check(plan) == ()
 
 
+def test_a_ladder_takes_what_plan_takes_but_the_memory() -> None:
+    taken = {name: (item.default, item.annotation) for name, item in inspect.signature(autopar.plan).parameters.items()}
+    del taken["memory"]
+    ladder = {name: (item.default, item.annotation) for name, item in inspect.signature(autopar.pareto).parameters.items()}
+    assert ladder.pop("rungs")[0] == 8
+    assert ladder == taken
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(UsageError, match="neither a mesh nor a number of devices"):
         autopar.plan(Block(), (X,))
@@ -248,12 +257,15 @@ def test_compile_refuses_what_does_not_fit(one_rank: None) -> None:
     [
         (lambda: autopar.plan(Block(), (X,), mesh={0: 2}), "0 is not a name for a mesh axis"),
         (lambda: autopar.plan(Block(), (X,), mesh="dp=2", optimizer=None), "unknown optimizer None"),
+        (lambda: autopar.plan(Block(), (X,), mesh="dp=2", seed=2**31), "the seed is 2147483648"),
         (lambda: autopar.plan(Block(), (X,), mesh="dp=2", optimizer=["adamw"]), r"unknown optimizer \['adamw'\]"),
         (lambda: autopar.plan(Block(), (X,), kwargs=[1], mesh="dp=2"), "kwargs is a list, not a mapping"),
         (lambda: autopar.compile(Block(), {}), "a dict is no plan"),
         (lambda: autopar.check("plan.json"), "a str is no plan"),
     ],
-    ids=["axis of a number", "no optimizer", "list of optimizers", "list of kwargs", "compile a dictionary", "check a path"],
+    ids=[
+        "axis of a number", "no optimizer", "seed too large", "list of optimizers", "list of kwargs", "compile a dict", "check a path",
+    ],
 )
 def test_values_of_other_types_are_refused_in_words(call: Callable[[], object], said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:

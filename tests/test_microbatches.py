@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
-from autopar.api import MicrobatchWarning
 from autopar.check import check
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
 from autopar.plan import Plan
+from autopar.planning import MicrobatchWarning
 from autopar.schedule import Limits, memory
 from autopar.verify.comparison import planned
 from autopar.verify.trials import Case, Trial, run_simulated, run_single

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autopar.cli.planning import progress
-from autopar.cli.terminal import Line, note, out
+from autopar.cli.terminal import Line, columns, note, out
 from autopar.errors import UsageError, VerificationError
 from autopar.report import tables
 from autopar.report.ways import ways
@@ -114,7 +114,7 @@ def _glance(plan: Plan) -> Iterator[str]:
     rows = tuple((way.title, str(len(way.layers)), way.spec or "R", way.words) for way in ways(plan))
     lies = tables.Table(("layer", "times", "spec", "how it lies"), rows, frozenset({"times"}))
     for table in (tables.overview(plan), tables.baselines(plan), lies, tables.collectives(plan)):
-        yield from (*table.lines(), "")
+        yield from (*table.lines(columns()), "")
 
 
 def _drawn(single: Sequence[float], sharded: Sequence[float]) -> Iterator[str]:

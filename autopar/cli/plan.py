@@ -9,11 +9,12 @@ import typer
 
 from autopar.cli.files import check_writable, write_result
 from autopar.cli.planning import OPTIMIZER_HELP, open_pins, pareto_target, plan_target, read_microbatches, read_mode
-from autopar.cli.terminal import out
+from autopar.cli.terminal import columns, out
 from autopar.errors import UsageError
 from autopar.files import STANDARD
 from autopar.options import DEFAULT_HARDWARE
 from autopar.pareto import Pareto
+from autopar.report import summary
 from autopar.report.frontier import frontier_html
 
 
@@ -62,4 +63,5 @@ def plan(
     if output is not None:
         write_result(output, found.to_json())
     if output != STANDARD:
-        out(found.to_json() if json else found, end="" if json else "\n")
+        words = str(found) if isinstance(found, Pareto) else summary(found, columns())
+        out(found.to_json() if json else words, end="" if json else "\n")

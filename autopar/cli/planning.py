@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from autopar import api
+from autopar import api, planning
 from autopar.cli.terminal import Line, note, printing_aside
 from autopar.errors import UsageError
 from autopar.graph import Graph
@@ -148,9 +148,9 @@ def words_on_stderr() -> Iterator[None]:
 
     usual = warnings.showwarning
     with warnings.catch_warnings():
-        warnings.simplefilter("always", api.UnknownAxisWarning)
-        warnings.simplefilter("always", api.UnknownOperatorWarning)
-        warnings.simplefilter("always", api.MicrobatchWarning)
+        warnings.simplefilter("always", planning.UnknownAxisWarning)
+        warnings.simplefilter("always", planning.UnknownOperatorWarning)
+        warnings.simplefilter("always", planning.MicrobatchWarning)
         warnings.showwarning = show
         try:
             yield

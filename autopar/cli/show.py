@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from autopar.cli.files import check_writable, read_plan, write_text
-from autopar.cli.terminal import out
+from autopar.cli.terminal import columns, out
 from autopar.files import STANDARD
+from autopar.report import summary
 
 
 def show(
@@ -31,4 +32,4 @@ def show(
 
         write_text(trace, chrome_trace(read))
     if STANDARD not in (html, trace):
-        out(read.to_json() if json else read, end="" if json else "\n")
+        out(read.to_json() if json else summary(read, columns()), end="" if json else "\n")

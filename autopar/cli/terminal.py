@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,11 @@ def out(text: object, end: str = "\n") -> None:
     except OSError as error:
         discard_output()
         raise FileError(f"cannot write to the standard output: {error.strerror}", "make room, or send it elsewhere") from error
+
+
+def columns() -> int | None:
+    """Characters to a line of the terminal that the standard output goes to; None where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def note(text: object) -> None:

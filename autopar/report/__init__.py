@@ -25,11 +25,11 @@ from autopar.plan import Plan
 __all__ = ["chrome_trace", "fragment", "html", "summary"]
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: Plan, columns: int | None = None) -> str:
     """The plan's overview, baselines, tensors and collectives as plain text."""
     from autopar.report import terminal
 
-    return terminal.summary(plan)
+    return terminal.summary(plan, columns)
 
 
 def html(plan: Plan) -> str:

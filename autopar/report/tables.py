@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from textwrap import wrap
 
 from autopar.compare.words import pattern
 from autopar.graph import DTYPE_BYTES
@@ -13,6 +15,8 @@ from autopar.report import units
 from autopar.rows import TensorSpec
 from autopar.sharding import ALL_ORDERS, ShardingSpec
 
+NARROW = 16
+"""Characters that a column of words keeps however narrow the terminal is."""
 ROUNDING = 1e-9
 """Share of the step up to which a difference of sums is rounding."""
 
@@ -25,15 +29,24 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     right: frozenset[str] = frozenset()
 
-    def lines(self) -> Iterator[str]:
-        """As aligned text, two blanks between columns."""
+    def lines(self, columns: int | None = None) -> Iterator[str]:
+        """As aligned text, two blanks between columns; where ``columns`` characters are too few, words go on below."""
         widths = [max(len(row[column]) for row in (self.header, *self.rows)) for column in range(len(self.header))]
+        over = sum(widths) + 2 * len(widths) - 2 - (columns or math.inf)
+        words = [index for index, name in enumerate(self.header) if name not in self.right]
+        if over > 0 and words:
+            widest = max(words, key=widths.__getitem__)
+            widths[widest] = max(widths[widest] - int(over), NARROW, len(self.header[widest]))
         for row in (self.header, *self.rows):
             cells = [
-                cell.rjust(width) if name in self.right else cell.ljust(width)
-                for cell, width, name in zip(row, widths, self.header, strict=True)
+                [cell] if len(cell) <= width else wrap(cell, width, break_on_hyphens=False) for cell, width in zip(row, widths, strict=True)
             ]
-            yield "  ".join(cells).rstrip()
+            for line in zip_longest(*cells, fillvalue=""):
+                aligned = [
+                    cell.rjust(width) if name in self.right else cell.ljust(width)
+                    for cell, width, name in zip(line, widths, self.header, strict=True)
+                ]
+                yield "  ".join(aligned).rstrip()
 
 
 ONE_ORDER = "on plans that split a dim by several axes with the innermost major, as are searched on meshes of three and more"

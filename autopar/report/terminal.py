@@ -1,4 +1,4 @@
-"""A plan as text: what ``print(plan)`` and ``autopar show`` print. Plain text of any width, so that it reads in a pipe and in a log."""
+"""A plan as text: what ``print(plan)`` and ``autopar show`` print, of any width for pipes and logs, or fitted to a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autopar.plan import Plan
 from autopar.report import tables
 
 
-def summary(plan: Plan) -> str:
-    """The plan's overview, baselines, tensors and collectives."""
+def summary(plan: Plan, columns: int | None = None) -> str:
+    """The plan's overview, baselines, tensors and collectives; ``columns`` is the width of the terminal, if it goes to one."""
     found = [tables.overview(plan), tables.baselines(plan), tables.tensors(plan), tables.collectives(plan)]
-    return "\n\n".join("\n".join(table.lines()) for table in found if table.rows)
+    return "\n\n".join("\n".join(table.lines(columns)) for table in found if table.rows)
