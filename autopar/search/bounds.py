@@ -221,6 +221,8 @@ class Answer:
             index, last = before.get(last, (None, None))  # type: ignore[assignment]
             if index is not None:
                 edges.append(index)
+            if last is not None and model.nodes[last].kind == "input":
+                break  # a chain begins where something comes in; what leaves to replace it is the end of another
         return Path(tuple(nodes), tuple(edges))
 
 
