@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from autopar.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules import family, flops, is_alias
+from autopar.rules import family, flops, moves
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator, SubAxis
 
@@ -30,9 +30,8 @@ def local_operator(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, ma
     inputs = tuple([spec.local_shape(tensors[name].shape, sizes) for name, spec in zip(op.inputs, strategy.inputs, strict=True)])
     outputs = tuple([spec.local_shape(tensors[name].shape, sizes) for name, spec in zip(op.outputs, strategy.outputs, strict=True)])
     dtypes = [tensors[name].dtype for name in (*op.inputs, *op.outputs)]
-    moved = 0
-    if not is_alias(op):
-        moved = sum([math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip((*inputs, *outputs), dtypes, strict=True)])
+    sizes_of = [math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip((*inputs, *outputs), dtypes, strict=True)]
+    moved = moves(op, sizes_of[: len(inputs)], sizes_of[len(inputs) :])
     return Operator(op.target, family(op), dtypes[0], inputs, outputs, flops(op, tensors) / strategy.parts, moved)
 
 

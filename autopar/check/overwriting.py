@@ -1,4 +1,4 @@
-"""Whether what is written over is needed no more: for each memory that a result takes over, who reads what was in it, and when."""
+"""Whether what is written over is needed no more: for each memory that a result takes over, or is a change of, who reads what was in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autopar.check.differences import Difference
 from autopar.check.order import Order
 from autopar.graph import Op
 from autopar.rows import InstructionPlan
-from autopar.rules import is_alias, may_write_over
+from autopar.rules import is_alias, may_write_over, stores
 
 
 def overwriting(order: Order) -> Iterator[Difference]:
@@ -30,15 +30,24 @@ def overwriting(order: Order) -> Iterator[Difference]:
             members.setdefault(lies[value], []).append(value)
     last = _last_reads(order)
     for place, row in enumerate(rows):
-        if row.over is None:
+        changes = row.kind == "run" and stores(ops[row.of])
+        over = row.reads[0] if changes else row.over
+        if over is None:
             continue
-        memory = lies.get(row.over, row.over)
+        memory = lies.get(over, over)
+        kept = order.kept - ({memory} if changes and _replaced(order, memory) else set())
         for value in dict.fromkeys((memory, *members.get(memory, ()))):
             made = order.there.get(value, -1)
-            if made < place and value in order.kept:
+            if made < place and value in kept:
                 yield order.say(place, f"is written over {value}, which came in or leaves")
             elif made < place < last.get(value, -1):
                 yield order.say(place, f"is written over {value}, which instruction {rows[last[value]].id} still reads")
+
+
+def _replaced(order: Order, tensor: str) -> bool:
+    """Whether it is a buffer that a new value takes the place of."""
+    leaving = {name for kind, name, _ in order.walk.plan.leaving if kind == "buffer"}
+    return any(kind == "buffer" and spec.tensor == tensor and name in leaving for kind, name, spec in order.walk.plan.entering)
 
 
 def _may(order: Order, ops: Mapping[str, Op], row: InstructionPlan) -> bool:

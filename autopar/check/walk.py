@@ -18,7 +18,7 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tenso
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import ShardingRule, family, find_rule, flops, is_alias, strategies, why_once
+from autopar.rules import ShardingRule, family, find_rule, flops, moves, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
 
@@ -248,10 +248,9 @@ class Walk:
         sizes = self.plan.sizes
         entries = (*row.inputs, *row.outputs)
         shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
-        moved = 0
-        if not is_alias(op):
-            moved = sum(math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True))
+        sizes_of = [math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True)]
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
+        moved = moves(op, sizes_of[:split], sizes_of[split:])
         return self.machine.operator_seconds(Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved))
 
     def storage_bytes(self, value: str) -> int:

@@ -25,6 +25,7 @@ from autopar.importer.lowering import Lowering
 from autopar.importer.precision import check_compute_dtype
 from autopar.importer.repeats import Chain, find_chain, unrolled
 from autopar.importer.sets import in_order
+from autopar.importer.storing import stored
 from autopar.importer.weights import FakeWeights, fake_weights
 
 
@@ -102,7 +103,7 @@ def capture(
         if whole is None:
             exported, graph = _traced(model, call, weights, lambda run: nullcontext(), plain, train=train)
             whole = graph
-        graph = whole
+        graph = stored(whole)
         _check_dtypes(graph)
         if train:
             _check_gradients(exported, graph)

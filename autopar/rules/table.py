@@ -35,6 +35,7 @@ _LINEAR = """
     softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward rrelu_with_noise_backward"""
 
 _UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is"}
+_CHANGING: Any = {"once": "it changes what it reads"}
 _SIZE: Any = {"local": (("size", "shape output 0"),)}
 _INPUT_SIZES: Any = {"local": (("input_sizes", "shape output 0"),)}
 _AT_DIM: Any = {"at": "dim"}
@@ -297,9 +298,11 @@ GATHER: tuple[Row, ...] = (
     *_rows("gather", "index_select", "... _, i -> ... i | linear {0}", "x, dim=, index", **_AT_DIM),
     *_rows("gather", "index_add", "... _ +i, i, ... i -> ... _ +i | linear {0 2}", "x, dim=, index, source", **_AT_DIM),
     *_rows("gather", "index_copy", "... _, i!, ... i! -> ... _", "x, dim=, index, source", **_AT_DIM),
+    *_rows("gather", "index_copy_", "... _, i!, ... i! -> ... _", "x, dim=, index, source", work="none", **_AT_DIM, **_CHANGING),
     *_rows("gather", "index_fill.int_Scalar", "... _, _ -> ... _", "x, dim=, index", **_AT_DIM),
     *_rows("gather", "index _unsafe_index", computed_indexing.index, "x, indices*"),
     *_rows("gather", "index_put _unsafe_index_put", computed_indexing.index_put, "x, indices*, values, accumulate=False"),
+    *_rows("gather", "index_put_", computed_indexing.index_put, "x, indices*, values, accumulate=False", work="none", **_CHANGING),
     *_rows("gather", "one_hot", "... -> ... _"),
     Row("cross-entropy", "autopar.nll_loss(logp, target, ignore_index=, offset=)", "... c, ... -> ... | linear {0}",
         local=(("offset", "start c"),)),

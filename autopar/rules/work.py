@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from autopar.graph import Op, Ref, Tensor
+from autopar.graph import Graph, Op, Ref, Tensor
 from autopar.rules.lookup import find_row, find_rule
 from autopar.rules.signature import call_of
 
@@ -30,9 +30,38 @@ def family(op: Op) -> str:
 
 
 def is_alias(op: Op) -> bool:
-    """Whether output 0 shares the storage of input 0 (views)."""
+    """Whether output 0 shares the storage of input 0 (views, and what is stored into it)."""
     row = find_row(op.target)
-    return row is not None and row.alias
+    return (row is not None and row.alias) or stores(op)
+
+
+STORING: Mapping[str, str] = {
+    "aten.index_copy.default": "aten.index_copy_.default", "aten.index_put.default": "aten.index_put_.default",
+}  # fmt: skip
+"""Operators that give a tensor with some of its entries replaced, and those that put these entries into the tensor itself."""
+_STORING = frozenset(STORING.values())
+
+
+def stores(op: Op) -> bool:
+    """Whether the operator writes into input 0, some entries of it, and gives it as output 0."""
+    return op.target in _STORING
+
+
+def storage_roots(graph: Graph) -> dict[str, str]:
+    """The tensor whose storage each tensor shares when nothing is resharded in between."""
+    root = {item.tensor: item.tensor for item in graph.inputs}
+    for op in graph.ops:
+        root.update((tensor, root[op.inputs[0]] if op.inputs and is_alias(op) else tensor) for tensor in op.outputs)
+    return root
+
+
+def moves(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+    """Bytes that the operator reads and writes, whose operands are of so many bytes: of a view none, of what is stored these entries
+    twice, and not what they are stored into."""
+    row = find_row(op.target)
+    if row is not None and row.alias:
+        return 0
+    return 2 * sum(inputs[1:]) if stores(op) else sum(inputs) + sum(outputs)
 
 
 WRITES_OVER: Mapping[str, tuple[int, ...]] = {

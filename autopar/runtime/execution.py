@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.rules import localize
+from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
 from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_inside, exchange_now, exchange_of
 from autopar.runtime.fusion import Line, Local, Pair, bind_in_place, bind_pair, find_fusion, makes_memory
@@ -33,6 +33,8 @@ from cost_models import SubAxis
 
 Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
 """What an instruction does to the values of each hosted rank and to the calls under way."""
+AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
+"""What changes its input: the operator that gives the same as a tensor of its own."""
 Land = Callable[[Sequence[Values]], None]
 """Waits for what is late and puts it among the values of each hosted rank."""
 
@@ -154,7 +156,7 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
     Args:
         dropout: False lets every dropout keep all elements (and still scale by ``1 / (1 - p)``, which the backward graph
             has baked in) and makes every other random number a constant, so that runs can be compared.
-        in_place: whether operators may write over what they read last (see ``fusion``).
+        in_place: whether operators may write over what they read last (see ``fusion``), and into buffers.
     """
     tail = Tail() if backend.traced else loss_tail(schedule, lambda call: not backend.streams(exchange_of(call)))
     binding = _Binding(schedule, backend, device, dropout, in_place, tail)
@@ -200,7 +202,7 @@ class _Binding:
         return _on_each(kernels, reads, writes)
 
     def kernel(self, item: Instruction, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Kernel:
-        target = operation.op.target
+        target = operation.op.target if self.in_place else AS_A_RESULT.get(operation.op.target, operation.op.target)
         if item.over and self.in_place and makes_memory(self.schedule.operations[self.maker[item.over]].op):
             return bind_in_place(operation.op, item.reads.index(item.over), args, kwargs)
         find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators

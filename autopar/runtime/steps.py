@@ -274,7 +274,8 @@ class Call:
             if storage[name] in changed:
                 kept[name] = kept[name].clone()
         for output, value in self.updates:
-            self.locals[buffers[output.name]].copy_(values[value])
+            if self.locals[buffers[output.name]] is not values[value]:  # else it was changed where it lies
+                self.locals[buffers[output.name]].copy_(values[value])
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from autopar.errors import ScheduleError
-from autopar.rules import why_once
+from autopar.rules import stores, why_once
 from autopar.schedule.assignment import AGAIN
 from autopar.schedule.instructions import Schedule
 from autopar.schedule.reusing import may_take, needed
@@ -86,10 +86,14 @@ def _freed_once(schedule: Schedule) -> Violations:
 
 
 def _written_over(schedule: Schedule) -> Violations:
-    """What is written over is as large, may be, and is not needed any more: neither it nor a view of it."""
+    """What is written over is as large, may be, and is not needed any more: neither it nor a view of it. What an operator changes a part
+    of is none that came in, but for a buffer that gets a new value."""
     root, written = schedule.storage, dict[str, int]()
     made: dict[str, int] = {}
-    kept = {item.tensor for item in schedule.graph.inputs} | set(schedule.sums)
+    entered = {item.tensor for item in schedule.graph.inputs}
+    new = {output.name for output in schedule.graph.outputs if output.kind == "buffer"}
+    replaced = {item.tensor for item in schedule.graph.of_kind("buffer") if item.name in new}
+    kept = entered | set(schedule.sums)
     for index, item in enumerate(schedule.instructions):
         for value in needed(schedule, item):
             if made.get(value, -1) < written.get(root.get(value, value), -1):
@@ -98,6 +102,10 @@ def _written_over(schedule: Schedule) -> Violations:
             if item.over not in may_take(schedule, item) or root.get(item.over) in kept:
                 yield item.id, f"writes over {item.over}, which it may not"
             written[root[item.over]] = index
+        elif item.kind == "run" and stores(schedule.operations[item.of].op):
+            if root[item.reads[0]] in entered - replaced:
+                yield item.id, f"changes {item.reads[0]}, which no new value replaces"
+            written[root[item.reads[0]]] = index
         made.update(dict.fromkeys(item.writes, index))
     final = schedule.instructions[-1].id if schedule.instructions else 0
     for output, value in schedule.outputs:

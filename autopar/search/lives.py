@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from autopar.graph import DTYPE_BYTES, Graph, Op
-from autopar.rules import is_alias, may_write_over
+from autopar.graph import DTYPE_BYTES, Op
+from autopar.rules import is_alias, may_write_over, storage_roots
 from autopar.schedule import OUTPUT
 from autopar.search.space import spec_bytes
 from autopar.sharding import ShardingSpec
@@ -39,7 +39,7 @@ def add_lives(model: Model, times: Mapping[str, int]) -> None:
     graph = model.space.graph
     end = len(graph.ops) + 1
     members: dict[str, list[str]] = {}
-    for tensor, root in _storage_roots(graph).items():
+    for tensor, root in storage_roots(graph).items():
         members.setdefault(root, []).append(tensor)
     leaving = _leaving(model, times, end)
     for item in graph.inputs:
@@ -191,14 +191,6 @@ def _without(life: tuple[int, int], covered: Sequence[tuple[int, int]]) -> list[
 
 def _leaves(reader: Reader) -> bool:
     return reader.name.startswith(OUTPUT)
-
-
-def _storage_roots(graph: Graph) -> dict[str, str]:
-    """The tensor whose storage each tensor shares when nothing is resharded in between."""
-    root = {item.tensor: item.tensor for item in graph.inputs}
-    for op in graph.ops:
-        root.update((tensor, root[op.inputs[0]] if _views(op) else tensor) for tensor in op.outputs)
-    return root
 
 
 def _views(op: Op) -> bool:
