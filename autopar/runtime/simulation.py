@@ -22,10 +22,7 @@ Parts = list[list[Tensor]]
 def scatter_all(schedule: Schedule, name: str, whole: Tensor) -> Parts:
     """The parts of a graph input, of the whole batch where it is cut."""
     count = schedule.graph.parts(name)
-    found = [scatter(part, schedule.specs[name], schedule.machine.mesh) for part in (whole.chunk(count) if count > 1 else (whole,))]
-    if any(item.tensor == name for item in schedule.graph.of_kind("buffer")):  # a step may change it where it lies
-        found = [[part.clone() for part in parts] for parts in found]
-    return found
+    return [scatter(part, schedule.specs[name], schedule.machine.mesh) for part in (whole.chunk(count) if count > 1 else (whole,))]
 
 
 def entering(scattered: Mapping[str, Parts], number: int, ranks: int) -> list[Values]:

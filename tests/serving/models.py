@@ -127,7 +127,8 @@ def simulated(model: nn.Module, serving: Serving, make: Any, ids: Tensor, mask: 
                     whole[tuple(slice(extent) for extent in held[item.name].shape)] = held[item.name]
                 values[item.tensor] = whole
             else:
-                values[item.tensor] = {"input": given, "constant": captured.constants}.get(item.kind, weights)[item.name]
+                value = {"input": given, "constant": captured.constants}.get(item.kind, weights)[item.name]
+                values[item.tensor] = value.reshape(graph.tensors[item.tensor].shape)  # of a dim of blocks, two
         outputs = simulate(schedule, values).outputs
         held = {output.name: whole for (output, _), whole in zip(schedule.outputs, outputs, strict=True) if output.kind == "buffer"}
         (tokens,) = (whole for (output, _), whole in zip(schedule.outputs, outputs, strict=True) if output.kind == "output")
