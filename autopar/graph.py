@@ -198,6 +198,16 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
+    def kinds(self) -> Mapping[str, int]:
+        """A number for each operator by name, the same for operators that do the same to tensors of the same shapes and dtypes."""
+        known: dict[object, int] = {}
+        shown = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
+        return {
+            op.name: known.setdefault((op.target, op.args, op.kwargs, *[shown[name] for name in (*op.inputs, *op.outputs)]), len(known))
+            for op in self.ops
+        }
+
+    @cached_property
     def producer(self) -> Mapping[str, Op]:
         """The operator that makes each tensor (graph inputs have none)."""
         return {tensor: op for op in self.ops for tensor in op.outputs}

@@ -3,7 +3,7 @@
 One child process a case, so that peak memory is the case's own (``-P``, since this folder holds files named as packages).
 Times are CPU seconds of all threads and children.
 
-    python benchmarks/planning.py [--json FILE] [--cases small|depth|width|mesh|devices|large|all]
+    python benchmarks/planning.py [--json FILE] [--cases small|depth|width|mesh|devices|large|huge|all]
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from pathlib import Path
 
 MESHES = ("x=2", "x=2,y=2", "x=2,y=4", "x=8,y=8", "x=2,y=2,z=2", "x=2,y=2,z=2,w=2")
 GROWING = ("dp=8", "dp=64", "dp=64,tp=8", "dp=512,tp=8")
-CASES: dict[str, list[tuple[str, str, str, str]]] = {  # (target, mesh, memory, mode)
+CASES: dict[str, list[tuple[str, ...]]] = {  # (target, mesh, memory, mode), and that forward may run again in backward
     "small": [(f"zoo:{name}", "dp=2,tp=2", "70GiB", "train") for name in ("mlp", "gpt2", "llama3", "resnet", "moe")],
     "depth": [(f"zoo:llama3-8b,layers={n},batch=16,seq=8192", "dp=8,tp=8", "70GiB", "train") for n in (1, 2, 4, 8, 32, 128)],
     "width": [(f"zoo:gpt2,layers=2,width={n},heads=8,batch=8,seq=128", "dp=2,tp=2", "70GiB", "train") for n in (64, 256, 1024)],
     "mesh": [("zoo:gpt2,layers=2", mesh, "70GiB", "train") for mesh in MESHES],
     "devices": [("zoo:llama3-8b,layers=8,batch=4096,seq=8192", mesh, "70GiB", "train") for mesh in GROWING],
     "large": [("zoo:llama3-8b,batch=16,seq=8192", "dp=8,tp=8", "70GiB", "train")],
+    "huge": [
+        ("zoo:llama3-405b,batch=256,seq=8192", "dp=8,cp=8,tp=8", "70GiB", "train", "recompute"),
+        ("zoo:llama3-405b,batch=2048,seq=8192", "dp=16,cp=16,tp=16", "70GiB", "train", "recompute"),
+    ],
 }
 STAGES = ("import", "capture", "enumerate", "price", "model", "baselines", "solve", "write")
 
@@ -34,7 +38,7 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def measure(target: str, mesh: str, memory: str, mode: str, time_limit: float) -> dict[str, object]:
+def measure(target: str, mesh: str, memory: str, mode: str, again: str = "", *, time_limit: float) -> dict[str, object]:
     """One case in this process; returns sizes, CPU seconds a stage, peak MiB, objective and gap."""
     laps = {}
     last = cpu_seconds()
@@ -58,7 +62,7 @@ def measure(target: str, mesh: str, memory: str, mode: str, time_limit: float) -
     from cost_models import Machine, Mesh, load_hardware
 
     machine = Machine(Mesh.parse(mesh), load_hardware("h100-sxm"), "roofline")
-    result = search.find_plan(graph, machine, memory_bytes=parse_memory(memory), time_limit=time_limit)
+    result = search.find_plan(graph, machine, memory_bytes=parse_memory(memory), time_limit=time_limit, recompute=bool(again))
     laps |= result.stages
     last = cpu_seconds()
     from autopar.recording import record
@@ -80,7 +84,7 @@ def main() -> None:
     parser.add_argument("--cases", default="small", choices=[*CASES, "all"])
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(*arguments.one, time_limit=arguments.time_limit)))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import autopar.dialect  # noqa: F401  registers the operators that the trace calls
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
+from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.importer.blocks import Plain, find_blocks
 from autopar.importer.deferred import check_hooks, warn_of_checkpoint
@@ -52,6 +53,7 @@ def capture_graph(
     return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain).graph
 
 
+@young_garbage_only()
 def capture(
     model: nn.Module,
     args: tuple[Any, ...],

@@ -135,7 +135,7 @@ def write(
         reshards=tuple(_reshards(schedule)),
         collectives=collectives,
         limits=LimitsPlan(**vars(schedule.limits)),
-        schedule=tuple(InstructionPlan(**vars(item)) for item in schedule.instructions),
+        schedule=tuple(InstructionPlan(**item._asdict()) for item in schedule.instructions),
     )
 
 

@@ -123,7 +123,7 @@ def _afforded(schedule: Schedule, chains: list[_Chain]) -> Iterator[_Chain]:
 def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], last: int) -> Schedule:
     """The list with the sums in it, which take the place of what is summed in what leaves and in what runs once."""
     values = dict(schedule.values)
-    values.update((name + SUM, replace(values[name])) for name in summed)
+    values.update((name + SUM, values[name]) for name in summed)
     number = count(max((item.id for item in schedule.instructions), default=0) + 1)
     waiting = dict.fromkeys(summed)
     found: list[Instruction] = []
@@ -143,7 +143,7 @@ def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], las
                 add(value)
         if index in late:
             reads = tuple(value + SUM if value in summed else value for value in item.reads)
-            found.append(replace(item, reads=reads, microbatch=last))
+            found.append(item._replace(reads=reads, microbatch=last))
             continue
         found.append(item)
         if item.kind != "start":
@@ -169,8 +169,8 @@ def _moved(made: Schedule, late: set[int], summed: Mapping[str, None], before: S
 
     def part_of(part: Part) -> Part:
         layout = layouts[part.layout.value]
-        return replace(part, layout=layout, source=part.source if part.source != part.layout.source else layout.source)
+        return part._replace(layout=layout, source=part.source if part.source != part.layout.source else layout.source)
 
     calls = {name: replace(call, parts=tuple(map(part_of, call.parts))) for name, call in before.collectives.items()}
-    cuts = {value: replace(cut, layout=layouts[cut.layout.value]) for value, cut in before.cuts.items()}
+    cuts = {value: cut._replace(layout=layouts[cut.layout.value]) for value, cut in before.cuts.items()}
     return replace(made, layouts=layouts, collectives=calls, cuts=cuts)

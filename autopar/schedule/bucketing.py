@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import count
 
 from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
-from autopar.schedule.ordering import start_and_wait
+from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.windows import Window, lazily, moving, windows
 
 JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
@@ -71,7 +71,7 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
         parts = tuple(part for item in group for part in calls.pop(item.of).parts)
         call = Collective(f"{parts[0].target}+{len(parts) - 1}", parts)
         calls[call.id] = call
-        pair = start_and_wait(call, schedule.machine, number)
+        pair = start_and_wait(call, taken_by(call, schedule.machine), number)
         made.update((item.id, pair) for item in group)
     soft = list({pair[0].id: pair for pair in (made.get(item.id) or _pair(item, waits) for item in moving(schedule))}.values())
     return replace(schedule, instructions=lazily([item for item in schedule.instructions if item.kind == "run"], soft), collectives=calls)

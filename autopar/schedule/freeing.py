@@ -30,7 +30,7 @@ def free(schedule: Schedule) -> Schedule:
         alive[root[value]] = alive.get(root[value], 0) + 1
     found: list[Instruction] = []
     for index, item in enumerate(schedule.instructions):
-        found.append(item.numbered(len(found)))
+        found.append(item._replace(id=len(found)))
         if index in ending:
             values = tuple(ending[index])
             back = 0

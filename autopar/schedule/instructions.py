@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphOutput, Op, Phase
@@ -37,9 +37,8 @@ COMPUTE = "compute"
 """The stream that operators run on; every other stream is a link."""
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """One entry of the list.
+class Instruction(NamedTuple):
+    """One entry of the list. A tuple, since a deep graph has tens of thousands and every pass makes some anew.
 
     Args:
         id: its name in the list; final schedules number from 0 in order.
@@ -81,16 +80,8 @@ class Instruction:
         """The streams it holds."""
         return tuple(self.stream.split("+")) if self.stream else ()
 
-    def numbered(self, number: int) -> Instruction:
-        """The same with another id."""
-        return Instruction(
-            number, self.kind, self.phase, self.reads, self.writes, self.stream, self.seconds, self.bytes, self.of, self.stage,
-            self.microbatch, self.over,
-        )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """An operator under a strategy; its ``run`` says which values it reads and writes. A second run is the same operator."""
 
     op: Op
@@ -113,8 +104,7 @@ def copied_alone(step: Step, source: tuple[int, ...], target: tuple[int, ...]) -
     return copied + (math.prod(target) if joins_inside(step, target) else 0)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One value's share of a collective.
 
     Args:
@@ -251,16 +241,14 @@ class Collective:
         return latency + sum(max(part.step.seconds - latency, 0.0) for part in self.parts)
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A local step of a reshard; ``step`` is None where there is nothing to do."""
 
     layout: Layout
     step: Step | None
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """What a name stands for: a graph tensor in a spec, or on its way there (``spec`` None), and its bytes on a rank."""
 
     tensor: str

@@ -7,17 +7,18 @@ after what they take out is made), every collective waited for at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from autopar import pricing
-from autopar.graph import DTYPE_BYTES, Graph, Op
+from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Step, find_reshard
 from autopar.rules import is_alias
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout, Moment
-from autopar.schedule.instructions import COMPUTE, Collective, Cut, Instruction, Limits, Operation, Part, Schedule, Value
-from autopar.sharding import ShardingSpec
+from autopar.schedule.instructions import COMPUTE, Collective, Cut, Instruction, Kind, Limits, Operation, Part, Schedule, Value
+from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 
 
@@ -28,6 +29,15 @@ def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits
         AssertionError: the assignment is not consistent (a read whose spec is not what the strategy needs).
     """
     return _Writer(graph, assignment, machine).run(limits)
+
+
+class _Priced(NamedTuple):
+    """Of an operator's run: seconds, the streams that it holds, whether it only views what it reads, and bytes of its results on a rank."""
+
+    seconds: float
+    stream: str
+    alias: bool
+    sizes: tuple[int, ...]
 
 
 @dataclass
@@ -41,6 +51,12 @@ class _Writer:
     cuts: dict[str, Cut] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
+    priced: dict[tuple[int, int], _Priced] = field(default_factory=dict)
+    """By kind of operator and identity of its strategy, which the assignment keeps alive."""
+    routes: dict[object, tuple[Leg, ...]] = field(default_factory=dict)
+    """By shape, dtype and the two specs."""
+    taken: dict[int, Taken] = field(default_factory=dict)
+    """By identity of the step in ``routes``."""
 
     def run(self, limits: Limits) -> Schedule:
         graph = self.graph
@@ -81,8 +97,10 @@ class _Writer:
     def _value(self, name: str, tensor: str, spec: ShardingSpec) -> None:
         self.values[name] = Value(tensor, spec, pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine))
 
-    def _add(self, kind: str, phase: Moment, **more: object) -> None:
-        self.instructions.append(Instruction(next(self.number), kind, phase, **more))  # type: ignore[arg-type]
+    def _add(
+        self, kind: Kind, phase: Moment, reads: tuple[str, ...], writes: tuple[str, ...], stream: str, seconds: float, size: int, of: str
+    ) -> None:  # fmt: skip
+        self.instructions.append(Instruction(next(self.number), kind, phase, reads, writes, stream, seconds, size, of))
 
     def _run_again(self, reads: Iterable[str]) -> None:
         """The second runs that ``reads`` need, and those that these need."""
@@ -110,20 +128,32 @@ class _Writer:
     def _run(self, op: Op, name: str, phase: Moment, reads: tuple[str, ...]) -> None:
         strategy, suffix = self.assignment.strategies[op.name], AGAIN if phase == "recompute" else ""
         for value, spec in zip(reads, strategy.inputs, strict=True):
-            self._make(value, name)
+            if value in self.waiting:
+                self._make(value, name)
             assert self.values[value].spec == spec, f"{name} reads {value} as {self.values[value].spec}, its strategy needs {spec}"
-        writes = tuple(tensor + suffix for tensor in op.outputs)
-        for value, tensor, spec in zip(writes, op.outputs, strategy.outputs, strict=True):
-            self._value(value, tensor, spec)
+        writes = tuple([tensor + suffix for tensor in op.outputs]) if suffix else op.outputs
+        priced = self._priced(op, strategy)
+        for value, tensor, spec, size in zip(writes, op.outputs, strategy.outputs, priced.sizes, strict=True):
+            self.values[value] = Value(tensor, spec, size)
         self.operations[name] = Operation(op, strategy)
-        seconds = pricing.compute_seconds(op, self.graph.tensors, strategy, self.machine)
-        inside = pricing.inner_seconds(strategy, self.machine)
-        links = [link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))]
-        taken = 0 if is_alias(op) and reads else sum(self.values[value].bytes for value in writes)
-        self._add(
-            "run", phase, reads=reads, writes=writes, seconds=seconds + inside, bytes=taken, of=name,
-            stream="+".join(dict.fromkeys((COMPUTE, *sorted(links)))),
-        )  # fmt: skip
+        taken = 0 if priced.alias and reads else sum(priced.sizes)
+        self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name)
+
+    def _priced(self, op: Op, strategy: Strategy) -> _Priced:
+        """What a run of an operator takes; the same for operators of one kind in one strategy."""
+        key = self.graph.kinds[op.name], id(strategy)
+        if key not in self.priced:
+            seconds = pricing.compute_seconds(op, self.graph.tensors, strategy, self.machine)
+            inside = pricing.inner_seconds(strategy, self.machine)
+            links = {link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))}
+            self.priced[key] = _Priced(
+                seconds + inside, "+".join((COMPUTE, *sorted(links))), is_alias(op),
+                tuple(
+                    pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine)
+                    for tensor, spec in zip(op.outputs, strategy.outputs, strict=True)
+                ),
+            )  # fmt: skip
+        return self.priced[key]
 
     def _make(self, value: str, reader: str) -> None:
         """The reshard that makes ``value``, and those it is made from, unless it is there or is none."""
@@ -136,53 +166,95 @@ class _Writer:
             self._run_again((layout.source,))
         del self.waiting[value]
         phase: Moment = "forward" if layout.half == "forward" else "recompute" if reader.endswith(AGAIN) else "backward"
-        layout = self.layouts[value] = replace(layout, before=reader, phase=phase)
+        layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader)
         spec = self.values[layout.source].spec
         assert spec is not None
-        steps = steps_of(layout, spec, self.graph, self.machine)
-        if not steps:
+        tensor = self.graph.tensors[layout.tensor]
+        key = tensor.shape, tensor.dtype, spec, layout.spec
+        route = self.routes.get(key)
+        if route is None:
+            route = self.routes[key] = route_of(tensor, spec, layout.spec, self.machine)
+        if not route:
             self.cuts[value] = Cut(layout, None)
-            self._add("slice", phase, reads=(layout.source,), writes=(value,), of=value)
-        for part in steps:
+            self._add("slice", phase, (layout.source,), (value,), "", 0.0, 0, value)
+        for part, leg in zip(parts_of(layout, spec, tensor, route), route, strict=True):
             last = part.target == value
             self.values[part.target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
             if part.step.is_collective:
-                self._call(part)
+                self._call(part, leg)
             else:
                 self.cuts[part.target] = Cut(layout, part.step)
-                self._add("slice", phase, reads=(part.source,), writes=(part.target,), bytes=part.target_bytes, of=value)
+                self._add("slice", phase, (part.source,), (part.target,), "", 0.0, part.target_bytes, value)
         self._value(value, layout.tensor, layout.spec)
 
-    def _call(self, part: Part) -> None:
+    def _call(self, part: Part, leg: Leg) -> None:
         call = Collective(part.target, (part,))
         self.collectives[call.id] = call
-        self.instructions += start_and_wait(call, self.machine, self.number)
+        if id(leg) not in self.taken:
+            self.taken[id(leg)] = taken_by(call, self.machine)
+        self.instructions += start_and_wait(call, self.taken[id(leg)], self.number)
 
 
-def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine) -> tuple[Part, ...]:
-    """The steps that make ``layout`` of its source in ``spec``, local ones too; step n makes ``VALUE#n``, the last one ``VALUE``."""
-    tensor = graph.tensors[layout.tensor]
-    itemsize = DTYPE_BYTES[tensor.dtype]
-    reshard = find_reshard(tensor.shape, itemsize, spec, layout.spec, machine)
-    assert reshard is not None, f"no reshard of {layout.tensor} from {spec} to {layout.spec}"
-    found, shape, source = [], spec.local_shape(tensor.shape, machine.mesh.sizes), layout.source
-    for number, step in enumerate(reshard.steps):
-        target = layout.value if number == len(reshard.steps) - 1 else f"{layout.value}#{number + 1}"
-        after = shape_after(shape, step)
-        found.append(Part(layout, number, step, source, target, shape, after, itemsize, tensor.dtype, spec))
-        shape, source = after, target
+class Leg(NamedTuple):
+    """A step of a reshard, and a rank's shapes before and after it."""
+
+    step: Step
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+def route_of(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tuple[Leg, ...]:
+    """The steps from one spec of a tensor to another, local ones too."""
+    reshard = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, machine)
+    assert reshard is not None, f"no reshard of {tensor.name} from {source} to {target}"
+    found, shape = [], source.local_shape(tensor.shape, machine.mesh.sizes)
+    for step in reshard.steps:
+        found.append(Leg(step, shape, shape_after(shape, step)))
+        shape = found[-1].after
     return tuple(found)
 
 
-def start_and_wait(call: Collective, machine: Machine, number: Iterator[int]) -> tuple[Instruction, Instruction]:
-    """The two instructions of a collective."""
-    sources, targets = tuple(part.source for part in call.parts), tuple(part.target for part in call.parts)
-    start = Instruction(
-        next(number), "start", call.phase, sources, targets, "+".join(machine.links(call.axes)), call.seconds(machine),
-        call.staging_bytes + (0 if call.unpacks else call.target_bytes), call.id,
+def parts_of(layout: Layout, spec: ShardingSpec, tensor: Tensor, route: Sequence[Leg]) -> tuple[Part, ...]:
+    """The steps of a layout, made of its source in ``spec``; step n makes ``VALUE#n``, the last one ``VALUE``."""
+    found, source, size = [], layout.source, DTYPE_BYTES[tensor.dtype]
+    for number, (step, before, after) in enumerate(route, 1):
+        target = layout.value if number == len(route) else f"{layout.value}#{number}"
+        found.append(Part(layout, number - 1, step, source, target, before, after, size, tensor.dtype, spec))
+        source = target
+    return tuple(found)
+
+
+def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine) -> tuple[Part, ...]:
+    """The steps that make ``layout`` of its source in ``spec``: see ``parts_of``."""
+    tensor = graph.tensors[layout.tensor]
+    return parts_of(layout, spec, tensor, route_of(tensor, spec, layout.spec, machine))
+
+
+class Taken(NamedTuple):
+    """What a collective takes: its links and for how long, memory while it is under way, and seconds of copies and memory when it has
+    arrived."""
+
+    links: str
+    seconds: float
+    bytes: int
+    copies: float
+    unpacked: int
+
+
+def taken_by(call: Collective, machine: Machine) -> Taken:
+    """The same for calls of parts that are alike but for their names."""
+    return Taken(
+        "+".join(machine.links(call.axes)), call.seconds(machine), call.staging_bytes + (0 if call.unpacks else call.target_bytes),
+        machine.copy_seconds(call.copied_bytes, call.dtype), call.target_bytes if call.unpacks else 0,
     )  # fmt: skip
-    taken, seconds = call.target_bytes if call.unpacks else 0, machine.copy_seconds(call.copied_bytes, call.dtype)
-    return start, Instruction(next(number), "wait", call.phase, (), targets, COMPUTE if seconds else "", seconds, taken, call.id)
+
+
+def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tuple[Instruction, Instruction]:
+    """The two instructions of a collective."""
+    sources, targets = tuple([part.source for part in call.parts]), tuple([part.target for part in call.parts])
+    start = Instruction(next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id)
+    stream = COMPUTE if taken.copies else ""
+    return start, Instruction(next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id)
 
 
 def phases_in_order(graph: Graph) -> list[Op]:

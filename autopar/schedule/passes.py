@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from autopar.graph import Graph
@@ -27,6 +27,13 @@ ENDING: Passes = (("reuse", reuse), ("free", free))
 """What says where memory comes from and when it goes, of a list in which everything has its place."""
 PASSES: Passes = (*PLACING, *ENDING)
 """All that is done."""
+KEEPS_TO: Mapping[str, tuple[str, ...]] = {
+    "fill": ("aside_bytes",),
+    "bucket": ("bucket_bytes",),
+    "prefetch": ("ahead_bytes", "held_bytes", "summed_bytes"),
+    "accumulate": ("summed_bytes",),
+}
+"""The limits that each pass of ``PLACING`` reads."""
 
 
 def ordered(graph: Graph, assignment: Assignment, machine: Machine) -> Schedule:
@@ -55,6 +62,29 @@ def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = F
         if checked:
             check_legal(schedule, name)
     return schedule
+
+
+class Placed:
+    """What ``PLACING`` makes of one list under one limits after another: a pass runs anew only where a limit that it reads, or one before
+    it, is another.
+
+    Args:
+        first: see ``ordered``.
+    """
+
+    def __init__(self, first: Schedule) -> None:
+        self.first = first
+        self.known: dict[tuple[object, ...], Schedule] = {}
+
+    def under(self, limits: Limits) -> Schedule:
+        """The same as ``run_passes`` of the list with these limits and ``PLACING``."""
+        schedule, key = self.first, tuple[object, ...]()
+        for name, run in PLACING:
+            key = (*key, name, *(getattr(limits, limit) for limit in KEEPS_TO[name]))
+            if key not in self.known:
+                self.known[key] = run(replace(schedule, limits=limits))
+            schedule = self.known[key]
+        return replace(schedule, limits=limits)
 
 
 def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None) -> Schedule:

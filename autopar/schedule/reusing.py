@@ -18,7 +18,7 @@ def reuse(schedule: Schedule) -> Schedule:
     found = []
     for index, item in enumerate(schedule.instructions):
         over = lives.take(index, item)
-        found.append(replace(item, over=over, bytes=0) if over else item)
+        found.append(item._replace(over=over, bytes=0) if over else item)
     return replace(schedule, instructions=tuple(found))
 
 

@@ -10,13 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """An instruction with its place in time, in seconds. The operators stood still for it from ``since``, for ``stalled``: for a wait, or
     for a start that must itself wait for what it reads."""
 

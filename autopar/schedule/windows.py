@@ -7,14 +7,13 @@ anchor that makes what it reads (``ready``), before the first that needs what it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autopar.graph import Phase
 from autopar.schedule.instructions import Instruction, Schedule
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """Where one start (with its wait) or slice may stand.
 
     Args:

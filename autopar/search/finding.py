@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
@@ -72,9 +73,8 @@ class Found:
         schedule: what every rank runs.
         seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
             collectives.
-        bound_seconds: no plan for this mesh, in any order, costs less; of several microbatches no plan that runs them one after another and
-            gathers weights in each. Where the memory limit binds: no plan whose operators run as
-            captured, since others may hold a little less at the peak than the problem counts.
+        bound_seconds: no plan for this mesh, in any order, costs less; of several microbatches none that runs them one after another and
+            gathers weights in each; where memory is short none in captured order: others may hold a little less at the peak.
         gap: (seconds - bound) / seconds.
         status: ``optimal`` or ``feasible``.
         solver: method that gave the choices.
@@ -140,6 +140,7 @@ class Shared:
         return found
 
 
+@young_garbage_only()
 def find_plan(
     graph: Graph,
     machine: Machine,
@@ -224,9 +225,8 @@ def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clo
         if merged is None or left <= 0:
             continue
         share = left / (len(ways) - number + LOOKS)
-        less = replace(
-            asked, time_limit=share, began=perf_counter(), baselines=False, proves=False, bounds=[], progress=None, draft=True
-        )  # fmt: skip
+        now = perf_counter()
+        less = replace(asked, time_limit=share, began=now, baselines=False, proves=False, bounds=[], progress=None, draft=True)
         try:
             found = _find(graph, merging.machine, merged, less, _Clock(), Shared(), [])
         except (InfeasibleError, TimeLimitError):

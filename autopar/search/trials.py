@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -17,7 +18,7 @@ from autopar.search.fitting import Reserves
 from autopar.search.folded import FoldedModel
 from autopar.search.keeping import MOMENTS, SHARES, Wanted, fit
 from autopar.search.model import TIES, Model, Weights
-from autopar.search.tuning import Sample, Timed, best_schedule
+from autopar.search.tuning import Sample, Timed, Tuning
 from solvers import INTERRUPTED, Solution, Status, solve
 
 PROOF = 1e-6
@@ -36,6 +37,8 @@ TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several; the first may take half."""
 NEAR, HOPE = 5e-3, 5e-3
 """Where an estimate of memory is so near the limit, or one of seconds so near the best, the whole schedule is made."""
+REMEMBERED = 8
+"""So many assignments, the last that were scheduled, keep what was tried of them."""
 
 Progress = Callable[[float, float, float, float], None]
 """Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
@@ -80,6 +83,8 @@ class Trials:
         self.again = again and not self.folded
         """That second runs may come in."""
         self.answers: list[Assignment] = []
+        self.chosen: list[tuple[Model, np.ndarray]] = []
+        """The choices of answers so far, one for each node of their model."""
         self.short = False
         """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
         self.small = len(self.problem.edge_costs) <= SMALL
@@ -93,6 +98,8 @@ class Trials:
         self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
         self.rivals: tuple[Timed, ...] = ()
+        self.tunings: deque[tuple[bool, Tuning]] = deque(maxlen=REMEMBERED)
+        """The last assignments scheduled, and whether at full depth."""
         self.plain: Timed | None = None
         """The best plan without a limit and without second runs, where that does not fit."""
         self.start: np.ndarray | None = None
@@ -172,6 +179,7 @@ class Trials:
         tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
         assignment = extract(self.model, self.start)
         self.answers.append(assignment)
+        self.chosen.append((self.model, self.start))
         found = self.schedule(assignment, limits, tries, beside)
         self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
@@ -199,7 +207,7 @@ class Trials:
 
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
         """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
-        found = self._schedule(assignment, self.model.short(assignment), start, tries, beside)
+        found = self._schedule(assignment, False, start, tries, beside)
         near = not self.draft and abs(found.memory.peak - self.limit) < NEAR * self.limit
         return self._exact(found) if found.estimated and near else found
 
@@ -209,14 +217,14 @@ class Trials:
         return self._exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
 
     def _exact(self, found: Timed) -> Timed:
-        return self._schedule(found.assignment, (), found.schedule.limits, tries=0)
+        return self._schedule(found.assignment, True, found.schedule.limits, tries=0)
 
-    def _schedule(
-        self, assignment: Assignment, short: Sequence[Sample], start: Limits | None, tries: int, beside: float = math.inf
-    ) -> Timed:  # fmt: skip
-        space, graph = self.model.space, self.model.whole_graph
-        samples = short or (Sample(1.0, graph, self.model.whole(assignment)),)
-        return best_schedule(
-            graph, assignment, space.machine, space.optimizer, self.limit, start=start, tries=tries,
-            until=self.began + self.time_limit, beside=beside, samples=samples,
-        )  # fmt: skip
+    def _schedule(self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
+        """Of an assignment that was scheduled before, what was looked at then counts."""
+        known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
+        if known is None:
+            model, space, graph = self.model, self.model.space, self.model.whole_graph
+            samples = (() if exact else model.short(assignment)) or (Sample(1.0, graph, model.whole(assignment)),)
+            known = Tuning(assignment, samples, space.machine, space.optimizer, self.limit)
+            self.tunings.append((exact, known))
+        return known.run(start, tries, self.began + self.time_limit, beside)

@@ -13,7 +13,7 @@ from time import perf_counter
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, memory, ordered, run_passes, simulated, step_seconds
-from autopar.schedule.passes import ENDING, PLACING, default_limits
+from autopar.schedule.passes import ENDING, Placed, default_limits
 from cost_models import Machine
 
 MIB = 2**20
@@ -86,11 +86,16 @@ class Timed:
         return mine < theirs
 
 
-class _Trying:
-    """One assignment under one limits after another."""
+class Tuning:
+    """One assignment under one limits after another.
+
+    Args:
+        samples: what is scheduled for it.
+        limit: of bytes on a rank.
+    """
 
     def __init__(self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int) -> None:
-        self.samples = [(sample.weight, ordered(sample.graph, sample.assignment, machine)) for sample in samples]
+        self.samples = [(sample.weight, Placed(ordered(sample.graph, sample.assignment, machine))) for sample in samples]
         self.assignment, self.machine, self.optimizer, self.limit = assignment, machine, optimizer, limit
         self.best: Timed | None = None
         self.looked: set[Limits] = set()
@@ -101,8 +106,8 @@ class _Trying:
         """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
         self.looked.add(limits)
         placed = [
-            (weight, run_passes(replace(first, limits=_without(limits, left_out)), PLACING))
-            for (weight, first), left_out in zip(self.samples, self.left_out, strict=True)
+            (weight, sample.under(_without(limits, left_out)))
+            for (weight, sample), left_out in zip(self.samples, self.left_out, strict=True)
         ]
         step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
         whole_seconds = step
@@ -128,6 +133,34 @@ class _Trying:
             less = replace(found.schedule.limits, summed_bytes=max(_summed(whole) - excess, 0))
             if less not in self.looked:
                 self.look(less)
+
+    def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf) -> Timed:
+        """The best of those looked at before and a few more: see ``best_schedule``."""
+        before = len(self.looked)
+        first = start or default_limits(self.machine)
+        if first in self.looked:
+            before -= 1
+        else:
+            self.look(first)
+        timed = self.machine.cost_model != "communication"
+        best = self.best
+        assert best is not None
+        if best.memory.peak > self.limit and timed and LEAN not in self.looked:
+            self.look(LEAN)
+            tries += 1
+            best = self.best or best
+        if (best.memory.peak > self.limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
+            return best
+        for _ in range(len(LADDERS) if timed else 0):
+            last = best
+            for name, ladder in LADDERS:
+                for limits in _steps(best.schedule.limits, name, ladder):
+                    if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() < until:
+                        self.look(limits)
+                        best = self.best or best
+            if best is last:
+                break
+        return best
 
     def _promises(self, limits: Limits, seconds: float, best: Timed) -> bool:
         """Whether it is faster, or as fast with less in flight."""
@@ -162,25 +195,8 @@ def best_schedule(
         beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at.
         until: the ``perf_counter`` from which no others are.
     """
-    trying = _Trying(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit)
-    trying.look(start or default_limits(machine))
-    if trying.best is not None and trying.best.memory.peak > limit and machine.cost_model != "communication":
-        trying.look(LEAN)
-        tries += 1
-    best = trying.best
-    assert best is not None
-    if (best.memory.peak > limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
-        return best
-    for _ in range(len(LADDERS) if machine.cost_model != "communication" else 0):
-        before = best
-        for name, ladder in LADDERS:
-            for limits in _steps(best.schedule.limits, name, ladder):
-                if limits not in trying.looked and len(trying.looked) <= tries and perf_counter() < until:
-                    trying.look(limits)
-                    best = trying.best or best
-        if best is before:
-            break
-    return best
+    tuning = Tuning(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit)
+    return tuning.run(start, tries, until, beside)
 
 
 def _summed(schedule: Schedule) -> int:

@@ -30,11 +30,11 @@ def widened(schedule: Schedule) -> Schedule:
         schedule,
         graph=_graph(schedule.graph),
         operations={
-            name: replace(item, op=_op(item.op), strategy=_strategy(item.strategy, item.op, schedule.graph))
+            name: item._replace(op=_op(item.op), strategy=_strategy(item.strategy, item.op, schedule.graph))
             for name, item in schedule.operations.items()
         },
         collectives={
-            name: replace(call, parts=tuple(replace(p, dtype=_dtype(p.dtype), itemsize=DTYPE_BYTES[_dtype(p.dtype)]) for p in call.parts))
+            name: replace(call, parts=tuple(p._replace(dtype=_dtype(p.dtype), itemsize=DTYPE_BYTES[_dtype(p.dtype)]) for p in call.parts))
             for name, call in schedule.collectives.items()
         },
     )

@@ -129,7 +129,7 @@ def test_what_only_the_loss_asks_for_is_the_tail() -> None:
     place = next(index for index, item in enumerate(schedule.instructions) if item.of == "div")
     for change in ({"reads": ("sum", "up.bias")}, {"writes": ("div", "sub")}):
         instructions = list(schedule.instructions)
-        instructions[place] = replace(instructions[place], **change)
+        instructions[place] = instructions[place]._replace(**change)
         assert not loss_tail(replace(schedule, instructions=tuple(instructions)), lambda call: True).places
 
 

@@ -46,7 +46,7 @@ def reads_too_early() -> Broken:
     """An operator reads what a later one of its phase makes."""
     schedule = whole()
     first, second = [item for item in kind(schedule, "run") if item.phase == "forward"][:2]
-    return edited(schedule, replace(first, reads=(*first.reads, *second.writes))), first.id
+    return edited(schedule, first._replace(reads=(*first.reads, *second.writes))), first.id
 
 
 def reads_in_flight() -> Broken:
@@ -75,7 +75,7 @@ def reads_what_is_freed() -> Broken:
 def starts_twice() -> Broken:
     schedule = whole()
     start = next(item for item in kind(schedule, "start") if windows(schedule)[item.id].ahead)
-    again = replace(start, id=len(schedule.instructions))
+    again = start._replace(id=len(schedule.instructions))
     place = schedule.instructions.index(start) + 1
     return replace(schedule, instructions=(*schedule.instructions[:place], again, *schedule.instructions[place:])), again.id
 
@@ -83,7 +83,7 @@ def starts_twice() -> Broken:
 def waits_twice() -> Broken:
     schedule = whole()
     wait = kind(schedule, "wait")[0]
-    again = replace(wait, id=len(schedule.instructions))
+    again = wait._replace(id=len(schedule.instructions))
     place = schedule.instructions.index(wait) + 1
     return replace(schedule, instructions=(*schedule.instructions[:place], again, *schedule.instructions[place:])), again.id
 
@@ -100,7 +100,7 @@ def never_waits() -> Broken:
 def frees_twice() -> Broken:
     schedule = whole()
     gone = kind(schedule, "free")[0]
-    return edited(schedule, replace(gone, reads=(*gone.reads, gone.reads[0]))), gone.id
+    return edited(schedule, gone._replace(reads=(*gone.reads, gone.reads[0]))), gone.id
 
 
 def frees_what_came_in() -> Broken:
@@ -142,7 +142,7 @@ def writes_over_what_is_read_later() -> Broken:
             for value in may_take(schedule, item):
                 if value in later and value not in {entering.tensor for entering in schedule.graph.inputs}:
                     reader = next(other for other in schedule.instructions if other.id > item.id and value in other.reads)
-                    return edited(schedule, replace(item, over=value)), reader.id
+                    return edited(schedule, item._replace(over=value)), reader.id
     raise AssertionError("never read later")
 
 
@@ -153,7 +153,7 @@ def another_stage() -> Broken:
     for start in kind(schedule, "start"):
         axes = schedule.collectives[start.of].axes
         if axes in groups:
-            return edited(schedule, replace(start, stage=1)), start.id
+            return edited(schedule, start._replace(stage=1)), start.id
         groups[axes] = start.id
     raise AssertionError("no two calls of one group")
 
@@ -161,14 +161,14 @@ def another_stage() -> Broken:
 def forward_behind_backward() -> Broken:
     schedule = whole()
     last = kind(schedule, "free")[-1]
-    return edited(schedule, replace(last, phase="forward")), last.id
+    return edited(schedule, last._replace(phase="forward")), last.id
 
 
 def runs_again_what_is_of_backward() -> Broken:
     """An operator of backward passes for the second run of itself."""
     schedule = whole()
     run = kind(schedule, "run")[-1]
-    return edited(schedule, replace(run, phase="recompute")), run.id
+    return edited(schedule, run._replace(phase="recompute")), run.id
 
 
 def runs_again_otherwise() -> Broken:
@@ -184,7 +184,7 @@ def runs_again_what_may_not() -> Broken:
     schedule = whole(again=1.0)
     run = next(item for item in kind(schedule, "run") if item.phase == "recompute")
     first = schedule.operations[run.of]
-    drawing = replace(first, op=replace(first.op, target="aten.bernoulli.default"))
+    drawing = first._replace(op=replace(first.op, target="aten.bernoulli.default"))
     return replace(schedule, operations={**schedule.operations, run.of: drawing, first.op.name: drawing}), run.id
 
 
@@ -229,7 +229,7 @@ def in_microbatches() -> Schedule:
 def reduces_what_is_of_one() -> Broken:
     """The reductions run in every microbatch, on sums that are not complete."""
     schedule = in_microbatches()
-    late = [replace(item, microbatch=0) for item in schedule.instructions if item.microbatch and item.kind != "free"]
+    late = [item._replace(microbatch=0) for item in schedule.instructions if item.microbatch and item.kind != "free"]
     assert late
     return edited(schedule, *late), late[0].id
 

@@ -117,7 +117,7 @@ def test_only_what_is_dead_is_written_over() -> None:
 def test_memory_is_less_and_the_file_agrees() -> None:
     schedule = schedule_of()
     placed = run_passes(schedule, ())
-    plain = free(replace(schedule, instructions=tuple(replace(item, over=None) for item in placed.instructions if item.kind != "free")))
+    plain = free(replace(schedule, instructions=tuple(item._replace(over=None) for item in placed.instructions if item.kind != "free")))
     assert memory(schedule, "adamw").peak <= memory(plain, "adamw").peak
     assert sum(item.bytes for item in schedule.instructions if item.kind == "run") < sum(
         item.bytes or sum(plain.values[value].bytes for value in item.writes) for item in plain.instructions if item.kind == "run"
@@ -128,7 +128,7 @@ def test_memory_is_less_and_the_file_agrees() -> None:
 
 
 def spoilt(schedule: Schedule, of: str, value: str | None) -> Schedule:
-    items = (replace(item, over=value) if item.kind == "run" and item.of == of else item for item in schedule.instructions)
+    items = (item._replace(over=value) if item.kind == "run" and item.of == of else item for item in schedule.instructions)
     return replace(schedule, instructions=tuple(items))
 
 

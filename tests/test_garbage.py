@@ -1,0 +1,19 @@
+"""What is set for the whole process is set back."""
+
+from __future__ import annotations
+
+import gc
+
+from autopar.garbage import RARE, young_garbage_only
+
+
+def test_thresholds_are_those_of_before_when_all_have_left() -> None:
+    before = gc.get_threshold()
+    first, second = young_garbage_only(), young_garbage_only()
+    first.__enter__()
+    second.__enter__()
+    assert gc.get_threshold() == (*before[:2], RARE)
+    first.__exit__(None, None, None)  # in another order than they came
+    assert gc.get_threshold() == (*before[:2], RARE)
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
