@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules import family, flops, moves
@@ -37,7 +38,13 @@ def local_operator(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, ma
 
 def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:
     """Seconds of the local operator by the machine's cost model, without the collectives inside it."""
-    return machine.operator_seconds(local_operator(op, tensors, strategy, machine))
+    return _compute_seconds(op, tuple([tensors[name] for name in (*op.inputs, *op.outputs)]), strategy, machine)
+
+
+@lru_cache(maxsize=1 << 18)
+def _compute_seconds(op: Op, tensors: tuple[Tensor, ...], strategy: Strategy, machine: Machine) -> float:
+    """``tensors``: those that the operator reads and makes. A search asks the same of thousands of schedules."""
+    return machine.operator_seconds(local_operator(op, {tensor.name: tensor for tensor in tensors}, strategy, machine))
 
 
 def inner_seconds(strategy: Strategy, machine: Machine) -> float:

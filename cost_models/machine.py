@@ -36,6 +36,7 @@ class Machine:
     hardware: Hardware
     cost_model: str = "roofline"
     _groups: dict[tuple[str, tuple[SubAxis, ...]], Group] = field(default_factory=dict, repr=False)
+    _links: dict[tuple[SubAxis, ...], tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         assert self.cost_model in COST_MODELS, self.cost_model
@@ -74,7 +75,10 @@ class Machine:
 
     def links(self, axes: Sequence[SubAxis]) -> tuple[str, ...]:
         """The names of the links that a collective over ``axes`` occupies, sorted; none for a group of one rank."""
-        return tuple(sorted({self.link_name(prime) for part in axes for prime in part.primes}))
+        key = tuple(axes)
+        if key not in self._links:
+            self._links[key] = tuple(sorted({self.link_name(prime) for part in key for prime in part.primes}))
+        return self._links[key]
 
     def group(self, axes: Sequence[SubAxis], kind: str = "") -> Group:
         """The group over ``axes`` together, as a collective of ``kind`` sees it; by the links' own figures without a kind."""

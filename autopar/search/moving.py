@@ -8,7 +8,7 @@ stays as it is. What takes less time and fits is kept at once. Where nothing fit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -17,19 +17,20 @@ from autopar.graph import Graph
 from autopar.rules import why_once
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
 from autopar.search.recompute import recompute
-from autopar.search.space import Space
-from autopar.search.tuning import EQUAL, Timed
+from autopar.search.space import Space, spec_bytes
+from autopar.search.tuning import EQUAL, Timed, schedule_below
 from autopar.sharding import ShardingSpec, Strategy
 
 OVER = 2.0
 """Relative seconds that a relative byte over the limit counts."""
 
-Tune = Callable[[Assignment, Timed | None], Timed]
-"""The schedule of an assignment, near that of the plan it is a change of, or with limits of its own."""
+Tune = Callable[[Assignment], Timed]
+"""The schedule of an assignment with limits of its own."""
 
 
 def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None) -> Timed:
-    """The best plan that changes lead to from ``begin``.
+    """The best plan that changes lead to from ``begin``. Each change is scheduled under the limits of the plan that is changed; what they
+    all come to is tuned anew.
 
     Args:
         tune: see ``Tune``.
@@ -42,12 +43,13 @@ def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, gu
         for change in _changes(space, best.assignment) if guide is None else _towards(space, guide):
             if perf_counter() >= until:
                 break
-            made = change(best.assignment)
-            found = tune(made, best) if made is not None else best
-            best = found if _cost(found, limit) < _cost(best, limit) * (1 - EQUAL) else best
+            made, most = change(best.assignment), _cost(best, limit) * (1 - EQUAL)
+            if made is not None:
+                found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.schedule.limits, most)
+                best = found if found is not None and _cost(found, limit) < most else best
         if best is before:
             break
-        tuned = tune(best.assignment, None)
+        tuned = tune(best.assignment)
         best = tuned if _cost(tuned, limit) < _cost(best, limit) else best
     return best
 
@@ -75,6 +77,8 @@ def _changes(space: Space, given: Assignment) -> Iterator[Change]:
     for layout in given.layouts:
         for keep in (True, False):
             yield lambda plan, name=layout.tensor, keep=keep: _anew(space, plan, (name,), keep)  # type: ignore[misc]
+    for name in _kept(graph):
+        yield lambda plan, name=name: _cut(space, plan, (name,))  # type: ignore[misc]
     for op in graph.ops:
         for strategy in space.op_choices(op).strategies:
             yield lambda plan, name=op.name, strategy=strategy: _split(space, plan, name, strategy)  # type: ignore[misc]
@@ -123,6 +127,21 @@ def _run(space: Space, plan: Assignment, name: str) -> Assignment | None:
     return _anew(space, plan, [tensor for op in gone for tensor in (*op.inputs, *op.outputs)], True, again=left)
 
 
+def _kept(graph: Graph) -> list[str]:
+    """What forward makes and backward reads, the largest first."""
+    names = [
+        name
+        for name, op in graph.producer.items()
+        if op.phase == "forward" and any(graph.ops[index].phase == "backward" for index, _ in graph.consumers[name])
+    ]
+    return sorted(names, key=lambda name: -graph.tensors[name].bytes)
+
+
+def _cut(space: Space, plan: Assignment, names: Collection[str]) -> Assignment | None:
+    """With a part of each tensor kept for backward, which gathers it (partitioned activations, Rajbhandari et al. 2020)."""
+    return _anew(space, plan, names, True, parts=True)
+
+
 def _needed(graph: Graph, again: frozenset[str]) -> frozenset[str]:
     """Of second runs those whose results backward reads, itself or for others of them."""
 
@@ -135,15 +154,21 @@ def _needed(graph: Graph, again: frozenset[str]) -> frozenset[str]:
     return again
 
 
-def _anew(space: Space, plan: Assignment, tensors: Collection[str], keep: bool, **changed: Any) -> Assignment | None:
+def _anew(
+    space: Space, plan: Assignment, tensors: Collection[str], keep: bool, *, parts: bool = False, **changed: Any
+) -> Assignment | None:  # fmt: skip
     """With what is changed, and the reshards of some tensors chosen anew; not where one of these is pinned."""
     if any(tensor in space.pins.tensors for tensor in tensors):
         return None
     made = _Plan(space, plan, replace(plan, **changed))
-    if not all(made.touch(tensor, keep) for tensor in dict.fromkeys(tensors)):
+    if not all(made.touch(tensor, keep, parts) for tensor in dict.fromkeys(tensors)):
         return None
     found = made.done()
     return None if found == plan else found
+
+
+_Read = tuple[str, int, ShardingSpec, bool]
+"""See ``_Plan.readers``."""
 
 
 class _Plan:
@@ -162,7 +187,7 @@ class _Plan:
     def done(self) -> Assignment:
         return replace(self.plan, layouts=tuple(self.layouts.values()), reads=self.reads)
 
-    def readers(self, tensor: str) -> Iterator[tuple[str, int, ShardingSpec, bool]]:
+    def readers(self, tensor: str) -> Iterator[_Read]:
         """Who reads a tensor, where, in which spec, and whether that is in backward."""
         graph, plan = self.graph, self.plan
         for index, position in graph.consumers[tensor]:
@@ -179,11 +204,12 @@ class _Plan:
                 spec = plan.inputs[named[output.name]] if output.kind != "output" else self.leaves[name]
                 yield name, 0, spec, output.kind == "gradient" or (producer is not None and producer.phase == "backward")
 
-    def touch(self, tensor: str, keep: bool) -> bool:
+    def touch(self, tensor: str, keep: bool, parts: bool = False) -> bool:
         """Reshards a tensor anew for all who read it; whether that can be.
 
         Args:
             keep: what forward reads is kept for backward where that reads it in the same spec, not made again of what was there first.
+            parts: the smallest part is kept that costs nothing to cut.
         """
         readers = list(self.readers(tensor))
         for value in [value for value, layout in self.layouts.items() if layout.tensor == tensor]:
@@ -196,6 +222,11 @@ class _Plan:
         if keep and not again:
             later = first
         for late, values in ((False, first), (True, later)):
+            if late and parts and not again:
+                cut = self._cut(tensor, first, readers)
+                if cut is None:
+                    return False
+                values = cut
             for name, position, spec, backward in readers:
                 if backward != late:
                     continue
@@ -209,6 +240,21 @@ class _Plan:
                 else:
                     self.reads[name, position] = value
         return True
+
+    def _cut(self, tensor: str, values: Mapping[ShardingSpec, str], readers: Sequence[_Read]) -> dict[ShardingSpec, str] | None:
+        """The part of a tensor that is kept for backward, alone; None where there is none to cut."""
+        whole, wanted = self.graph.tensors[tensor], tuple(dict.fromkeys(spec for _, _, spec, backward in readers if backward))
+        own, early = self.specs[tensor], [name for name, _, _, backward in readers if not backward]
+        specs = self.space.splits(tensor)
+        free = self.space.reshard_table(whole, (own,), specs)[0] == 0.0
+        back = self.space.reshard_table(whole, specs, wanted).sum(axis=1)
+        sizes = spec_bytes(whole, specs, self.space.machine)
+        least = min(((sizes[place], back[place], place) for place in range(len(specs)) if free[place]), default=None)
+        if least is None or specs[least[2]] == own or not early:
+            return None
+        value = f"{tensor}@part"
+        self.layouts[value] = Layout(value, tensor, values[own], specs[least[2]], "forward", early[0])
+        return {specs[least[2]]: value}
 
     def _make(self, tensor: str, spec: ShardingSpec, values: dict[ShardingSpec, str], late: bool, reader: str) -> bool:
         """A reshard of the nearest there is; whether there is one."""

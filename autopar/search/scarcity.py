@@ -175,10 +175,8 @@ def change_one(trials: Trials, share: float) -> None:
     """
     model = trials.model
 
-    def tune(plan: Assignment, near: Timed | None) -> Timed:
-        if near is None:
-            return trials.schedule(plan, None, trials.tries)
-        return trials.schedule(plan, near.schedule.limits, 0, near.seconds)
+    def tune(plan: Assignment) -> Timed:
+        return trials.schedule(plan, None, trials.tries)
 
     plain = trials.plain.assignment if trials.plain is not None else None
     known = [one for one in (trials.best, *sorted(trials.rivals, key=lambda one: one.seconds)) if one is not None]

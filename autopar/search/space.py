@@ -142,15 +142,16 @@ class Space:
         pinned = self.pins.inputs.get(item.tensor)
         if pinned:
             return (pinned,)
-        found = self._splits(item.tensor)
+        found = self.splits(item.tensor)
         return found if item.blocks is None else tuple(spec for spec in found if item.blocks.own_spec(spec, self.sizes))
 
     def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
         """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""
         pinned = self.pins.outputs.get(f"{OUTPUT}{index}")
-        return (pinned,) if pinned else self._splits(self.graph.outputs[index].tensor)
+        return (pinned,) if pinned else self.splits(self.graph.outputs[index].tensor)
 
-    def _splits(self, tensor: str) -> tuple[ShardingSpec, ...]:
+    def splits(self, tensor: str) -> tuple[ShardingSpec, ...]:
+        """The specs of a tensor without partial sums."""
         return tuple(spec for spec in splits(self.graph.tensors[tensor].shape, self.sizes) if self._in_order(spec))
 
     def _in_order(self, spec: ShardingSpec) -> bool:

@@ -23,6 +23,9 @@ LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
 )
 """The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
+HALVINGS = 8
+"""Where the largest of them is more than the memory there is, each is half of the one above it, from half of the memory down: there some
+calls may share their latency, and few bytes decide how many."""
 LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 """What a schedule keeps to that is to need little memory."""
 HOPELESS = 1.5
@@ -92,11 +95,14 @@ class Tuning:
     Args:
         samples: what is scheduled for it.
         limit: of bytes on a rank.
+        below: seconds; of what takes so long nothing more is asked.
     """
 
-    def __init__(self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int) -> None:
+    def __init__(
+        self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int, below: float = math.inf
+    ) -> None:  # fmt: skip
         self.samples = [(sample.weight, Placed(ordered(sample.graph, sample.assignment, machine))) for sample in samples]
-        self.assignment, self.machine, self.optimizer, self.limit = assignment, machine, optimizer, limit
+        self.assignment, self.machine, self.optimizer, self.limit, self.below = assignment, machine, optimizer, limit, below
         self.best: Timed | None = None
         self.looked: set[Limits] = set()
         self.left_out = [0] * len(samples)
@@ -114,7 +120,8 @@ class Tuning:
         if self.machine.cost_model == "communication":
             whole_seconds = sum(weight * one.communication_seconds() for weight, one in placed)
         seconds = whole_seconds / placed[-1][1].graph.microbatches
-        if self.best is not None and self.best.memory.peak <= self.limit and not self._promises(limits, seconds, self.best):
+        known = self.best is not None and self.best.memory.peak <= self.limit
+        if seconds >= self.below or (known and not self._promises(limits, seconds)):
             return
         freed = [(weight, run_passes(one, ENDING)) for weight, one in placed]
         parts = [memory(one, self.optimizer) for _, one in freed]
@@ -154,7 +161,7 @@ class Tuning:
         for _ in range(len(LADDERS) if timed else 0):
             last = best
             for name, ladder in LADDERS:
-                for limits in _steps(best.schedule.limits, name, ladder):
+                for limits in _steps(best.schedule.limits, name, _within(ladder, self.limit)):
                     if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() < until:
                         self.look(limits)
                         best = self.best or best
@@ -162,10 +169,11 @@ class Tuning:
                 break
         return best
 
-    def _promises(self, limits: Limits, seconds: float, best: Timed) -> bool:
-        """Whether it is faster, or as fast with less in flight."""
-        leaner = _in_flight(limits) < _in_flight(best.schedule.limits)
-        return seconds <= best.seconds * ((1 + EQUAL) if leaner else (1 - EQUAL))
+    def _promises(self, limits: Limits, seconds: float) -> bool:
+        """Whether it is faster than the best, or as fast with less in flight."""
+        assert self.best is not None
+        leaner = _in_flight(limits) < _in_flight(self.best.schedule.limits)
+        return seconds <= self.best.seconds * ((1 + EQUAL) if leaner else (1 - EQUAL))
 
 
 def _without(limits: Limits, left_out: int) -> Limits:
@@ -199,6 +207,16 @@ def best_schedule(
     return tuning.run(start, tries, until, beside)
 
 
+def schedule_below(
+    graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, limits: Limits, below: float
+) -> Timed | None:  # fmt: skip
+    """The schedule of an assignment under some limits, or some near them where that needs more than ``limit`` bytes a rank; None where it
+    takes ``below`` seconds or more: what it holds was not asked then."""
+    tuning = Tuning(assignment, (Sample(1.0, graph, assignment),), machine, optimizer, limit, below)
+    tuning.look(limits)
+    return tuning.best
+
+
 def _summed(schedule: Schedule) -> int:
     """Bytes that sums hold beyond the gradients that leave."""
     leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
@@ -210,10 +228,17 @@ def _in_flight(limits: Limits) -> int:
     return limits.bucket_bytes + limits.ahead_bytes + limits.aside_bytes
 
 
+def _within(ladder: Sequence[int], limit: int) -> Sequence[int]:
+    """The values that are tried where so much memory is allowed: see ``HALVINGS``."""
+    if ladder[-1] <= limit:
+        return ladder
+    halves = [limit >> power for power in range(HALVINGS, 0, -1)]
+    return tuple(sorted({value for value in ladder if value <= 1}.union(halves)))
+
+
 def _steps(limits: Limits, name: str, ladder: Sequence[int]) -> Iterator[Limits]:
-    """The same with one limit one rung or two up or down, or at nothing: where all values are small, the rungs between are alike."""
+    """The same with one limit on another rung, the nearer ones first."""
     value = getattr(limits, name)
     place = min(range(len(ladder)), key=lambda index: abs(ladder[index] - value))
-    for rung in dict.fromkeys((place + 1, place - 1, place + 2, place - 2, 0)):
-        if 0 <= rung < len(ladder):
-            yield replace(limits, **{name: ladder[rung]})
+    for rung in sorted(range(len(ladder)), key=lambda rung: (abs(rung - place), -rung)):
+        yield replace(limits, **{name: ladder[rung]})

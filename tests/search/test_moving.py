@@ -6,8 +6,9 @@ import pytest
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, make_schedule, memory
+from autopar.schedule.liveness import held
 from autopar.search.baselines import find_baselines
-from autopar.search.moving import _changes, improve
+from autopar.search.moving import _changes, _cut, _kept, improve
 from autopar.search.pins import Pins
 from autopar.search.recompute import POLICIES, recompute
 from autopar.search.space import Space
@@ -45,6 +46,28 @@ def test_what_every_change_makes_is_a_plan(seed: int) -> None:
         assert made >= 10
 
 
+def test_of_what_backward_reads_a_part_is_kept() -> None:
+    """Each on its own and all together: legal, gathered for backward, and with less in memory between the halves of the step."""
+    graph = random_graph(0, layers=4, batch=16, width=16)
+    space = space_of(graph)
+    plain = find_baselines(space)[0]["megatron"]
+    names = _kept(graph)
+    assert names
+
+    def between(plan: Assignment) -> int:
+        schedule = make_schedule(graph, plan, space.machine, LEAN)
+        last = max(place for place, item in enumerate(schedule.instructions) if item.half == "forward")
+        return held(schedule, "none")[last]
+
+    cut = [plan for name in names if (plan := _cut(space, plain, (name,))) is not None]
+    assert cut
+    assert all(between(plan) <= between(plain) for plan in cut)
+    every = plain
+    for name in names:
+        every = _cut(space, every, (name,)) or every
+    assert between(every) < between(plain)
+
+
 def test_second_runs_come_and_go() -> None:
     """Without its second runs again, a plan is what it was, in time and in memory."""
     graph = random_graph(2, layers=4, batch=16, width=16)
@@ -77,10 +100,10 @@ def test_a_plan_is_improved_within_the_limit(seed: int) -> None:
     for name, share in (("fsdp", 1.0), ("ddp", 0.8)):
         limit = int(share * timed(written[name], 2**62).memory.peak)
         begin = timed(written[name], limit)
-        found = improve(space, begin, limit, lambda plan, _, limit=limit: timed(plan, limit), float("inf"))  # type: ignore[misc]
+        found = improve(space, begin, limit, lambda plan, limit=limit: timed(plan, limit), float("inf"))  # type: ignore[misc]
         assert found.memory.peak <= limit
         assert found.seconds < begin.seconds * 0.98 or begin.memory.peak > limit
-        guided = improve(space, begin, limit, lambda plan, _, limit=limit: timed(plan, limit), float("inf"), found.assignment)  # type: ignore[misc]
+        guided = improve(space, begin, limit, lambda plan, limit=limit: timed(plan, limit), float("inf"), found.assignment)  # type: ignore[misc]
         assert guided.memory.peak <= max(limit, begin.memory.peak)
         assert guided.seconds <= begin.seconds or begin.memory.peak > limit
         allowed = {name: {begin.assignment.inputs[name], spec} for name, spec in found.assignment.inputs.items()}

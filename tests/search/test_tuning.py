@@ -1,0 +1,53 @@
+"""The limits of the passes that are tried for an assignment."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.schedule import memory
+from autopar.search.baselines import find_baselines
+from autopar.search.pins import Pins
+from autopar.search.space import Space
+from autopar.search.tuning import LADDERS, LEAN, _within, best_schedule, schedule_below
+from cost_models import Machine, Mesh, load_hardware
+from tests.graphs import random_graph
+
+
+def space() -> Space:
+    graph = random_graph(8, layers=12, batch=64, width=32)
+    return Space(graph, Machine(Mesh.parse("x=2,y=2"), load_hardware("h100-sxm"), "roofline"), "adamw", Pins())
+
+
+@pytest.mark.parametrize("limit", [1, 4096, 2**20, 7 * 2**30, 2**62])
+def test_values_tried_are_within_the_memory_there_is(limit: int) -> None:
+    for _, ladder in LADDERS:
+        found = _within(ladder, limit)
+        assert max(found) <= max(limit, 1)
+        assert list(found) == sorted(found)
+        assert found == ladder or ladder[-1] > limit
+
+
+def test_calls_are_joined_as_far_as_they_fit() -> None:
+    """Where all in one bucket do not fit, some in each do: far fewer calls than values."""
+    on = space()
+    plan = find_baselines(on)[0]["fsdp"]
+    free, lean = (
+        best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0) for limit, start in ((2**62, None), (1, LEAN))
+    )
+    limit = (free.memory.peak + lean.memory.peak) // 2
+    found = best_schedule(on.graph, plan, on.machine, "adamw", limit, tries=24)
+    assert found.memory.peak <= limit
+    assert len(found.schedule.collectives) < 0.7 * len(lean.schedule.collectives)
+    assert found.seconds < 0.9 * lean.seconds
+
+
+def test_what_takes_too_long_is_not_looked_at() -> None:
+    on = space()
+    plan = find_baselines(on)[0]["fsdp"]
+    found = best_schedule(on.graph, plan, on.machine, "adamw", 2**62, tries=0)
+    limits = found.schedule.limits
+    assert schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, found.seconds) is None
+    again = schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, found.seconds * 1.001)
+    assert again is not None
+    assert again.seconds == found.seconds
+    assert again.memory == memory(found.schedule, "adamw")
