@@ -24,6 +24,7 @@ exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
 pooled       a bound where memory is short: one rank with the memory of all
 moving       plans changed one thing at a time, judged by their schedules
+parting      plans that need too much memory, with a part of each tensor on a rank
 keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment
 tuning       the best schedule of an assignment

@@ -70,15 +70,15 @@ def _changes(space: Space, given: Assignment) -> Iterator[Change]:
     for item in held:
         for spec in space.input_specs(item):
             for keep in (True, False):
-                yield lambda plan, name=item.tensor, spec=spec, keep=keep: _placed(space, plan, name, spec, keep)  # type: ignore[misc]
+                yield lambda plan, name=item.tensor, spec=spec, keep=keep: with_placed(space, plan, name, spec, keep)  # type: ignore[misc]
     for op in graph.ops:
         if op.phase == "forward" and not why_once(op):
             yield lambda plan, name=op.name: _run(space, plan, name)  # type: ignore[misc]
     for layout in given.layouts:
         for keep in (True, False):
             yield lambda plan, name=layout.tensor, keep=keep: _anew(space, plan, (name,), keep)  # type: ignore[misc]
-    for name in _kept(graph):
-        yield lambda plan, name=name: _cut(space, plan, (name,))  # type: ignore[misc]
+    for name in kept_for_backward(graph):
+        yield lambda plan, name=name: with_part_kept(space, plan, name)  # type: ignore[misc]
     for op in graph.ops:
         for strategy in space.op_choices(op).strategies:
             yield lambda plan, name=op.name, strategy=strategy: _split(space, plan, name, strategy)  # type: ignore[misc]
@@ -90,13 +90,13 @@ def _towards(space: Space, guide: Assignment) -> Iterator[Change]:
     for item in sorted(graph.inputs, key=lambda item: graph.tensors[item.tensor].bytes):
         if item.kind != "tangent":
             for keep in (True, False):
-                yield lambda plan, name=item.tensor, keep=keep: _placed(space, plan, name, guide.inputs[name], keep)  # type: ignore[misc]
+                yield lambda plan, name=item.tensor, keep=keep: with_placed(space, plan, name, guide.inputs[name], keep)  # type: ignore[misc]
     for op in graph.ops:
         yield lambda plan, name=op.name: _split(space, plan, name, guide.strategies[name])  # type: ignore[misc]
 
 
-def _placed(space: Space, plan: Assignment, name: str, spec: ShardingSpec, keep: bool) -> Assignment | None:
-    """With a graph input in another spec; its gradient leaves in it."""
+def with_placed(space: Space, plan: Assignment, name: str, spec: ShardingSpec, keep: bool) -> Assignment | None:
+    """With a graph input in another spec; its gradient leaves in it. None where it is in that already, or what it touches is pinned."""
     if plan.inputs[name] == spec:
         return None
     outputs = space.graph.outputs
@@ -127,7 +127,7 @@ def _run(space: Space, plan: Assignment, name: str) -> Assignment | None:
     return _anew(space, plan, [tensor for op in gone for tensor in (*op.inputs, *op.outputs)], True, again=left)
 
 
-def _kept(graph: Graph) -> list[str]:
+def kept_for_backward(graph: Graph) -> list[str]:
     """What forward makes and backward reads, the largest first."""
     names = [
         name
@@ -137,9 +137,9 @@ def _kept(graph: Graph) -> list[str]:
     return sorted(names, key=lambda name: -graph.tensors[name].bytes)
 
 
-def _cut(space: Space, plan: Assignment, names: Collection[str]) -> Assignment | None:
-    """With a part of each tensor kept for backward, which gathers it (partitioned activations, Rajbhandari et al. 2020)."""
-    return _anew(space, plan, names, True, parts=True)
+def with_part_kept(space: Space, plan: Assignment, name: str) -> Assignment | None:
+    """With a part of a tensor kept for backward, which gathers it; None where there is none to cut, or it is pinned."""
+    return _anew(space, plan, (name,), True, parts=True)
 
 
 def _needed(graph: Graph, again: frozenset[str]) -> frozenset[str]:

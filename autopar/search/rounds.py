@@ -12,7 +12,7 @@ from autopar.search.building import build_model
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.model import InSequence
-from autopar.search.scarcity import TIGHT, binds, change_again, change_one, fitting, keep_less, tighten, too_late, without_answer
+from autopar.search.scarcity import TIGHT, binds, change_again, change_one, fitting, keep_less, part, tighten, too_late, without_answer
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
 
 EXPOSURES = 6
@@ -25,8 +25,9 @@ says little about plans that are quite different."""
 ALONE = (1.0, 0.6)
 """Shares of the time beside operators that each collective has for itself, where memory is short: of a free plan the prices it shows say
 more."""
-CHANGING, MOST_CHANGING = 0.2, 0.65
-"""Share of the time left in which plans are changed one thing at a time, before what is chosen together and where not all can be."""
+CHANGING, MOST_CHANGING = 0.2, 0.9
+"""Share of the time left in which plans are changed one thing at a time, before more is chosen together and after: of a problem too large
+for all to be chosen so, answers under any prices come to less than that does."""
 ROUGH = 0.01
 """The gap at which solves under these prices stop."""
 TUNED = 2
@@ -98,10 +99,12 @@ class Search(Trials):
                 break  # other prices would find the same
         space, entries = self.model.space, len(self.problem.edge_costs)
         if not self.large:
-            change_one(self, MOST_CHANGING if entries > JOINT else CHANGING)
+            part(self)
+            change_one(self, CHANGING)
         if entries > JOINT:
             keep_less(self, exposure)
             if not self.large:
+                change_one(self, MOST_CHANGING)
                 self._rounds(exposure)
         exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:

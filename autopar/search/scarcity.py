@@ -21,7 +21,8 @@ from autopar.search.keeping import SHARES
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import Model, Weights
 from autopar.search.moving import improve
-from autopar.search.recompute import full, recompute
+from autopar.search.parting import parted
+from autopar.search.recompute import full, recompute, with_policies
 from autopar.search.trials import CLOSE, TURN, Trials
 from autopar.search.tuning import Timed
 from solvers import Status, solve
@@ -167,6 +168,18 @@ def change_again(trials: Trials, plain: Timed) -> None:
                     break
 
 
+def part(trials: Trials) -> None:
+    """Of the best plan without a limit a part of each tensor on a rank, as far as it takes to fit; where that does not do, layers are made
+    again as well."""
+    assert trials.plain is not None
+    plan, space = trials.plain.assignment, trials.model.space
+    for some in (plan, *(leaner for _, leaner in with_policies(space.graph, plan, space.machine))):
+        if not trials.spent() and not trials.parted:
+            trials.parted = list(parted(space, some, trials.limit, lambda other: trials.schedule(other, None, trials.tries)))
+    for found in trials.parted:
+        trials.offer(found, "auto")
+
+
 def change_one(trials: Trials, share: float) -> None:
     """One change after another: of the best plans that fit towards the best without a limit, and of the best of these to anything.
 
@@ -179,8 +192,9 @@ def change_one(trials: Trials, share: float) -> None:
         return trials.schedule(plan, None, trials.tries)
 
     plain = trials.plain.assignment if trials.plain is not None else None
-    known = [one for one in (trials.best, *sorted(trials.rivals, key=lambda one: one.seconds)) if one is not None]
-    known = [one for one in known if one.memory.peak <= trials.limit and model.space.offers(one.assignment)][:CHANGED]
+    begun = sorted((*trials.rivals, *trials.parted), key=lambda one: one.seconds)
+    known = [one for one in (trials.best, *begun) if one is not None and one.memory.peak <= trials.limit]
+    known = [one for one in known if model.space.offers(one.assignment)][:CHANGED]
     until = perf_counter() + share * trials.left
     for begin in known if plain is not None else ():
         if not trials.spent():

@@ -102,6 +102,8 @@ class Trials:
         """The last assignments scheduled, and whether at full depth."""
         self.plain: Timed | None = None
         """The best plan without a limit and without second runs, where that does not fit."""
+        self.parted: list[Timed] = []
+        """What became of it with a part of each tensor on a rank."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False

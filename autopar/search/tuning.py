@@ -23,8 +23,8 @@ LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
 )
 """The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
-HALVINGS = 8
-"""Where the largest of them is more than the memory there is, each is half of the one above it, from half of the memory down: there some
+HALVINGS = 7
+"""Where the largest of them is more than the memory there is, each is half of the one above it, from all of the memory down: there some
 calls may share their latency, and few bytes decide how many."""
 LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 """What a schedule keeps to that is to need little memory."""
@@ -232,13 +232,15 @@ def _within(ladder: Sequence[int], limit: int) -> Sequence[int]:
     """The values that are tried where so much memory is allowed: see ``HALVINGS``."""
     if ladder[-1] <= limit:
         return ladder
-    halves = [limit >> power for power in range(HALVINGS, 0, -1)]
+    halves = [limit >> power for power in range(HALVINGS, -1, -1)]
     return tuple(sorted({value for value in ladder if value <= 1}.union(halves)))
 
 
 def _steps(limits: Limits, name: str, ladder: Sequence[int]) -> Iterator[Limits]:
-    """The same with one limit on another rung, the nearer ones first."""
+    """The same with one limit on another rung: a few near ones, then at nothing, since where all values are small those between are alike,
+    then the others."""
     value = getattr(limits, name)
     place = min(range(len(ladder)), key=lambda index: abs(ladder[index] - value))
-    for rung in sorted(range(len(ladder)), key=lambda rung: (abs(rung - place), -rung)):
+    near = sorted(range(len(ladder)), key=lambda rung: (abs(rung - place), -rung))
+    for rung in dict.fromkeys((*near[:5], 0, *near)):
         yield replace(limits, **{name: ladder[rung]})

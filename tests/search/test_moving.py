@@ -8,7 +8,7 @@ from autopar.graph import Graph
 from autopar.schedule import Assignment, make_schedule, memory
 from autopar.schedule.liveness import held
 from autopar.search.baselines import find_baselines
-from autopar.search.moving import _changes, _cut, _kept, improve
+from autopar.search.moving import _changes, improve, kept_for_backward, with_part_kept
 from autopar.search.pins import Pins
 from autopar.search.recompute import POLICIES, recompute
 from autopar.search.space import Space
@@ -51,7 +51,7 @@ def test_of_what_backward_reads_a_part_is_kept() -> None:
     graph = random_graph(0, layers=4, batch=16, width=16)
     space = space_of(graph)
     plain = find_baselines(space)[0]["megatron"]
-    names = _kept(graph)
+    names = kept_for_backward(graph)
     assert names
 
     def between(plan: Assignment) -> int:
@@ -59,12 +59,12 @@ def test_of_what_backward_reads_a_part_is_kept() -> None:
         last = max(place for place, item in enumerate(schedule.instructions) if item.half == "forward")
         return held(schedule, "none")[last]
 
-    cut = [plan for name in names if (plan := _cut(space, plain, (name,))) is not None]
+    cut = [plan for name in names if (plan := with_part_kept(space, plain, name)) is not None]
     assert cut
     assert all(between(plan) <= between(plain) for plan in cut)
     every = plain
     for name in names:
-        every = _cut(space, every, (name,)) or every
+        every = with_part_kept(space, every, name) or every
     assert between(every) < between(plain)
 
 
