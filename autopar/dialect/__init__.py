@@ -4,16 +4,30 @@ Importing this package registers them; ``torch.ops.autopar.contract`` and the ot
 torch counterparts hide what can be split (linears flatten their batch), differ by device (attention kernels), or fuse
 parts that split differently (both gradients of a convolution in one operator).
 
-contraction, convolution, attention, lookup, extreme, ctc, grouped, batch_norm, rms_norm, dropout, noise, shard: the operators.
+contraction, convolution, attention, lookup, extreme, ctc, experts, grouped, batch_norm, rms_norm, dropout, noise, shard: the operators.
 library: how one is declared.
 """
 
 from __future__ import annotations
 
-from autopar.dialect import attention, batch_norm, contraction, convolution, ctc, dropout, extreme, grouped, lookup, noise, rms_norm, shard
+from autopar.dialect import (
+    attention,
+    batch_norm,
+    contraction,
+    convolution,
+    ctc,
+    dropout,
+    experts,
+    extreme,
+    grouped,
+    lookup,
+    noise,
+    rms_norm,
+    shard,
+)
 from autopar.dialect.dropout import random_step
 
 __all__ = [
-    "attention", "batch_norm", "contraction", "convolution", "ctc", "dropout", "extreme", "grouped", "lookup", "noise", "random_step",
-    "rms_norm", "shard",
+    "attention", "batch_norm", "contraction", "convolution", "ctc", "dropout", "experts", "extreme", "grouped", "lookup", "noise",
+    "random_step", "rms_norm", "shard",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from autopar import torch_compat
+from autopar.dialect import experts
 from autopar.importer.exported import Exported, Value
 from autopar.importer.rewrite.contractions import addmm, linear, matmul
 from autopar.importer.rewrite.patterns import recognised
@@ -389,6 +390,22 @@ def _run_product(node: Node, out: Blocks, given: Given, call: Callable[..., Any]
     return function(*(given[source] for source in node.args), **node.kwargs, blocks=True)  # type: ignore[index, operator, arg-type]
 
 
+def _reads_experts(node: Node, out: Blocks) -> Wanted:
+    """Of a product of rows by their experts' matrices: the dim of the matrices that is the result's."""
+    _, matrices, _, result = experts.parse(node.args[3])  # type: ignore[arg-type]
+    name = result[out.dim]
+    return {node.args[1]: Blocks(matrices.index(name), out.count)} if name in matrices else {}  # type: ignore[dict-item]
+
+
+def _run_experts(node: Node, out: Blocks, given: Given, call: Callable[..., Any]) -> Any:
+    first, second, rows, result = experts.parse(node.args[3])  # type: ignore[arg-type]
+    name = result[out.dim]
+    parted = {name: (f"{name}block", name)}
+    second, result = (tuple(part for one in term for part in parted.get(one, (one,))) for term in (second, result))
+    tensors = (given[source] for source in node.args[:3])  # type: ignore[index]
+    return call(*tensors, experts.write(first, second, rows, result), *node.args[4:])
+
+
 def _order(node: Node) -> list[int]:
     """Of an operator that moves dims, the input's dim in the place of each of the result's."""
     rank = node.meta["val"].dim()
@@ -433,6 +450,7 @@ _CARRIERS: Mapping[Any, Carrier] = {
     aten.linear.default: Carrier(_reads_linear, _run_linear, 1),
     **dict.fromkeys((aten.matmul.default, aten.mm.default, aten.bmm.default), Carrier(_reads_product, _run_product, 1)),
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), Carrier(_reads_product, _run_product, 2)),
+    torch.ops.autopar.expert_contract.default: Carrier(_reads_experts, _run_experts, 1),
     **dict.fromkeys(
         (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default, aten.mT.default),
         Carrier(_reads_moved, _run_moved, 0),

@@ -27,6 +27,7 @@ from autopar.importer.precision import check_compute_dtype
 from autopar.importer.repeats import Chain, find_chain, unrolled
 from autopar.importer.sets import in_order
 from autopar.importer.storing import stored
+from autopar.importer.unsorted import leave_unsorted
 from autopar.importer.weights import FakeWeights, fake_weights
 
 
@@ -123,6 +124,7 @@ def _traced(
         exported = export(model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
     if train and loss is not None and exported.loss is None:
         raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
+    leave_unsorted(exported.graph_module)
     blocks = find_blocks(exported, plain)
     program = DialectProgram(exported, blocks)
     with diagnosed("tracing the model", program.place):

@@ -77,6 +77,8 @@ POINTWISE: tuple[Row, ...] = (
 
 CONTRACTION: tuple[Row, ...] = (
     Row("contraction", "autopar.contract(a, b, equation=)", computed.contract, work="contraction"),
+    Row("contraction", "autopar.expert_contract(a, b, ids, equation=, experts=, first_expert=)", computed.contract,
+        local=(("experts", "extent e"), ("first_expert", "start e")), work="experts"),
     Row("contraction", "autopar.grouped_mm(x, w, ends, first_row=, first_expert=)", "s k, e k n, _ -> s n | linear {0} {1}",
         local=(("first_row", "start s"), ("first_expert", "start e")), work="grouped"),
     Row("contraction", "autopar.grouped_outer(x, grad, ends, experts=, first_row=, first_expert=)", "s k, s n, _ -> e k n | linear {0} {1}",

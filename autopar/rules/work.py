@@ -111,6 +111,12 @@ def _grouped(op: Op, tensors: Mapping[str, Tensor]) -> float:
     return 2.0 * rows * inner * second[-1]
 
 
+def _experts(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """The same of an equation: every factor but the experts."""
+    extents = find_rule(op, tensors).extent
+    return 2.0 * math.prod(extents.values()) / extents["e"]
+
+
 def _convolution(op: Op, tensors: Mapping[str, Tensor]) -> float:
     """2 x output elements x input channels of a group x kernel elements: the same for each gradient."""
     if op.target.startswith("aten.convolution_backward"):
@@ -148,6 +154,7 @@ _WORK: Mapping[str, Callable[[Op, Mapping[str, Tensor]], float]] = {
     "contraction": _contraction,
     "matrices": _matrices,
     "grouped": _grouped,
+    "experts": _experts,
     "convolution": _convolution,
     "attention": _attention,
     "attention_backward": _attention_backward,

@@ -11,7 +11,8 @@ fsdp         the same, parameters gathered again in backward (ZeRO-3)
 hsdp         fsdp over the last axis, replicated over the others (two axes or more)
 megatron     tokens over every axis but the last, contraction weights by columns then rows over the last
 megatron_sp  the same, with the sequence split over the last axis between contractions
-expert       ddp with the weights of experts split by expert over the last axis, tokens sent to them
+expert       ddp with the weights of experts split over the last axis: by expert where each has places for tokens, which are sent there;
+             where rows are told their experts, by columns then rows, between tokens gathered and sums scattered over that axis
 ===========  =========================================================================================
 
 Tokens are the first dim of the inputs (batch) over as many axes as divide it, and their second (sequence) over the rest. Parameters,
@@ -29,6 +30,7 @@ import numpy as np
 
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
+from autopar.search.experts import Terms, by_expert, terms_of, weight_of_experts
 from autopar.search.space import CONTRACTION, OpChoices, Space
 from autopar.sharding import ALL_ORDERS, Blocks, ShardingSpec, Strategy
 
@@ -75,27 +77,9 @@ def recipes(space: Space) -> Mapping[str, Recipe]:
     if axes:
         found["megatron"] = Recipe(axes[:-1], tensor=axes[-1])
         found["megatron_sp"] = Recipe(axes[:-1], tensor=axes[-1], sequence=True)
-        if any(weight_of_experts(space, item.tensor) for item in space.graph.of_kind("parameter")):
+        if any(weight_of_experts(space.graph, item.tensor) for item in space.graph.of_kind("parameter")):
             found["expert"] = Recipe(axes, experts=axes[-1])
     return found
-
-
-def weight_of_experts(space: Space, tensor: str) -> bool:
-    """Whether a parameter holds one matrix for each expert: contractions read it with a batch factor as its first dim."""
-    graph = space.graph
-    if len(graph.tensors[tensor].shape) != 3:
-        return False
-    reads = [(graph.ops[index], position) for index, position in graph.consumers[tensor]]
-    return bool(reads) and all(op.target == CONTRACTION and _batched(op, position) for op, position in reads)
-
-
-def _batched(op: Op, position: int) -> bool:
-    """Whether the first dim of an operand of a contraction is one of both operands and of the result."""
-    equation = next((value for value in (*op.args, *dict(op.kwargs).values()) if isinstance(value, str) and "->" in value), "")
-    operands, _, result = equation.partition("->")
-    terms = [term.replace(" ", "") for term in operands.split(",")]
-    first = terms[position][:1] if position < len(terms) else ""
-    return bool(first) and all(first in term for term in terms) and first in result
 
 
 def find_baselines(space: Space) -> tuple[dict[str, Assignment], dict[str, str]]:
@@ -143,9 +127,11 @@ class _Walk:
                 spec = ShardingSpec((*place, *((),) * len(shape))[: len(shape)])
             elif item.kind == "parameter" and item.trained and self.recipe.stored:
                 spec = _split_first(shape, self.recipe.stored, self.space.sizes, item.blocks)
-            elif item.kind == "parameter" and self.recipe.experts is not None and weight_of_experts(self.space, item.tensor):
+            elif item.kind == "parameter" and self.recipe.experts is not None and weight_of_experts(self.graph, item.tensor):
                 spec = _split_first(shape[:1], (self.recipe.experts,), self.space.sizes)
                 spec = ShardingSpec((*spec.dims, *((),) * (len(shape) - 1)))
+                if any(terms_of(self.graph.ops[index]) for index, _ in self.graph.consumers[item.tensor]):
+                    self.undecided.add(item.tensor)
             elif item.kind == "parameter" and self.recipe.tensor is not None:
                 self.undecided.add(item.tensor)
             pinned = self.space.pins.inputs.get(item.tensor)
@@ -216,18 +202,15 @@ class _Walk:
         )
         for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
             self.current[tensor] = (tensor, spec)
-            if stays and self.recipe.experts in spec.split_axes:
+            if stays and self.recipe.experts in (*spec.split_axes, *spec.partial_axes):
                 self.by_expert.add(tensor)
 
     def _at_experts(self, op: Op) -> bool:
-        """Whether an operator does what each expert does with its own weights: a contraction with the experts as a batch factor."""
-        return (
-            self.recipe.experts is not None
-            and op.target == CONTRACTION
-            and any(
-                (tensor in self.by_expert or self._is_expert(tensor)) and _batched(op, position)
-                for position, tensor in enumerate(op.inputs)
-            )
+        """Whether an operator does what each expert does with its own weights: a product with the experts as a batch factor, or of rows
+        that have their own experts."""
+        return self.recipe.experts is not None and any(
+            (tensor in self.by_expert or self._is_expert(tensor)) and (terms_of(op) is not None or by_expert(op, position))
+            for position, tensor in enumerate(op.inputs)
         )
 
     def _without_experts(self, spec: ShardingSpec) -> tuple[tuple[int, ...], ...]:
@@ -235,7 +218,7 @@ class _Walk:
         return tuple(tuple(axis for axis in axes if axis != self.recipe.experts) for axes in spec.dims)
 
     def _is_expert(self, tensor: str) -> bool:
-        return tensor not in self.graph.producer and weight_of_experts(self.space, tensor)
+        return tensor not in self.graph.producer and weight_of_experts(self.graph, tensor)
 
     def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
         """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
@@ -300,12 +283,24 @@ class _Walk:
     def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
         """Parameters not met before may lie as the operator likes over the tensor axis; weights of contractions must be split by it,
         embeddings by rows of the vocabulary."""
-        axis = self.recipe.tensor
+        axis = self.recipe.experts if self.recipe.tensor is None else self.recipe.tensor
         if spec.partial or not set(spec.split_axes) <= {axis}:
             return math.inf
+        terms = terms_of(op)
+        if terms is not None:
+            return 0.0 if self._columns_or_rows(op, terms, spec) else FORCED
         whole = axis is not None and all(extent % self.space.sizes[axis] for extent in self.graph.tensors[tensor].shape)
         wanted = {CONTRACTION: bool(spec.split_axes), EMBEDDING: bool(spec.dims) and bool(spec.dims[0])}
         return 0.0 if whole or wanted.get(op.target, True) else FORCED
+
+    def _columns_or_rows(self, op: Op, terms: Terms, spec: ShardingSpec) -> bool:
+        """Whether a spec splits experts' matrices by rows where the columns of what they multiply are split, else by columns."""
+        first, matrices, rows = terms.inputs
+        given = self.current[op.inputs[0]][1].dims
+        inner = {name for name in first if name not in rows}
+        by_rows = any(axes and name in inner for name, axes in zip(first, given, strict=True))
+        split = {name for name, axes in zip(matrices, spec.dims, strict=True) if axes}
+        return len(split) == 1 and split <= (inner if by_rows else set(terms.result) - set(rows))
 
     def _means(self, op: Op, tensor: str, current: ShardingSpec, spec: ShardingSpec) -> bool:
         """Whether the recipe wants this communication: reductions in place, along the second dim with ``sequence``, tokens to experts

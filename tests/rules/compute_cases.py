@@ -44,6 +44,15 @@ def grouped(rows: int, inner: int, outer: int) -> Callable[[], tuple[Any, ...]]:
     return lambda: (F(rows, inner).tensor(), F(4, inner, outer).tensor(), torch.tensor([3, 3, 5, rows]), 0, 0)
 
 
+IDS = (2, 0, 3, 2, 0, 0, 3, 2)
+"""The experts of eight rows: of four, one has none."""
+
+
+def experts(a: F, b: F, equation: str) -> Callable[[], tuple[Any, ...]]:
+    """Rows in any order of their experts."""
+    return lambda: (a.tensor(), b.tensor(), torch.tensor(IDS), equation, 4, 0)
+
+
 def grouped_outer(rows: int, inner: int, outer: int) -> Callable[[], tuple[Any, ...]]:
     return lambda: (F(rows, inner).tensor(), F(rows, outer).tensor(), torch.tensor([3, 3, 5, rows]), 4, 0, 0)
 
@@ -141,6 +150,14 @@ CASES: tuple[Case, ...] = (
     *LINEAR_ALGEBRA,
     Case("aten._cdist_forward.default", (F(2, 4, 3), F(2, 6, 3), 2.0, None), "a m _, a n _ -> a m n"),
     Case("aten._cdist_backward.default", cdist_backward, "a m n, a m _, a n _, a m n -> a m _ +n | linear {0}"),
+    Case("autopar.expert_contract.default", experts(F(8, 4), F(4, 4, 6), "s k, e k n, s -> s n"),
+         "s k, e k n, s -> s n +k +e | linear {0} {1}"),
+    Case("autopar.expert_contract.default", experts(F(8, 4), F(4, 2, 6, 4), "s k, e g n k, s -> s g n"),
+         "s k, e g n k, s -> s g n +k +e | linear {0} {1}"),
+    Case("autopar.expert_contract.default", experts(F(8, 2, 6), F(4, 2, 6, 4), "s g n, e g n k, s -> s k"),
+         "s g n, e g n k, s -> s k +g +n +e | linear {0} {1}"),
+    Case("autopar.expert_contract.default", experts(F(8, 4), F(8, 2, 6), "s k, s g n, s -> e g n k"),
+         "s k, s g n, s -> e g n k +s | linear {0} {1}"),
     Case("autopar.grouped_mm.default", grouped(8, 4, 6), "s k, e k n, _ -> s n +k +e | linear {0} {1}"),
     Case("autopar.grouped_outer.default", grouped_outer(8, 4, 6), "s k, s n, _ -> e k n +s | linear {0} {1}"),
     Case("aten.histc.default", (F(4, 6), 8, -2, 2), "a b -> _ +a +b"),

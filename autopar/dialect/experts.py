@@ -1,0 +1,157 @@
+"""``autopar.expert_contract``: products in which each row has its expert's matrix, and the gradients of these.
+
+The equation has the operands, the experts' numbers and the result, as the operator's rule: ``s k, e k n, s -> s n`` multiplies rows by
+their expert's matrices, ``s k, s n, s -> e k n`` sums products of rows by expert. ``e`` are the experts, the factors of the third term
+the rows. ``ids`` says which expert each row has, in any order: who computes sorts the rows that it has. An operand or result
+with ``e`` holds the experts from ``first_expert`` on, so many as ``experts`` says; rows of others contribute zero, so that split experts
+give a partial sum. In captured graphs these are 0 and all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.dialect.library import define
+
+EXPERTS = "e"
+Terms = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+
+@lru_cache(maxsize=4096)
+def parse(equation: str) -> Terms:
+    """Factors of both operands, of the experts' numbers and of the result.
+
+    >>> parse("s k, e k n, s -> s n")
+    (('s', 'k'), ('e', 'k', 'n'), ('s',), ('s', 'n'))
+    """
+    operands, _, result = equation.partition("->")
+    a, b, ids = (tuple(term.split()) for term in operands.split(","))
+    return a, b, ids, tuple(result.split())
+
+
+def write(a: tuple[str, ...], b: tuple[str, ...], ids: tuple[str, ...], result: tuple[str, ...]) -> str:
+    """The equation of these factors, the inverse of ``parse``."""
+    return f"{' '.join(a)}, {' '.join(b)}, {' '.join(ids)} -> {' '.join(result)}"
+
+
+def _sizes(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int) -> dict[str, int]:
+    sizes = {EXPERTS: experts}
+    for factors, tensor in zip(parse(equation), (a, b, ids), strict=False):
+        fits = len(factors) == tensor.dim()
+        if not fits or any(sizes.setdefault(name, size) != size for name, size in zip(factors, tensor.shape, strict=True)):
+            raise ValueError(f"expert_contract {equation!r} does not fit {tuple(a.shape)}, {tuple(b.shape)} and {tuple(ids.shape)}")
+    return sizes
+
+
+def _flat(tensor: Tensor, factors: tuple[str, ...], *groups: tuple[str, ...]) -> Tensor:
+    """A tensor with one dim for each group of its factors."""
+    order = tensor.permute([factors.index(name) for group in groups for name in group])
+    sizes = dict(zip(factors, tensor.shape, strict=True))
+    return order.reshape([math.prod(sizes[name] for name in group) for group in groups])
+
+
+def _expert_contract(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int) -> Tensor:
+    sizes = _sizes(a, b, ids, equation, experts)
+    first, second, rows, result = parse(equation)
+    own = first if EXPERTS in result else result
+    inner = tuple(name for name in first if name not in rows)
+    outer = tuple(name for name in (second if EXPERTS in result else own) if name not in rows)
+    x = _flat(a, first, rows, inner)
+    if EXPERTS in result:
+        made = _outer(x, _flat(b, second, rows, outer), ids.reshape(-1), experts, first_expert)
+        order = (EXPERTS, *inner, *outer)
+    else:
+        made = _product(x, _flat(b, second, (EXPERTS,), inner, outer), ids.reshape(-1), first_expert)
+        order = (*rows, *outer)
+    return made.reshape([sizes[name] for name in order]).permute([order.index(name) for name in result]).contiguous()
+
+
+def _product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tensor:
+    """``out[s] = x[s] w[ids[s] - first_expert]``, zero for rows of experts that are not here."""
+    if _in_groups(x):
+        return sorted_product(x, w, ids, first_expert)
+    out = x.new_zeros(x.shape[0], w.shape[2])
+    for expert, rows in _by_expert(ids, first_expert, w.shape[0]):
+        out[rows] = x[rows] @ w[expert]
+    return out
+
+
+def _outer(x: Tensor, y: Tensor, ids: Tensor, experts: int, first_expert: int) -> Tensor:
+    """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``."""
+    if _in_groups(x):
+        return sorted_outer(x, y, ids, experts, first_expert)
+    out = x.new_zeros(experts, x.shape[1], y.shape[1])
+    for expert, rows in _by_expert(ids, first_expert, experts):
+        out[expert] = x[rows].t() @ y[rows]
+    return out
+
+
+def sorted_product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tensor:
+    """``_product`` by torch's grouped kernel, on rows that are sorted for it and put back. No size depends on a value, so that a GPU runs
+    on while Python goes ahead."""
+    order, ends = _places(ids, first_expert, w.shape[0])
+    made = torch.nn.functional.grouped_mm(x[order], w, offs=ends)
+    made = made.masked_fill((torch.arange(x.shape[0], device=x.device) >= ends[-1]).unsqueeze(-1), 0)
+    return torch.empty_like(made).index_copy_(0, order, made)
+
+
+def sorted_outer(x: Tensor, y: Tensor, ids: Tensor, experts: int, first_expert: int) -> Tensor:
+    """``_outer`` by torch's grouped kernel."""
+    order, ends = _places(ids, first_expert, experts)
+    made = torch.nn.functional.grouped_mm(x[order].t(), y[order], offs=ends)
+    rows = torch.diff(ends, prepend=ends.new_zeros(1))
+    return made.masked_fill((rows == 0).reshape(-1, 1, 1), 0)
+
+
+def _places(ids: Tensor, first: int, experts: int) -> tuple[Tensor, Tensor]:
+    """Rows in the order of the experts at hand, those of others last ``[s]``; where the rows of each of these experts end ``[experts]``."""
+    own = torch.where((ids >= first) & (ids < first + experts), ids - first, experts)
+    own, order = own.sort(stable=True)
+    return order, torch.searchsorted(own, torch.arange(experts, device=ids.device, dtype=own.dtype), right=True).to(torch.int32)
+
+
+def _by_expert(ids: Tensor, first: int, experts: int) -> Iterator[tuple[int, Tensor]]:
+    """Of each expert at hand that has any, its number among them and its rows."""
+    order, ends = _places(ids, first, experts)
+    for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+        if end > begin:
+            yield expert, order[begin:end]
+
+
+def _in_groups(x: Tensor) -> bool:
+    """Whether torch's grouped kernel is meant for these."""
+    return x.device.type != "cpu" and x.dtype == torch.bfloat16
+
+
+def _shapes(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int) -> Tensor:
+    sizes = _sizes(a, b, ids, equation, experts)
+    return a.new_empty([sizes[name] for name in parse(equation)[3]])
+
+
+def _save(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, b, ids, context.equation, context.experts, _ = inputs
+    needs_a, needs_b = context.needs_input_grad[:2]
+    context.save_for_backward(a if needs_b else None, b if needs_a else None, ids)
+
+
+def _gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, ids = context.saved_tensors
+    first, second, rows, result = parse(context.equation)
+    needs_a, needs_b = context.needs_input_grad[:2]
+    contract = torch.ops.autopar.expert_contract.default
+    to_a = contract(gradient, b, ids, write(result, second, rows, first), context.experts, 0) if needs_a else None
+    to_b = contract(a, gradient, ids, write(first, result, rows, second), context.experts, 0) if needs_b else None
+    return to_a, to_b, None, None, None, None
+
+
+define(
+    "expert_contract(Tensor a, Tensor b, Tensor ids, str equation, int experts, int first_expert) -> Tensor",
+    _expert_contract, _shapes, _gradient, _save,
+)  # fmt: skip

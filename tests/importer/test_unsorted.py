@@ -1,0 +1,160 @@
+"""Rows sorted by expert for grouped products are left unsorted, however that is written; where rows meet they stay sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.dialect.experts import sorted_outer, sorted_product
+from autopar.importer import capture
+from tests.importer.test_capture import run, targets
+
+torch.set_num_threads(1)
+TOKENS, WIDTH, EXPERTS, CHOICES = 12, 8, 4, 2
+Dispatch = Callable[["Mixture", Tensor, Tensor, Tensor], Tensor]
+
+
+class Mixture(nn.Module):
+    """Top-2 routing over gated experts, dispatched as ``form`` does: ``(self, x [t, d], weights [t, 2], ids [t, 2]) -> [t, d]``."""
+
+    def __init__(self, form: Dispatch) -> None:
+        super().__init__()
+        self.form, self.router = form, nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(torch.randn(EXPERTS, 2 * 8, WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, 8, WIDTH))
+        self.bias = nn.Parameter(torch.randn(EXPERTS, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, ids = self.router(x).softmax(-1).topk(CHOICES, -1)
+        return self.form(self, x, weights, ids).tanh().square().sum() + weights.square().sum()
+
+    def apart(self, rows: Tensor, ends: Tensor) -> Tensor:
+        gate, up = F.grouped_mm(rows, self.up.transpose(1, 2), offs=ends).chunk(2, -1)
+        return F.grouped_mm(F.silu(gate) * up, self.down, offs=ends)
+
+
+def counted(ids: Tensor) -> Tensor:
+    return torch.histc(ids.float(), bins=EXPERTS, min=0, max=EXPERTS - 1).cumsum(0, dtype=torch.int32)
+
+
+def inverse(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Put back by the inverse order, with a bias looked up for each row."""
+    chosen, order = ids.reshape(-1).sort()
+    rows = self.apart(x[order // CHOICES], counted(chosen))
+    rows.add_(self.bias[chosen])
+    rows = rows * weights.reshape(-1)[order].unsqueeze(-1)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.shape[0])
+    return rows[back].view(-1, CHOICES, WIDTH).sum(1)
+
+
+def added(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Added to where they belong; experts counted by comparison."""
+    order = ids.flatten().argsort(stable=True)
+    ends = (ids.flatten().unsqueeze(-1) == torch.arange(EXPERTS)).sum(0).cumsum(0).to(torch.int32)
+    rows = self.apart(x.index_select(0, torch.div(order, CHOICES, rounding_mode="floor")), ends)
+    return torch.zeros_like(x).index_add(0, order // CHOICES, rows * weights.flatten()[order, None])
+
+
+def repeated(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Rows repeated first; experts counted one-hot; put back by writing."""
+    order = ids.flatten().sort(stable=True).indices
+    ends = F.one_hot(ids.flatten(), EXPERTS).sum(0).cumsum(0).to(torch.int32)
+    rows = self.apart(x.repeat_interleave(CHOICES, 0)[order], ends)
+    back = torch.zeros_like(rows)
+    back[order] = rows
+    return (back.view(*ids.shape, -1) * weights.unsqueeze(-1)).sum(1)
+
+
+FORMS = (inverse, added, repeated)
+
+
+def one(model: nn.Module, x: Tensor) -> dict[tuple[str, str], Tensor]:
+    """What the model gives, and its gradients."""
+    loss = model(x)
+    loss.backward()
+    gradients = {("gradient", name): item.grad for name, item in model.named_parameters() if item.grad is not None}
+    return {("output", "0"): loss.detach(), **gradients}
+
+
+def check_the_same(model: nn.Module) -> list[str]:
+    """The captured graph's operators, whose results are the model's."""
+    torch.manual_seed(0)
+    x = torch.randn(TOKENS, WIDTH)
+    captured = capture(model, (x,))
+    results = run(captured, model, {"x": x})
+    for (kind, name), value in one(model, x).items():
+        found = next(item for key, item in results.items() if key[0] == kind and (kind == "output" or key[1] == name))
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)
+    return targets(captured.graph)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_rows_are_left_unsorted(form: Dispatch) -> None:
+    found = check_the_same(Mixture(form))
+    assert found.count("autopar.expert_contract.default") == 5, "two products, the gradients of their matrices, that of the second's rows"
+    assert not {"aten.sort.default", "aten.sort.stable", "aten.argsort.stable", "autopar.grouped_mm.default"} & set(found)
+
+
+def test_fused_matrices_are_in_blocks() -> None:
+    graph = capture(Mixture(inverse), (torch.randn(TOKENS, WIDTH),)).graph
+    assert [(item.name, item.blocks.dim, item.blocks.count) for item in graph.inputs if item.blocks] == [("up", 1, 2)]
+
+
+def mixed(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Rows take part in a running sum."""
+    chosen, order = ids.reshape(-1).sort()
+    rows = self.apart(x[order // CHOICES], counted(chosen)).cumsum(0)
+    return torch.zeros_like(x).index_add(0, order // CHOICES, rows)
+
+
+def cut(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Only the first rows count."""
+    chosen, order = ids.reshape(-1).sort()
+    rows = self.apart(x[order // CHOICES], counted(chosen))
+    return rows[: TOKENS // 2]
+
+
+def elsewhere(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Groups end where other choices say."""
+    order = ids.reshape(-1).argsort(stable=True)
+    rows = self.apart(x[order // CHOICES], counted((EXPERTS - 1) - ids.reshape(-1)))
+    return torch.zeros_like(x).index_add(0, order // CHOICES, rows)
+
+
+def written(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """The choices are others when they are read again."""
+    ids = ids.reshape(-1).clone()
+    order = ids.argsort(stable=True)
+    ends = counted(ids)
+    ids.fill_(0)
+    rows = self.apart(x[order // CHOICES], ends)
+    return torch.zeros_like(x).index_add(0, order // CHOICES, rows)
+
+
+def normed(self: Mixture, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Each row is compared with the one of its place."""
+    order = ids.reshape(-1).argsort(stable=True)
+    rows = self.apart(x[order // CHOICES], counted(ids.reshape(-1))) * torch.arange(CHOICES * TOKENS).unsqueeze(-1)
+    return torch.zeros_like(x).index_add(0, order // CHOICES, rows)
+
+
+@pytest.mark.parametrize("form", [mixed, cut, elsewhere, written, normed], ids=lambda form: form.__name__)
+def test_where_rows_meet_they_stay_sorted(form: Dispatch) -> None:
+    found = check_the_same(Mixture(form))
+    assert "autopar.grouped_mm.default" in found
+    assert "autopar.expert_contract.default" not in found
+
+
+@pytest.mark.parametrize(("first", "experts"), [(0, 4), (0, 2), (2, 2), (1, 1)])
+def test_kernels_that_do_not_wait(first: int, experts: int) -> None:
+    torch.manual_seed(0)
+    ids = torch.tensor([2, 0, 3, 2, 0, 0, 3, 2])
+    x, y, w = torch.randn(8, 4), torch.randn(8, 8), torch.randn(experts, 4, 8)
+    contract = torch.ops.autopar.expert_contract.default
+    torch.testing.assert_close(sorted_product(x, w, ids, first), contract(x, w, ids, "s k, e k n, s -> s n", experts, first))
+    torch.testing.assert_close(sorted_outer(x, y, ids, experts, first), contract(x, y, ids, "s k, s n, s -> e k n", experts, first))
