@@ -192,14 +192,14 @@ class _Walk:
         choices = self.space.op_choices(op)
         strategy = choices.strategies[self._cheapest(op, choices, parameters)]
         self.strategies[op.name] = strategy
-        for position, (tensor, spec) in enumerate(zip(op.inputs, strategy.inputs, strict=True)):
+        given = list(zip(op.inputs, strategy.inputs, strict=True))
+        for tensor, spec in given:
             if tensor in self.undecided:
                 self.undecided.discard(tensor)
                 self._place(tensor, spec)
+        stays = self._at_experts(op) or any(tensor in self.by_expert and spec == self.current[tensor][1] for tensor, spec in given)
+        for position, (tensor, spec) in enumerate(given):
             self._read(op.name, position, tensor, spec, op.phase)
-        stays = self._at_experts(op) or any(
-            tensor in self.by_expert and spec == self.current[tensor][1] for tensor, spec in zip(op.inputs, strategy.inputs, strict=True)
-        )
         for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
             self.current[tensor] = (tensor, spec)
             if stays and self.recipe.experts in (*spec.split_axes, *spec.partial_axes):

@@ -13,6 +13,9 @@ from autopar.importer import capture_graph
 from autopar.schedule import Schedule
 from autopar.schedule.legality import check_legal
 from autopar.search import Found, find_plan
+from autopar.search.baselines import find_baselines
+from autopar.search.pins import resolve_pins
+from autopar.search.space import Space
 from cost_models import Machine, Mesh, load_hardware
 
 MODELS = ("mlp", "gpt2", "llama3", "resnet", "moe")
@@ -122,6 +125,31 @@ def test_experts_stay_where_they_are(mode: str, mesh: str) -> None:
         for part in call.parts:
             if gradient.get(part.layout.tensor) in experts:
                 assert axis not in {sub.axis for sub in part.step.axes}, "every token that an expert saw was on its ranks"
+
+
+@pytest.mark.parametrize("mesh", ["x=4", "x=2,y=4"])
+def test_experts_of_rows_are_split_by_columns_then_rows(mesh: str) -> None:
+    """Rows that are told their experts are gathered for them over the last axis and their sums scattered, once a layer and phase."""
+    target = zoo.build("moe", layers=2, dispatch="grouped", device="meta")
+    graph = capture_graph(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args)
+    machine = machine_of(mesh)
+    space = Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {}))
+    made = find_baselines(space)[0]["expert"]
+    axis = len(machine.mesh.sizes) - 1
+    held = {item.name: str(made.inputs[item.tensor]) for item in graph.of_kind("parameter") if len(graph.tensors[item.tensor].shape) == 3}
+    specs = {"up": f"R R S{axis}", "down": f"R S{axis} R"}
+    assert held == {f"layers.{layer}.experts.{name}": spec for layer in range(2) for name, spec in specs.items()}
+    weights = {item.tensor for item in graph.inputs}
+    assert not {layout.tensor for layout in made.layouts} & weights, "no weight is ever gathered"
+    of_rows = [made.strategies[op.name] for op in graph.ops if op.target == "autopar.expert_contract.default"]
+    assert all(str(strategy.inputs[2]) == ("R" if mesh == "x=4" else "S0") for strategy in of_rows), "all tokens of a group, on its ranks"
+    specs_made = {tensor: spec for op in graph.ops for tensor, spec in zip(op.outputs, made.strategies[op.name].outputs, strict=True)}
+    gradients = {output.tensor for output in graph.outputs if output.kind == "gradient"}
+    moved = Counter(
+        (layout.phase, "scattered" if specs_made[layout.tensor].partial else "gathered")
+        for layout in made.layouts if layout.tensor not in gradients and graph.tensors[layout.tensor].elements > 4096
+    )  # fmt: skip
+    assert moved == Counter({(phase, what): 2 for phase in ("forward", "backward") for what in ("gathered", "scattered")})
 
 
 def graph_inputs(schedule: Schedule) -> list[str]:
