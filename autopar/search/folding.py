@@ -3,7 +3,7 @@
 Of a group of n equal repeats four are kept: the first, the last, and two between them, the *pattern* and its *echo*, which stand for all
 n - 2 between. What is decided for the pattern holds for the echo and for those left out, so that an assignment of the folded graph is one
 of the whole graph (``Folding.unfold``). A group folds where repeats read only what they made themselves, what their neighbours made and
-what all of them read, all in the same way, and where nothing else reads what those between made.
+what all of them read, all in the same way, and where nothing else reads what those between made; what they give as outputs, all give alike.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Folding:
 
     Args:
         whole, graph: the graph before and after.
-        group: the repeats, numbered as in the whole graph.
+        group: the repeats, numbered as in the whole graph; with the folded graph's outputs of repeats.
         toward: the neighbour that reads a key beside its own repeat: 1 the next one, -1 the one before.
         outputs: numbers of the folded graph's outputs in the whole graph.
     """
@@ -69,12 +69,23 @@ class Folding:
                     copies = {place.get(self.group.moved(name, other)) for other in range(PATTERN, self.group.echo + 1)}
                     if len(copies) > 1:
                         return None
+        if any(len({pins.outputs.get(name) for name in names}) > 1 for names in self._leaving_between()):
+            return None
         number = {f"{OUTPUT}{whole}": f"{OUTPUT}{index}" for index, whole in enumerate(self.outputs)}
         return Pins(
             {name: spec for name, spec in pins.inputs.items() if name in self.graph.tensors},
             {number[name]: spec for name, spec in pins.outputs.items() if name in number},
             {name: spec for name, spec in pins.tensors.items() if name in self.graph.tensors},
         )
+
+    def _leaving_between(self) -> Iterator[list[str]]:
+        """Outputs of the whole graph that the repeats between give, each with those at its place in the others."""
+        places: dict[Key, list[str]] = {}
+        for index, output in enumerate(self.whole.outputs):
+            home = self.group.tensors.get(output.tensor)
+            if output.kind == "output" and home is not None and PATTERN <= home[0] <= self.group.echo:
+                places.setdefault(home[1], []).append(f"{OUTPUT}{index}")
+        yield from places.values()
 
     def unfold(self, assignment: Assignment) -> Assignment | None:
         """The assignment of the whole graph; None where pattern and echo do not agree."""
@@ -97,8 +108,20 @@ def fold(whole: Graph) -> Folding | None:
             toward = _toward(whole, group)
             if toward is not None and _leave_alike(whole, group):
                 graph, outputs = _without(whole, group, group.left_out)
-                return Folding(whole, graph, group, toward, outputs)
+                return Folding(whole, graph, _with_outputs(group, graph), toward, outputs)
     return None
+
+
+def _with_outputs(group: Group, graph: Graph) -> Group:
+    """The group with those of the folded graph's outputs that its repeats give."""
+    tensors, named = dict(group.tensors), tuple(dict(names) for names in group.named)
+    for index, output in enumerate(graph.outputs):
+        home = group.tensors.get(output.tensor)
+        if output.kind == "output" and home is not None:
+            key = ("output", *home[1])
+            tensors[f"{OUTPUT}{index}"] = home[0], key
+            named[home[0]][key] = f"{OUTPUT}{index}"
+    return replace(group, tensors=tensors, named=named)
 
 
 def _toward(whole: Graph, group: Group) -> dict[Key, int] | None:
@@ -134,12 +157,12 @@ def _between(group: Group, tensor: str) -> bool:
 
 
 def _leave_alike(whole: Graph, group: Group) -> bool:
-    """Whether those between give the same to the outside, gradients of their own parameters, and take equal inputs from it."""
+    """Whether those between give the same to the outside, outputs and gradients of their own parameters, and take equal inputs from it."""
     given = {item.name: item.tensor for item in whole.inputs}
     found: dict[int, list[Any]] = {repeat: [] for repeat in range(PATTERN, group.echo + 1)}
     for output in whole.outputs:
         source = group.tensors.get(output.tensor)
-        target = group.tensors.get(given[output.name]) if output.kind != "output" else None
+        target = group.tensors.get(given[output.name]) if output.kind != "output" else source
         if source is None and target is None:
             continue
         if source is None or target is None or source[0] != target[0]:
@@ -153,7 +176,7 @@ def _leave_alike(whole: Graph, group: Group) -> bool:
             tensor = whole.tensors[item.tensor]
             found[home[0]].append(("input", home[1], item.kind, item.trained, tensor.shape, tensor.dtype, len(item.aliases)))
     signatures = {tuple(sorted(map(repr, rows))) for rows in found.values()}
-    return len(signatures) == 1
+    return len(signatures) == 1 and all(len(set(rows)) == len(rows) for rows in found.values())
 
 
 def shortened(folding: Folding, repeats: int) -> Folding:
@@ -204,7 +227,10 @@ class _Unfolding:
         self.reads: dict[tuple[str, int], str] = {}
 
     def _leaves(self, output: GraphOutput, given: Mapping[str, str]) -> tuple[str, str, str]:
-        return output.kind, output.tensor, output.name if output.kind == "output" else given[output.name]
+        """What tells an output from all others, in repeats between alike: theirs are known by what they give."""
+        home = self.group.repeat_of(output.tensor)
+        name = "" if home is not None and PATTERN <= home <= self.group.echo else output.name
+        return output.kind, output.tensor, name if output.kind == "output" else given[output.name]
 
     def run(self) -> Assignment | None:
         group, given = self.group, self.given

@@ -8,6 +8,8 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from autopar.cli.target import load_target
 from autopar.graph import Graph, Phase
@@ -27,7 +29,7 @@ from autopar.search.rounds import Search
 from autopar.search.space import Space
 from autopar.search.trials import Asked
 from cost_models import Machine, Mesh, load_hardware
-from solvers import solve
+from solvers import evaluate, solve
 
 SPLIT_WIDTH = {"module:layers.[0-9]": "R R S0"}
 """What layers pass on is split as the next one cannot use it: what crosses from layer to layer costs."""
@@ -120,8 +122,12 @@ def _in_whole(whole: Model, tied: FoldedModel, choices: np.ndarray) -> np.ndarra
     for (kind, name), number in whole.number.items():
         repeat = group.repeat_of(name)
         if name.startswith("output:"):
-            output = tied.fold.outputs.index(int(name.removeprefix("output:")))
-            found[number] = choices[tied.number[kind, f"output:{output}"]]
+            index = int(name.removeprefix("output:"))
+            tensor = whole.whole_graph.outputs[index].tensor
+            if group.repeat_of(tensor) in group.left_out:
+                alike = group.moved(tensor, 1)
+                index = next(n for n, item in enumerate(whole.whole_graph.outputs) if (item.kind, item.tensor) == ("output", alike))
+            found[number] = choices[tied.number[kind, f"output:{tied.fold.outputs.index(index)}"]]
         else:
             place = name if repeat is None or repeat not in group.left_out else group.moved(name, 1)
             found[number] = choices[tied.number[kind, place]]
@@ -154,6 +160,67 @@ def test_a_plan_found_folded_is_as_good_as_the_whole_search_finds(monkeypatch: p
     assert short.bound_seconds <= long.seconds
     assert short.bound_seconds >= long.bound_seconds * (1 - 5e-3)
     assert short.baselines.keys() == long.baselines.keys()
+
+
+class Giving(nn.Module):
+    """A layer that gives what it made inside, as caches are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.up(x))
+        return x + self.down(hidden), hidden
+
+
+class Stack(nn.Module):
+    """The loss, and what each layer gives."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Giving() for _ in range(layers))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor | list[Tensor]]:
+        given = []
+        for layer in self.layers:
+            x, hidden = layer(x)
+            given.append(hidden)
+        return {"loss": x.square().mean(), "given": given}
+
+
+def test_layers_that_give_outputs_fold() -> None:
+    on = machine("dp=2,tp=2")
+    given = capture_graph(Stack(FEWEST + 2), (torch.randn(8, 16, 64),))
+    found = fold(given)
+    assert found is not None
+    assert len(given.outputs) - len(found.graph.outputs) == len(found.group.left_out) * 5 > 0, "an output and four gradients a layer"
+    hidden = [f"output:{item.name}" for item in given.outputs if item.kind == "output" and given.tensors[item.tensor].shape]
+    pins = resolve_pins(given, on.mesh, dict.fromkeys(hidden, "S0 R R"))
+    inner = found.pins(pins)
+    assert inner is not None
+    assert found.pins(resolve_pins(given, on.mesh, dict.fromkeys(hidden[3:], "S0 R R"))) is None
+    spaces = Space(given, on, "adamw", pins), Space(found.graph, on, "adamw", inner)
+    whole, short = (find_baselines(space)[0] for space in spaces)
+    assert "megatron" in whole
+    for name, wanted in whole.items():
+        made = found.unfold(short[name])
+        assert made is not None
+        assert (made.inputs, made.strategies, made.reads) == (wanted.inputs, wanted.strategies, wanted.reads)
+        assert set(made.layouts) == set(wanted.layouts)
+    long, tied = build_model(spaces[0]), folded(build_model(spaces[1]), found)
+    assert tied is not None
+    problem, unit = tied.problem(None)
+    answer = solve(problem, time_limit=600.0, gap=1e-6)
+    assert answer.choices is not None
+    assert answer.objective is not None
+    choices = _in_whole(long, tied, tied.expand(answer.choices))
+    priced = InSequence().price(long)
+    cost = sum(float(table[choices[number]]) for number, table in enumerate(priced.nodes))
+    cost += sum(float(table[choices[e.source], choices[e.target]]) for e, table in zip(long.edges, priced.edges, strict=True))
+    assert cost == pytest.approx(answer.objective * unit, rel=1e-6)
+    items, limit = tied.problem(2**40)[0], long.problem(2**40)[0]
+    assert evaluate(items, answer.choices)[1] == pytest.approx(evaluate(limit, choices)[1], rel=0.02)
 
 
 def test_pins_on_some_of_the_layers_are_kept() -> None:
