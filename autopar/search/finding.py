@@ -361,12 +361,12 @@ def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
 
 def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
     """Of baselines that do not fit, or give up overlap to fit, the first that does without under one policy of recomputation after another
-    (``NAME+POLICY``), as long as their operators alone take less time than all that fit, and what stays of a step to the next fits."""
+    (``NAME+POLICY``), as long as they keep nothing as busy as all that fit take, and what stays of a step to the next fits."""
     model, limit = search.model, search.limit
     found: dict[str, Timed] = {}
     best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
     for name in sorted(rivals, key=lambda name: rivals[name].seconds):
-        if not _binds(rivals[name], search) or rivals[name].compute_seconds() >= best or rivals[name].memory.resting > limit:
+        if not _binds(rivals[name], search) or rivals[name].busiest_seconds() >= best or rivals[name].memory.resting > limit:
             continue
         plan = rivals[name].assignment
         graph = model.space.graph if len(plan.strategies) == len(model.space.graph.ops) else model.whole_graph

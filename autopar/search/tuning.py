@@ -71,9 +71,18 @@ class Timed:
         """Whether seconds and memory follow from those of graphs with fewer layers."""
         return len(self.samples) > 1
 
-    def compute_seconds(self) -> float:
-        """Of the operators in sequence: see ``Schedule.compute_seconds``."""
-        return sum(weight * schedule.compute_seconds() for weight, schedule in self.samples)
+    def busiest_seconds(self) -> float:
+        """How long the operators or the busiest link have something to do, without latencies, which buckets share: whatever the order, what
+        is done takes no less."""
+        found: dict[str, float] = {}
+        for weight, schedule in self.samples:
+            calls = {call.id: call for call in schedule.calls}
+            for item in schedule.instructions:
+                call = calls[item.of] if item.kind == "start" else None
+                shared = schedule.machine.latency_seconds(call.kind, call.axes) if call is not None else 0.0
+                for stream in item.streams if item.kind in ("run", "add", "start") else ():
+                    found[stream] = found.get(stream, 0.0) + weight * schedule.times(item) * max(item.seconds - shared, 0.0)
+        return max(found.values(), default=0.0)
 
     def better(self, other: Timed | None, limit: int) -> bool:
         """Whether this is the one to keep: what fits before what does not, then the shorter, or where neither fits or both take as long
