@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules import family, flops, moves
+from autopar.rules import family, flops, launches, moves
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator, SubAxis
 
@@ -33,7 +33,8 @@ def local_operator(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, ma
     dtypes = [tensors[name].dtype for name in (*op.inputs, *op.outputs)]
     sizes_of = [math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip((*inputs, *outputs), dtypes, strict=True)]
     moved = moves(op, sizes_of[: len(inputs)], sizes_of[len(inputs) :])
-    return Operator(op.target, family(op), dtypes[0], inputs, outputs, flops(op, tensors) / strategy.parts, moved)
+    work, kernels = flops(op, tensors) / strategy.parts, launches(op, tensors)
+    return Operator(op.target, family(op), dtypes[0], inputs, outputs, work, moved, kernels)
 
 
 def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:

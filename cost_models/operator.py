@@ -17,6 +17,7 @@ class Operator(NamedTuple):
         inputs, outputs: local shapes.
         flops: floating-point operations on the rank.
         bytes_moved: bytes the rank reads and writes.
+        launches: kernels that run one after another, each with an equal part of both.
     """
 
     name: str
@@ -26,3 +27,4 @@ class Operator(NamedTuple):
     outputs: tuple[Shape, ...]
     flops: float
     bytes_moved: float
+    launches: int = 1

@@ -19,7 +19,8 @@ class Roofline:
         """``float32`` runs at the float32 peak; ``tf32`` must be asked for by name."""
         efficiency = hardware.efficiency(operator.family, operator.name)
         peaks = hardware.peak(operator.dtype), hardware.memory_bandwidth
-        return efficiency.seconds(operator.flops, operator.bytes_moved, *peaks, overlaps=hardware.launch_overlaps)
+        count = operator.launches
+        return count * efficiency.seconds(operator.flops / count, operator.bytes_moved / count, *peaks, overlaps=hardware.launch_overlaps)
 
     def optimizer_seconds(self, optimizer: str, elements: int, dtype: str, hardware: Hardware) -> float:
         """The bytes that the step moves, at the memory's bandwidth; a launch for each parameter where launches add up."""

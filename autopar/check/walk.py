@@ -18,7 +18,7 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tenso
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import ShardingRule, family, find_rule, flops, moves, strategies, why_once
+from autopar.rules import ShardingRule, family, find_rule, flops, launches, moves, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
 
@@ -251,7 +251,8 @@ class Walk:
         sizes_of = [math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True)]
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
         moved = moves(op, sizes_of[:split], sizes_of[split:])
-        return self.machine.operator_seconds(Operator(row.op, family(op), entries[0].dtype, shapes[:split], shapes[split:], work, moved))
+        kernels, dtype = launches(op, self.tensors), entries[0].dtype
+        return self.machine.operator_seconds(Operator(row.op, family(op), dtype, shapes[:split], shapes[split:], work, moved, kernels))
 
     def storage_bytes(self, value: str) -> int:
         """Bytes on a rank of what came in or is a sum: of an input that is cut, of all microbatches."""

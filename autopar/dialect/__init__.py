@@ -4,7 +4,8 @@ Importing this package registers them; ``torch.ops.autopar.contract`` and the ot
 torch counterparts hide what can be split (linears flatten their batch), differ by device (attention kernels), or fuse
 parts that split differently (both gradients of a convolution in one operator).
 
-contraction, convolution, attention, lookup, extreme, ctc, experts, grouped, batch_norm, rms_norm, dropout, noise, shard: the operators.
+contraction, convolution, attention, lookup, extreme, ctc, experts, grouped, batch_norm, rms_norm, recurrence, dropout, noise,
+shard: the operators.
 library: how one is declared.
 """
 
@@ -22,6 +23,7 @@ from autopar.dialect import (
     grouped,
     lookup,
     noise,
+    recurrence,
     rms_norm,
     shard,
 )
@@ -29,5 +31,5 @@ from autopar.dialect.dropout import random_step
 
 __all__ = [
     "attention", "batch_norm", "contraction", "convolution", "ctc", "dropout", "experts", "extreme", "grouped", "lookup", "noise",
-    "random_step", "rms_norm", "shard",
+    "random_step", "recurrence", "rms_norm", "shard",
 ]  # fmt: skip

@@ -24,9 +24,9 @@ from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
 from autopar.rules.rule import ShardingRule
-from autopar.rules.work import STORING, family, flops, is_alias, may_write_over, moves, storage_roots, stores, why_once
+from autopar.rules.work import STORING, family, flops, is_alias, launches, may_write_over, moves, storage_roots, stores, why_once
 
 __all__ = [
-    "STORING", "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "localize", "may_write_over", "moves",
-    "parse", "rule", "storage_roots", "stores", "strategies", "table", "why_once",
+    "STORING", "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "launches", "localize",
+    "may_write_over", "moves", "parse", "rule", "storage_roots", "stores", "strategies", "table", "why_once",
 ]  # fmt: skip

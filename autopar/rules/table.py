@@ -142,6 +142,14 @@ ATTENTION: tuple[Row, ...] = (
         computed.attention_backward, local=(("offset", "start s"),), work="attention_backward"),
 )  # fmt: skip
 
+# t steps, b batch, m gates, k units, n states of a unit
+RECURRENCE: tuple[Row, ...] = (
+    Row("recurrence", "autopar.recurrence(gates, state, weight, bias?, cell=)", "t! b m!, n! b k!, m! k!, m! -> n! t! b k!",
+        work="recurrence"),
+    Row("recurrence", "autopar.recurrence_backward(grad, gates, states, state, weight, bias?, cell=)",
+        "n! t! b k!, t! b m!, n! t! b k!, n! b k!, m! k!, m! -> t! b m!, n! b k!, m! k!, m! | linear {0}", work="recurrence_backward"),
+)  # fmt: skip
+
 REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "sum", "... d -> ... | linear {0}", _REDUCED, **_REDUCING),
     *_rows("reduction", "mean", "... d! -> ... | linear {0}", _REDUCED, **_REDUCING),  # captured as a sum over a count
@@ -340,6 +348,6 @@ SCAN: tuple[Row, ...] = (
 )
 
 ROWS: tuple[Row, ...] = (
-    *POINTWISE, *CONTRACTION, *LINEAR_ALGEBRA, *CONVOLUTION, *ATTENTION, *REDUCTION, *VIEW, *SLICE, *NORMALISATION, *POOLING, *GATHER,
-    *FACTORY, *SCAN,
+    *POINTWISE, *CONTRACTION, *LINEAR_ALGEBRA, *CONVOLUTION, *ATTENTION, *RECURRENCE, *REDUCTION, *VIEW, *SLICE, *NORMALISATION, *POOLING,
+    *GATHER, *FACTORY, *SCAN,
 )  # fmt: skip

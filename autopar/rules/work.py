@@ -1,4 +1,4 @@
-"""What running an operator means: how many floating point operations, whole, and whether it may be done twice."""
+"""What running an operator means: how many floating point operations and kernels, whole, and whether it may be done twice."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ def may_write_over(op: Op) -> tuple[int, ...]:
     return tuple(dict.fromkeys(argument.index for argument in arguments if isinstance(argument, Ref)))
 
 
+KERNELS: Mapping[str, tuple[int, int]] = {"lstm": (10, 28), "gru": (9, 20), "tanh": (4, 7), "relu": (4, 6)}
+"""Of a recurrent cell, how many kernels run for a step, forward and backward."""
+
+
+def launches(op: Op, tensors: Mapping[str, Tensor]) -> int:
+    """How many kernels run one after another, each with a part of the work: of all but recurrent layers that is taken as one."""
+    if not op.target.startswith("autopar.recurrence"):
+        return 1
+    backward = len(op.outputs) > 1
+    return tensors[op.inputs[backward]].shape[0] * KERNELS[str(op.args[-1])][backward]
+
+
 def why_once(op: Op) -> str:
     """Why an operator may not run a second time to make its results again; empty when it may.
 
@@ -148,6 +160,18 @@ def _attention_backward(op: Op, tensors: Mapping[str, Tensor]) -> float:
     return 2.5 * _attention(op, tensors)
 
 
+def _recurrence(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """A product of every step's state by the weight."""
+    weight = tensors[op.inputs[2]]
+    return 2.0 * math.prod(tensors[op.inputs[0]].shape) * weight.shape[1]
+
+
+def _recurrence_backward(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """Three: forward's again, its gradient, and that of the weight."""
+    gates, weight = tensors[op.inputs[1]], tensors[op.inputs[4]]
+    return 3 * 2.0 * math.prod(gates.shape) * weight.shape[1]
+
+
 _WORK: Mapping[str, Callable[[Op, Mapping[str, Tensor]], float]] = {
     "none": _none,
     "elements": _elements,
@@ -158,4 +182,6 @@ _WORK: Mapping[str, Callable[[Op, Mapping[str, Tensor]], float]] = {
     "convolution": _convolution,
     "attention": _attention,
     "attention_backward": _attention_backward,
+    "recurrence": _recurrence,
+    "recurrence_backward": _recurrence_backward,
 }

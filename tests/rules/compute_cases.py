@@ -35,6 +35,20 @@ def ctc() -> tuple[Any, ...]:
     return logp, torch.randint(1, 6, (4, 3)), torch.tensor([8, 7, 8, 6]), torch.tensor([3, 3, 1, 2]), 0, False
 
 
+CELLS = ("lstm", 4, 2, "n!"), ("gru", 3, 1, "1"), ("tanh", 1, 1, "1"), ("relu", 1, 1, "1")
+"""Recurrent cells: gates, states, and these in a rule."""
+
+
+def recurrence(cell: str, gates: int, states: int) -> tuple[Any, ...]:
+    """Five steps of four sequences, two units."""
+    return F(5, 4, 2 * gates).tensor(), F(states, 4, 2).tensor(), F(2 * gates, 2).tensor(), F(2 * gates).tensor(), cell
+
+
+def recurrence_backward(cell: str, gates: int, states: int) -> tuple[Any, ...]:
+    first, *rest = recurrence(cell, gates, states)
+    return F(states, 5, 4, 2).tensor(), first, ops.recurrence.default(first, *rest), *rest
+
+
 def cdist_backward() -> tuple[Any, ...]:
     return F(2, 4, 6).tensor(), F(2, 4, 3).tensor(), F(2, 6, 3).tensor(), 2.0, P(2, 4, 6).tensor()
 
@@ -323,6 +337,15 @@ CASES: tuple[Case, ...] = (
     Case("autopar.extreme.default", (F32(4, 6), 1, True, True, 0), "a d -> a 1 ~d, a 1 ~d | inner d: max(a) min(a)"),
     Case("autopar.ctc_loss.default", ctc, "_ n _, n _, n, n -> n"),
     Case("autopar.ctc_loss_backward.default", lambda: (F(4).tensor(), *ctc()), "n, _ n _, n _, n, n -> _ n _ | linear {0}"),
+    *(
+        Case("autopar.recurrence.default", lambda shape=shape: recurrence(*shape), f"t! b m!, {n} b k!, m! k!, m! -> {n} t! b k!")
+        for *shape, n in CELLS
+    ),
+    *(
+        Case("autopar.recurrence_backward.default", lambda shape=shape: recurrence_backward(*shape),
+             f"{n} t! b k!, t! b m!, {n} t! b k!, {n} b k!, m! k!, m! -> t! b m!, {n} b k!, m! k! +b, m! +b | linear {{0}}")
+        for *shape, n in CELLS
+    ),
     Case("aten.logsumexp.default", (F(4, 6), [1]), "a d -> a ~d | inner d: max(a) sum(a)"),
     Case("aten.logsumexp.default", (F(4, 6), [0, 1], True), "d0 d1 -> 1 1 ~d0 ~d1 | inner d0 d1: max() sum()"),
     Case("aten.linalg_vector_norm.default", (F(4, 6), 2, [1]), "a d -> a ~d | inner d: sum(a)"),

@@ -15,7 +15,7 @@ from tests.rules.drawing import Case
 from tests.rules.drawing import drawn as with_tensors
 from tests.rules.execution import Executed, execute
 
-COUNTED = {"contraction", "grouped", "convolution", "attention", "attention_backward"}
+COUNTED = {"contraction", "grouped", "convolution", "attention", "attention_backward", "recurrence", "recurrence_backward"}
 """The work of the table that is exact."""
 
 

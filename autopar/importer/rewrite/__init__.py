@@ -3,8 +3,8 @@
 One table at the end: torch operator to a function of the same arguments. The functions run under the joint tracing, so
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
 
-contractions, convolutions, attentions, normalisation, losses, reductions, extremes, draws, strides, selection, bags, experts,
-concatenation, factorisations: the functions, by kind.
+contractions, convolutions, attentions, normalisation, losses, reductions, extremes, draws, recurrences, strides, selection, bags,
+experts, concatenation, factorisations: the functions, by kind.
 called: those that are swapped where the model calls them.
 patterns: dialect operators that a model writes out.
 """
@@ -37,6 +37,7 @@ from autopar.importer.rewrite.losses import (
     soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
+from autopar.importer.rewrite.recurrences import recurrences
 from autopar.importer.rewrite.reductions import DECOMPOSITIONS
 from autopar.importer.rewrite.selection import masked_scatter
 from autopar.importer.rewrite.strides import adaptive_average, affine_grid, as_strided, as_strided_scatter, channel_shuffle
@@ -121,5 +122,6 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.adaptive_avg_pool3d.default: adaptive_average(aten.adaptive_avg_pool3d.default, aten.mean.dim, 3),
         aten._assert_tensor_metadata.default: _nothing,
         **registered(),
+        **recurrences(next_seed),
         **draws(next_seed),
     }

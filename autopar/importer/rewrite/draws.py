@@ -72,24 +72,6 @@ def draws(next_seed: Callable[[], int]) -> dict[Any, Callable[..., Any]]:
     def rrelu(x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, train: bool = False, **_: Any) -> Tensor:
         return torch.where(x > 0, x, x * slopes(x, lower, upper, train))
 
-    def recurrent(operator: Callable[..., Any], lstm: bool) -> Callable[..., Any]:
-        """Layer by layer where there is dropout between layers: torch's own decomposition leaves it out."""
-
-        def layers(
-            x: Tensor, hx: Any, weights: Sequence[Tensor], biases: bool, count: int, p: float, train: bool, both: bool, batch_first: bool
-        ) -> tuple[Tensor, ...]:
-            if not train or p == 0 or count == 1:
-                return operator(x, hx, weights, biases, count, p, train, both, batch_first)  # type: ignore[no-any-return]
-            each, ways, states = len(weights) // count, 2 if both else 1, []
-            for layer in range(count):
-                own = [state.narrow(0, layer * ways, ways) for state in (hx if lstm else [hx])]
-                mine = weights[layer * each : (layer + 1) * each]
-                x, *new = operator(dropout(x, p, layer > 0), own if lstm else own[0], mine, biases, 1, 0.0, train, both, batch_first)
-                states.append(new)
-            return x, *(torch.cat(parts) for parts in zip(*states, strict=True))
-
-        return layers
-
     functional: dict[Any, Callable[..., Any]] = {
         aten.dropout.default: dropout,
         aten.feature_dropout.default: feature_dropout,
@@ -113,8 +95,6 @@ def draws(next_seed: Callable[[], int]) -> dict[Any, Callable[..., Any]]:
         aten.multinomial.default: multinomial,
         aten.rrelu.default: rrelu,
         aten.native_dropout.default: dropped,
-        aten.lstm.input: recurrent(aten.lstm.input, True),
-        **{operator: recurrent(operator, False) for operator in (aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
         aten.randperm.default: lambda n, **_: torch.sort(uniform(empty([n])), stable=True)[1],
     }
     fills: dict[Any, Callable[..., Any]] = {
