@@ -131,3 +131,19 @@ def test_projections_are_captured_as_torch_takes_them_apart():
     module = nn.LSTM(4, 6, proj_size=3)
     graph = autopar.capture(module, (torch.randn(3, 2, 4),), loss=lambda out: out[0].sum())
     assert not any(op.target.startswith("autopar.recurrence") for op in graph.ops)
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 6)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return self.rnn(nn.utils.rnn.pack_padded_sequence(x, lengths))[1]
+
+
+def test_packed_sequences_are_refused_at_their_line():
+    with pytest.raises(
+        autopar.AutoparError, match=r"(?s)test_recurrence.py:\d+: sequences are packed .*hint: give the recurrent layer the padded"
+    ):
+        autopar.capture(Packed(), (torch.randn(5, 3, 4), torch.tensor([5, 4, 2])), mode="inference")

@@ -1,19 +1,31 @@
 """Functions that are swapped where the model calls them: what their operators give has no shape on stand-ins, or they look at values.
 
 torch's grouped product knows the shapes of bfloat16 alone, whatever the kernels do; a table of the CTC loss is as large as its lengths say;
-the Gaussian loss refuses negative variances.
+the Gaussian loss refuses negative variances. Packed sequences have as many rows as lengths say, and are refused.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.overrides import TorchFunctionMode
 
+from autopar.errors import CaptureError
 from autopar.importer.rewrite.experts import grouped_mm
 from autopar.importer.rewrite.losses import ctc_loss, gaussian_nll_loss
 
-CALLED = {"grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss}
+
+def _packed(*_: Any) -> NoReturn:
+    raise CaptureError(
+        "sequences are packed into rows whose number follows from the values of their lengths",
+        "give the recurrent layer the padded sequences, and take out or mask what lies behind each end afterwards",
+    )
+
+
+CALLED = {
+    "grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss,
+    "_pack_padded_sequence": _packed,
+}  # fmt: skip
 """By the name of the function, which modules of torch give under several."""
 
 
