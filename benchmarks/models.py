@@ -141,6 +141,8 @@ def without_vision_operators() -> None:
 
     try:
         import torchvision  # noqa: F401
+    except ModuleNotFoundError:
+        return
     except RuntimeError:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
