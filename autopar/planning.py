@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageError
+from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.options import AUTO, RECOMPUTE, MeshLike, candidate_meshes, check_number, check_one_of, check_pins, user_errors
 from autopar.plan import Plan
@@ -122,6 +123,7 @@ def planner(
     _warn_axes(hardware, meshes)
     common: dict[tuple[int, Machine], Shared] = {}
 
+    @young_garbage_only()
     def plan_within(limit: int, ends: float) -> Plan:
         tried: dict[int, Found] = {}
 

@@ -88,9 +88,10 @@ class _Program:
     def run(self) -> None:
         """Rounds of LP until its answer respects the memory, then rounds of the integer program."""
         self.model = self._model()
-        choices = len(self.core.costs)
+        choices, bound = len(self.core.costs), None
         for integral in (False, True):
             if integral:
+                self._fix(bound)
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
             while not self.record.done and time.perf_counter() < self.deadline:
                 values, bound = self._solve(integral)
@@ -169,6 +170,15 @@ class _Program:
             self.record.offer(self.core.expand(self._rounded(values)))
             values = None
         return values, bound
+
+    def _fix(self, bound: float | None) -> None:
+        """Leaves out what the relaxation's reduced costs show to cost as much as the best answer known."""
+        known, duals = self.record.objective, np.array(self.model.getSolution().col_dual)
+        if known is None or bound is None or len(duals) == 0:
+            return
+        columns = np.flatnonzero(duals * self.scale * (1 - TIGHT) > known - bound + 1).astype(np.int32)
+        self.model.changeColsBounds(len(columns), columns, np.zeros(len(columns)), np.zeros(len(columns)))
+        self.excluded = known if self.excluded is None else min(known, self.excluded)
 
     def _rounded(self, values: Floats) -> Ints:
         """The largest choice of each node."""

@@ -80,12 +80,15 @@ def regrets(rows: Ints, a: Ints, b: Ints) -> Ints:
 @kernel_or(plain_thin)
 def thin(net: Network, items: Memory, i: int) -> None:
     """Remove the choices of node i that another can replace."""
-    place = 0
+    place, begin = 0, net.ptr[i]
+    columns = np.empty((net.degree[i], 3), dtype=np.int64)
     while place < net.live_count[i]:
-        b = net.live[net.ptr[i] + place]
+        b = net.live[begin + place]
+        edges = cheapest(net, i, b, columns)
         gone = False
         for other in range(net.live_count[i]):
-            if other != place and better(net, items, i, net.live[net.ptr[i] + other], b):
+            a = net.live[begin + other]
+            if other != place and hopeful(net, i, a, b, columns[:edges]) and better(net, items, i, a, b):
                 gone = True
                 break
         if gone:
@@ -94,6 +97,42 @@ def thin(net: Network, items: Memory, i: int) -> None:
             net.live_count[i] -= 1
         else:
             place += 1
+
+
+@kernel
+def cheapest(net: Network, i: int, b: int, columns: Ints) -> int:
+    """For each edge of node i what the neighbour's choice that goes best with b costs, where its column begins in the pool, and the
+    stride there. Returns how many edges allow b at all."""
+    found, end = 0, net.head[i]
+    while end >= 0:
+        e = end >> 1
+        if net.edge_live[e]:
+            w = far(net, end)
+            si, sw = steps(net, e, i)
+            least = NEVER
+            for place in range(net.live_count[w]):
+                column = net.at[e] + net.live[net.ptr[w] + place] * sw
+                if net.pool[column + b * si] < least:
+                    least = net.pool[column + b * si]
+                    columns[found, 0], columns[found, 1], columns[found, 2] = least, column, si
+            found += least < NEVER
+        end = net.following[end]
+    return found
+
+
+@kernel
+def hopeful(net: Network, i: int, a: int, b: int, columns: Ints) -> bool:
+    """Whether choice a may be ``better``: what it costs more in the columns that go best with b is no more than it does at worst, so that a
+    look at few entries rules out most."""
+    left = net.cost[net.ptr[i] + b] - net.cost[net.ptr[i] + a]
+    if left < 0:
+        return False
+    for edge in range(len(columns)):
+        cost = net.pool[columns[edge, 1] + a * columns[edge, 2]]
+        if cost >= NEVER:
+            return False
+        left -= cost - columns[edge, 0]
+    return bool(left >= 0)
 
 
 @kernel

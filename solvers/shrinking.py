@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.arrays import Ints, offsets
-from solvers.compiled import kernel
+from solvers.compiled import kernel_or
 from solvers.messages import collect
+from solvers.messages_numpy import beliefs
 from solvers.network import NEVER
 from solvers.pairs import FAR, Floats, Pairs
 from solvers.problem import INFINITE, Problem
@@ -87,7 +88,38 @@ def shrink(core: Core, graph: Pairs, choice: Floats, pair: Floats, room: float) 
     return Shrunk(problem, kept, node_ptr, core)
 
 
-@kernel
+def plain_fill_slacks(graph: Pairs, theta: Floats, messages: Floats, choice: Floats, pair: Floats) -> None:
+    belief, sizes = beliefs(graph, theta, messages), np.diff(graph.ptr)
+    over = belief - np.repeat(np.minimum.reduceat(belief, graph.ptr[:-1]), sizes)
+    forward = graph.adj_ptr[1:] - graph.split
+    pays = np.repeat(forward, sizes)
+    far = belief >= FAR / 2
+    choice += np.where((pays == 0) | far, over, 0.0)
+    share = over / np.maximum(pays, 1)
+    for e, (i, j) in enumerate(zip(graph.low.tolist(), graph.high.tolist(), strict=True)):
+        mine, other = slice(graph.ptr[i], graph.ptr[i + 1]), slice(graph.ptr[j], graph.ptr[j + 1])
+        table, found = block(graph, graph.table, e), block(graph, pair, e)
+        paid = share[mine] - messages[graph.to_low[e] : graph.to_low[e] + sizes[i]]
+        found[:] = table - messages[graph.to_high[e] : graph.to_high[e] + sizes[j]] + paid[:, None]
+        found[(table >= FAR / 2) | far[mine, None]] = FAR
+        rows, columns = np.minimum(found.min(axis=1), FAR), np.minimum(found.min(axis=0), FAR)
+        least = rows.min()
+        choice[mine] += rows - least
+        choice[other] += columns - least
+        found += np.where(found < FAR / 2, (least - rows)[:, None] - columns, 0.0)
+    for e, (i, j) in enumerate(zip(graph.low.tolist(), graph.high.tolist(), strict=True)):
+        found = block(graph, pair, e)
+        found += choice[graph.ptr[i] : graph.ptr[i + 1], None] + choice[graph.ptr[j] : graph.ptr[j + 1]]
+
+
+def block(graph: Pairs, values: Floats, e: int) -> Floats:
+    """What lies in ``graph.table``'s layout for edge e, a row for each choice of its lower node; a view."""
+    size, wide = (graph.ptr[end + 1] - graph.ptr[end] for end in (graph.low[e], graph.high[e]))
+    shaped: Floats = values[graph.at[e] : graph.at[e] + size * wide].reshape(size, wide)
+    return shaped
+
+
+@kernel_or(plain_fill_slacks)
 def fill_slacks(graph: Pairs, theta: Floats, messages: Floats, choice: Floats, pair: Floats) -> None:
     """As ``certify`` counts: a node's belief above its least pays in equal shares for its edges to higher nodes."""
     widest = 0
@@ -136,7 +168,15 @@ def fill_slacks(graph: Pairs, theta: Floats, messages: Floats, choice: Floats, p
                 pair[graph.at[e] + x * wide + y] += choice[u + x] + choice[v + y]
 
 
-@kernel
+def plain_cut_tables(graph: Pairs, mask: NDArray[np.bool_], pair: Floats, room: float, edge_ptr: Ints, tables: Ints) -> None:
+    for e, (i, j) in enumerate(zip(graph.low.tolist(), graph.high.tolist(), strict=True)):
+        kept = np.ix_(mask[graph.ptr[i] : graph.ptr[i + 1]], mask[graph.ptr[j] : graph.ptr[j + 1]])
+        cost, slack = block(graph, graph.table, e)[kept], block(graph, pair, e)[kept]
+        found = np.where(slack >= room, INFINITE, np.minimum(cost, INFINITE).astype(np.int64))
+        tables[edge_ptr[e] : edge_ptr[e + 1]] = found.reshape(-1)
+
+
+@kernel_or(plain_cut_tables)
 def cut_tables(graph: Pairs, mask: NDArray[np.bool_], pair: Floats, room: float, edge_ptr: Ints, tables: Ints) -> None:
     """The tables of kept choices, pairs without room forbidden."""
     for e in range(len(graph.low)):

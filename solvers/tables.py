@@ -72,7 +72,23 @@ def steps(net: Network, e: int, node: int) -> tuple[int, int]:
     return 1, width
 
 
-@kernel
+def plain_drop_forbidden(net: Network, node: int) -> bool:
+    left, cost = choices(net, node), costs(net, node)
+    paid = cost[left]
+    kept = paid < min(net.scalars[UPPER] - net.scalars[CONSTANT], NEVER)
+    changed = not kept.all()
+    if changed:
+        left, paid = keep(net, node, kept), paid[kept]
+        if len(left) == 0:
+            return True
+    least = paid.min()
+    if least > 0:
+        net.scalars[CONSTANT] += least
+        cost[left] = paid - least
+    return changed
+
+
+@kernel_or(plain_drop_forbidden)
 def drop_forbidden(net: Network, node: int) -> bool:
     """Remove choices that cost too much for an answer below the upper bound, and move the least cost to the constant."""
     begin, kept = net.ptr[node], 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from autopar.garbage import RARE, young_garbage_only
+from autopar.garbage import SELDOM, young_garbage_only
 
 
 def test_thresholds_are_those_of_before_when_all_have_left() -> None:
@@ -12,8 +12,8 @@ def test_thresholds_are_those_of_before_when_all_have_left() -> None:
     first, second = young_garbage_only(), young_garbage_only()
     first.__enter__()
     second.__enter__()
-    assert gc.get_threshold() == (*before[:2], RARE)
+    assert gc.get_threshold() == SELDOM
     first.__exit__(None, None, None)  # in another order than they came
-    assert gc.get_threshold() == (*before[:2], RARE)
+    assert gc.get_threshold() == SELDOM
     second.__exit__(None, None, None)
     assert gc.get_threshold() == before

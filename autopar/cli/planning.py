@@ -11,6 +11,7 @@ from typing import Any, Literal
 from autopar import api, planning
 from autopar.cli.terminal import Line, note, printing_aside
 from autopar.errors import UsageError
+from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.options import AUTO, DEFAULT_HARDWARE, factorizations, parse_memory, parse_mesh, resolve_hardware
 from autopar.pareto import Pareto
@@ -53,6 +54,7 @@ def open_pins(pins: Sequence[str]) -> dict[str, str]:
     return found
 
 
+@young_garbage_only()
 def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Graph | None = None, **options: Any) -> Plan:
     """Loads, captures and plans a target, checking the options that need no model first.
 
@@ -85,6 +87,7 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
         )
 
 
+@young_garbage_only()
 def pareto_target(target: str, *, mode: Literal["train", "inference"], memory: str | None = None, **options: Any) -> Pareto:
     """Loads, captures and plans a target under a ladder of memory limits; options as for ``api.pareto``."""
     from autopar.cli.target import load_target

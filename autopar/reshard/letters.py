@@ -80,6 +80,7 @@ class Alphabet:
         self.latency = tuple(letter.least()[0] for letter in letters)
         self.inverse = tuple(letter.least()[1] for letter in letters)
         self._figures: dict[tuple[str, Letters], tuple[float, float]] = {}
+        self._counts: dict[Letters, int] = {}
         self.ranks = math.prod(self.sizes)
         self.divides = tuple(self._divides())
         self.permute_prices = tuple(self._permute_prices())
@@ -96,7 +97,10 @@ class Alphabet:
 
     def count(self, letters: Letters) -> int:
         """Into how many parts ``letters`` cut a dim."""
-        return math.prod([self.sizes[letter] for letter in letters])
+        found = self._counts.get(letters)
+        if found is None:
+            found = self._counts[letters] = math.prod([self.sizes[letter] for letter in letters])
+        return found
 
     def slow_count(self, letters: Letters, divide: Divide) -> int:
         """Into how many parts the slow ones among ``letters`` cut a dim."""

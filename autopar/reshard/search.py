@@ -127,11 +127,13 @@ class _Search:
         self.twins = self.alphabet.twins(wanted)
         self.known: dict[State, tuple[State, float]] = {}
         self.tried: dict[object, float] = {}
+        self.limit = question.limit
 
     def run(self) -> _Node | None:
         start = _Node((self.question.source, self.question.partial))
         name, first = self.look(start.state)
-        best, limit = None, self.question.limit
+        best = None
+        limit = self.limit
         digits = 12 - math.ceil(math.log10(max(first, 1e-30)))
         reached = {name: (0.0, 0.0, 0)}
         order = itertools.count()
@@ -158,7 +160,8 @@ class _Search:
                 reached[name] = label
                 child = _Node(state, total, label[1], label[2], Move(kind, letters, dims, node.state[0], state[0]), node)
                 if not left and not state[1] and total < limit:
-                    best, limit = child, total * (1 + 1e-12)
+                    best = child
+                    limit = self.limit = total * (1 + 1e-12)
                 heapq.heappush(queue, (round(total + left, digits), label[1], label[2], next(order), child))
         return best
 
@@ -227,8 +230,9 @@ class _Search:
         return latency + received * self.question.bytes * inverse
 
     def moves(self, node: _Node) -> Iterator[Child]:
-        """Every move but permutes."""
+        """Every move but permutes; of those that pass the limit by themselves some are left out."""
         layout, partial = node.state
+        most = self.limit - node.seconds * (1 - 1e-9)
         counts = [self.count(letters) for letters in layout]
         block = 1 / math.prod(counts)
         used = {letter for letters in layout for letter in letters}.union(partial)
@@ -242,10 +246,12 @@ class _Search:
                 parts = self.count(moved)
                 without = _with(layout, dim, letters[:cut])
                 received = (parts - 1) * block
-                yield self.price("all_gather", moved, received), received, "all_gather", moved, (dim,), (without, partial)
+                seconds = self.price("all_gather", moved, received)
+                if seconds <= most:
+                    yield seconds, received, "all_gather", moved, (dim,), (without, partial)
                 received /= parts
                 seconds = self.price("all_to_all", moved, received)
-                for to in self.room(counts, parts):
+                for to in self.room(counts, parts) if seconds <= most else ():
                     if to != dim:
                         yield seconds, received, "all_to_all", moved, (dim, to), (_with(without, to, without[to] + moved), partial)
         for size in range(1, len(partial) + 1):
@@ -256,7 +262,7 @@ class _Search:
                 if moved == tuple(sorted(moved)):
                     yield self.price("all_reduce", moved, 2 * received), 2 * received, "all_reduce", moved, (), (layout, left)
                 seconds = self.price("reduce_scatter", moved, received)
-                for dim in self.room(counts, parts):
+                for dim in self.room(counts, parts) if seconds <= most else ():
                     yield seconds, received, "reduce_scatter", moved, (dim,), (_with(layout, dim, layout[dim] + moved), left)
 
     def room(self, counts: list[int], parts: int) -> list[int]:
@@ -276,7 +282,7 @@ class _Search:
                 continue
             self.tried[key] = node.seconds
             seconds = latency + block * inverse * self.question.bytes
-            if node.seconds + seconds > self.question.limit:
+            if node.seconds + seconds > self.limit:
                 continue
             for after in self.alphabet.arrangements(counts, partial, fixed, places):
                 if after != layout:

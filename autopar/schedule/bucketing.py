@@ -7,11 +7,11 @@ else in the order in which it is ready, so that a bucket waits for little.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 
-from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
+from autopar.schedule.instructions import Collective, Instruction, Schedule
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.windows import Window, lazily, moving, windows
 
@@ -21,10 +21,10 @@ JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 def bucket(schedule: Schedule) -> Schedule:
     """The schedule with buckets of at most ``limits.bucket_bytes``; a value larger than that is a call of its own."""
-    depth, found = 1, windows(schedule) if schedule.limits.bucket_bytes else {}
+    depth, found = 1, schedule.once(windows) if schedule.limits.bucket_bytes else {}
     while depth <= max((window.depth for window in found.values()), default=0):
         before, schedule = schedule, _at_depth(schedule, found, depth)
-        found = found if schedule is before else windows(schedule)
+        found = found if schedule is before else schedule.once(windows)
         depth += 1
     return schedule
 
@@ -36,8 +36,8 @@ def size(call: Collective) -> int:
 
 def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Schedule:
     """Joins the calls that ``depth`` steps lead to. What follows from them is looked at later, with their new windows."""
-    open_: dict[object, list[Instruction]] = {}
-    groups: list[list[Instruction]] = []
+    open_: dict[object, _Group] = {}
+    groups: list[_Group] = []
     starts = [item for item in moving(schedule) if item.kind == "start" and found[item.id].depth == depth]
     starts.sort(key=lambda item: found[item.id].deadline if found[item.id].ahead else found[item.id].ready)
     for item in starts:
@@ -46,19 +46,30 @@ def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Sc
             continue
         key = (item.half, call.kind, call.axes, call.reduction, call.dtype, window.ahead, window.behind)
         current = open_.get(key)
-        if current is None or not _fits(schedule, found, current, item, schedule.limits):
-            current = open_[key] = []
+        if current is None or not current.takes(item, size(call), window, schedule.limits.bucket_bytes):
+            current = open_[key] = _Group([item], size(call), window.ready, window.deadline)
             groups.append(current)
-        current.append(item)
-    joined = {item.id: group for group in groups if len(group) > 1 for item in group}
+    joined = {item.id: group.members for group in groups if len(group.members) > 1 for item in group.members}
     return _rebuilt(schedule, joined) if joined else schedule
 
 
-def _fits(schedule: Schedule, found: Mapping[int, Window], group: Iterable[Instruction], item: Instruction, limits: Limits) -> bool:
-    members = [*group, item]
-    total = sum(size(schedule.collectives[member.of]) for member in members)
-    meet = max(found[member.id].ready for member in members) < min(found[member.id].deadline for member in members)
-    return total <= limits.bucket_bytes and meet
+@dataclass
+class _Group:
+    """Calls that share a bucket: their bytes, and where all of them may stand."""
+
+    members: list[Instruction]
+    bytes: int
+    ready: int
+    deadline: int
+
+    def takes(self, item: Instruction, size: int, window: Window, limit: int) -> bool:
+        """Takes a call in where there is room for it and its window meets those of all others."""
+        ready, deadline = max(self.ready, window.ready), min(self.deadline, window.deadline)
+        if self.bytes + size > limit or ready >= deadline:
+            return False
+        self.members.append(item)
+        self.bytes, self.ready, self.deadline = self.bytes + size, ready, deadline
+        return True
 
 
 def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Schedule:

@@ -30,7 +30,7 @@ def fill(schedule: Schedule) -> Schedule:
     if not schedule.limits.aside_bytes:
         return schedule
     fixed = anchors(schedule)
-    found = windows(schedule)
+    found = schedule.once(windows)
     ordered = [item for phase in ("forward", "backward") for item in _Filling(schedule, fixed, found, phase).run()]
     waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
     soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in moving(schedule)]

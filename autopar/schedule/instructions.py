@@ -17,11 +17,11 @@ How a collective holds memory follows from its kind, see ``Collective``; the run
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, GraphOutput, Op, Phase
@@ -33,6 +33,8 @@ from cost_models import Machine, SubAxis
 
 Kind = Literal["run", "start", "wait", "slice", "add", "free"]
 KINDS: tuple[Kind, ...] = ("run", "start", "wait", "slice", "add", "free")
+Answer = TypeVar("Answer")
+
 COMPUTE = "compute"
 """The stream that operators run on; every other stream is a link."""
 
@@ -303,6 +305,24 @@ class Schedule:
     layouts: Mapping[str, Layout]
     outputs: tuple[tuple[GraphOutput, str], ...]
     limits: Limits
+
+    def under(self, limits: Limits) -> Schedule:
+        """The same list under other limits; what is known of it stays known."""
+        made = replace(self, limits=limits)
+        made.__dict__["_known"] = self._known
+        return made
+
+    def once(self, question: Callable[[Schedule], Answer]) -> Answer:
+        """What a function says of the list, whatever the limits: it is asked once."""
+        known = self._known
+        if question not in known:
+            known[question] = question(self)
+        answer: Answer = known[question]
+        return answer
+
+    @cached_property
+    def _known(self) -> dict[object, Any]:
+        return {}
 
     @cached_property
     def specs(self) -> Mapping[str, ShardingSpec]:

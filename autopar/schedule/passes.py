@@ -82,9 +82,9 @@ class Placed:
         for name, run in PLACING:
             key = (*key, name, *(getattr(limits, limit) for limit in KEEPS_TO[name]))
             if key not in self.known:
-                self.known[key] = run(replace(schedule, limits=limits))
+                self.known[key] = run(schedule.under(limits))
             schedule = self.known[key]
-        return replace(schedule, limits=limits)
+        return schedule.under(limits)
 
 
 def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None) -> Schedule:

@@ -27,8 +27,7 @@ from autopar.schedule.windows import Window, anchors, moving, windows
 
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
-    found = windows(schedule)
-    planned, limits, room = times(schedule, found), schedule.limits, None
+    found, planned, limits, room = schedule.once(windows), schedule.once(times), schedule.limits, None
     if limits.held_bytes and limits.ahead_bytes:
         late = replace(schedule, limits=replace(limits, ahead_bytes=0))
         room = Room(accumulate(replace(late, instructions=tuple(_Placing(late, found, planned).run()))), limits.held_bytes)
@@ -66,14 +65,15 @@ class StartTimes:
         return False
 
 
-def times(schedule: Schedule, found: Mapping[int, Window]) -> StartTimes:
+def times(schedule: Schedule) -> StartTimes:
     """Links are filled from the end: each call ends before its deadline and before the next one on its link begins."""
-    clock = [0.0]
+    found, clock = schedule.once(windows), [0.0]
     for item in anchors(schedule):
         clock.append(clock[-1] + item.seconds)
     starts = [item for item in moving(schedule) if item.kind == "start"]
     place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
-    early, late = (_latest(starts, found, place, clock, lead) for lead in (LEAD, 1.0))
+    backwards = sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True)
+    early, late = (_latest(backwards, found, place, clock, lead) for lead in (LEAD, 1.0))
     others: dict[str, list[int]] = {}
     for item in starts:
         if not found[item.id].ahead and not found[item.id].behind:
@@ -85,19 +85,27 @@ def times(schedule: Schedule, found: Mapping[int, Window]) -> StartTimes:
 def _latest(
     starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Sequence[float], lead: float
 ) -> Mapping[int, int]:  # fmt: skip
-    """For each call that may run ahead, the anchor before which it starts to be in time, ``lead`` times its length ahead."""
+    """For each call that may run ahead, the anchor before which it starts to be in time, ``lead`` times its length ahead.
+
+    Args:
+        starts: the last first.
+    """
     needed: dict[str, float] = {}
     busy: dict[str, float] = {}
     latest: dict[int, int] = {}
-    for item in sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True):
-        end = min([clock[place[item.id]], *(busy.get(link, clock[-1]) for link in item.streams)])
-        if not found[item.id].behind:
-            end = min([end, *(needed.get(value, end) for value in item.writes)])
-        begin = end - item.seconds * lead
-        busy.update(dict.fromkeys(item.streams, end - item.seconds))
+    for item in starts:
+        window, seconds, links, end = found[item.id], item.seconds, item.streams, clock[place[item.id]]
+        for link in links:
+            end = min(end, busy.get(link, end))
+        if not window.behind:
+            for value in item.writes:
+                end = min(end, needed.get(value, end))
+        begin = end - seconds * lead
+        for link in links:
+            busy[link] = end - seconds
         for value in item.reads:
             needed[value] = min(needed.get(value, begin), begin)
-        if found[item.id].ahead:
+        if window.ahead:
             latest[item.id] = max(bisect_right(clock, begin) - 1, 0)
     return latest
 

@@ -55,38 +55,31 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
     when what is added to it is."""
     fixed, soft = anchors(schedule), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
     bounds = _bounds(fixed)
-    ready: dict[str, tuple[Phase, int, int]] = {}
-    needed: dict[Phase, dict[str, int]] = {"forward": {}, "backward": {}}
-    for index, item in enumerate(fixed):
-        phase = item.half
-        for value in item.writes:
-            ready[value] = phase, index, 0
-        readers = needed[phase]
-        for value in item.reads:
-            if value not in readers:
-                readers[value] = index
-    first: dict[int, tuple[int, int]] = {}
-    for item in soft:
-        phase = item.half
-        begin, level, some = bounds[phase][0], 0, False
-        for value in item.reads:
-            made = ready.get(value)
-            if made is not None and made[0] == phase:
-                begin, level, some = made[1] if not some else max(begin, made[1]), max(level, made[2]), True
-        level += item.kind != "add"
-        first[item.id] = begin, level
-        for value in item.writes:
-            ready[value] = phase, begin, level
-    last: dict[int, int] = {}
-    for item in reversed(soft):
-        readers, end = needed[item.half], bounds[item.half][1]
-        due = last[item.id] = min([readers.get(value, end) for value in item.writes])
-        for value in item.reads:
-            if due < readers.get(value, end):
-                readers[value] = due
-    return {
-        item.id: Window(first[item.id][0], last[item.id], first[item.id][1], *bounds[item.half]) for item in soft if item.kind != "add"
-    }
+    found: dict[int, Window] = {}
+    for phase, (begin, end) in bounds.items():
+        ready: dict[str, tuple[int, int]] = {}
+        due: dict[str, int] = {}
+        for index in range(begin + 1, end):
+            item = fixed[index]
+            for value in item.writes:
+                ready[value] = index, 0
+            for value in item.reads:
+                due.setdefault(value, index)
+        mine = [item for item in soft if (item.phase == "forward") == (phase == "forward")]
+        first: list[tuple[int, int]] = []
+        for item in mine:
+            made = [ready[value] for value in item.reads if value in ready]
+            after, level = max([index for index, _ in made], default=begin), max([depth for _, depth in made], default=0)
+            first.append((after, level + (item.kind != "add")))
+            ready.update(dict.fromkeys(item.writes, first[-1]))
+        for item, (after, level) in zip(reversed(mine), reversed(first), strict=True):
+            before = min([due.get(value, end) for value in item.writes])
+            for value in item.reads:
+                if before < due.get(value, end):
+                    due[value] = before
+            if item.kind != "add":
+                found[item.id] = Window(after, before, level, begin, end)
+    return found
 
 
 def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:

@@ -174,6 +174,11 @@ class Search(Trials):
         cuts = Cuts(self.model, self.slowdown)
         center, idle = cuts.first(), 0
         mixture = center
+        for model, choices in self.chosen:
+            if model is self.model:
+                cuts.add(Answer(model, choices))
+        if cuts.answers:
+            mixture = blend(cuts.best()[0], center, SHARE)
         for _ in range(BOUNDS):
             before = self.aim
             found = self.solve(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)

@@ -9,9 +9,13 @@ import pytest
 
 from solvers import Problem, dominance, memory, tables
 from solvers.compiled import AVAILABLE, machine_code
-from solvers.network import NEVER, POOL, UPPER, Network
+from solvers.items import Items
+from solvers.network import CONSTANT, NEVER, POOL, UPPER, Network
+from solvers.pairs import FAR, pairs
+from solvers.prices import Dual
 from solvers.propagation import propagate
-from solvers.reduction import network, reduce
+from solvers.reduction import network, reduce, unreduced
+from solvers.shrinking import shrink, slacks
 from tests.solvers.problems import FORBIDDEN, random_problem
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="nothing is compiled here: the two forms are one")
@@ -116,6 +120,42 @@ def test_least_costs_of_a_node_to_eliminate():
                     pairs += 1
                     _agree(tables.least_by_pair, tables.plain_least_by_pair, net, e, f, i, v, w, 0, int(net.scalars[POOL]))
     assert pairs > 500
+
+
+def test_forbidden_choices_dropped():
+    gone = paid = 0
+    for net, _, rng in NETWORKS:
+        for i in range(len(net.present)):
+            dear = _copy(net)
+            dear.cost[dear.ptr[i] : dear.ptr[i + 1]] += rng.choice([0, 1, 60, NEVER], dear.ptr[i + 1] - dear.ptr[i])
+            after = _agree(tables.drop_forbidden, tables.plain_drop_forbidden, dear, i)
+            gone += int(net.live_count[i] - after.live_count[i])
+            paid += int(after.scalars[CONSTANT] > net.scalars[CONSTANT])
+    assert gone > 100 and paid > 20
+
+
+def test_slacks_and_what_they_leave():
+    ruled_out = 0
+    for seed in range(20):
+        core = unreduced(_larger_problem(seed))
+        graph = pairs(core)
+        costs = np.where(core.costs >= NEVER, FAR, core.costs.astype(np.float64))
+        dual = Dual(graph, Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity), costs)
+        with machine_code(False):
+            dual.warm_up()
+        found = []
+        for machine in (True, False):
+            with machine_code(machine):
+                choice, pair = slacks(graph, costs, dual.best_messages)
+                rest = shrink(core, graph, choice, pair, 12.0)
+            found.append((choice, pair, rest))
+        (choice, pair, rest), (other_choice, other_pair, other) = found
+        assert np.allclose(choice, other_choice) and np.allclose(pair, other_pair)
+        assert (rest is None) == (other is None)
+        if rest is not None and other is not None:
+            assert np.array_equal(rest.problem.edge_costs, other.problem.edge_costs) and np.array_equal(rest.kept, other.kept)
+            ruled_out += len(core.edge_costs) - len(rest.problem.edge_costs)
+    assert ruled_out > 100
 
 
 def test_dominance():
