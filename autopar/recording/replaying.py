@@ -18,7 +18,8 @@ from autopar.plan import Plan
 from autopar.rows import EnteringKind, EnteringSpec, OpPlan, ParameterSpec
 from autopar.rules import find_rule, strategies
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction, Layout, Limits, Schedule
-from autopar.schedule.instructions import Cut, Operation, Part, Value
+from autopar.schedule.collectives import Part
+from autopar.schedule.instructions import Cut, Operation, Value
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import steps_of
 from autopar.sharding import Blocks, ShardingSpec, Strategy

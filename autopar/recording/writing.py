@@ -32,7 +32,7 @@ from autopar.rows import (
     ValueSpec,
 )
 from autopar.schedule import AGAIN, Collective, Instruction, Layout, Memory, Schedule, step_seconds
-from autopar.schedule.instructions import Part
+from autopar.schedule.collectives import Part
 
 if TYPE_CHECKING:
     from autopar.search import Found

@@ -74,7 +74,10 @@ WRITES_OVER: Mapping[str, tuple[int, ...]] = {
 
 def may_write_over(op: Op) -> tuple[int, ...]:
     """The positions among the inputs of tensors that the operator's result may take the memory of, if it is as large."""
-    arguments = (op.args[place] for place in WRITES_OVER.get(op.target, ()))
+    places = WRITES_OVER.get(op.target)
+    if places is None:
+        return ()
+    arguments = (op.args[place] for place in places)
     return tuple(dict.fromkeys(argument.index for argument in arguments if isinstance(argument, Ref)))
 
 

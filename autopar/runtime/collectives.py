@@ -18,7 +18,7 @@ from torch import Tensor
 from autopar.runtime.backends import Backend, Exchange, Wait
 from autopar.runtime.groups import group_of
 from autopar.schedule import Collective
-from autopar.schedule.instructions import Part
+from autopar.schedule.collectives import Part
 from autopar.torch_compat import copy_each
 from cost_models import Mesh, SubAxis
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from autopar.runtime.still import STILL
 from autopar.schedule import Instruction, Schedule
+from autopar.schedule.collectives import Collective
 from autopar.schedule.freeing import storage_bytes
-from autopar.schedule.instructions import Collective
 from autopar.schedule.reusing import needed
 
 FEW, SHARE = 1024, 0.01

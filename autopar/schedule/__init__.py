@@ -1,7 +1,8 @@
 """Assignment -> Schedule: the only place that derives order, overlap and lifetimes. No torch.
 
 assignment     what a search decides
-instructions   Instruction, Collective, Schedule: the values
+collectives    Collective: one call, and what it holds
+instructions   Instruction, Schedule: the values
 ordering       order: the list in program order, second runs in their place
 sharing        share: equal reshards once
 filling        fill: what little depends on waits for gaps
@@ -18,7 +19,8 @@ liveness       how much memory
 """
 
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout
-from autopar.schedule.instructions import Collective, Instruction, Limits, Schedule
+from autopar.schedule.collectives import Collective
+from autopar.schedule.instructions import Instruction, Limits, Schedule
 from autopar.schedule.liveness import Memory, memory
 from autopar.schedule.passes import make_schedule, ordered, run_passes
 from autopar.schedule.simulation import Slot, makespan, simulate, simulated, step_seconds

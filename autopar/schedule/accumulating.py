@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
-from autopar.schedule.instructions import COMPUTE, Instruction, Part, Schedule
+from autopar.schedule.collectives import Part
+from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
 
 SUM = "@sum"
 """Suffix of the value that a gradient is summed in."""

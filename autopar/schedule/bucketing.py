@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
-from autopar.schedule.instructions import Collective, Instruction, Schedule
+from autopar.schedule.collectives import Collective
+from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.windows import Window, lazily, moving, windows
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from autopar.schedule.instructions import Instruction, Schedule
 
 
@@ -15,7 +13,10 @@ def free(schedule: Schedule) -> Schedule:
     last: dict[str, int] = {}
     kept = {item.tensor for item in schedule.graph.inputs} | {value for _, value in schedule.outputs}
     for index, item in enumerate(schedule.instructions):
-        last.update(dict.fromkeys((*item.reads, *item.writes), index))
+        for value in item.reads:
+            last[value] = index
+        for value in item.writes:
+            last[value] = index
         if item.kind == "wait":
             call = schedule.collectives[item.of]
             if not call.packs:
@@ -30,7 +31,7 @@ def free(schedule: Schedule) -> Schedule:
         alive[root[value]] = alive.get(root[value], 0) + 1
     found: list[Instruction] = []
     for index, item in enumerate(schedule.instructions):
-        found.append(item._replace(id=len(found)))
+        found.append(Instruction(len(found), *item[1:]))
         if index in ending:
             values = tuple(ending[index])
             back = 0
@@ -39,7 +40,7 @@ def free(schedule: Schedule) -> Schedule:
                 if not alive[root[value]]:
                     back += storage_bytes(schedule, root[value])
             found.append(Instruction(len(found), "free", item.phase, reads=values, bytes=back, microbatch=item.microbatch))
-    return replace(schedule, instructions=tuple(found))
+    return schedule.freed(tuple(found))
 
 
 def storage_bytes(schedule: Schedule, root: str) -> int:

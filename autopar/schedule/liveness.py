@@ -47,10 +47,12 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     live, total = dict(entering), sum(entering.values())
     levels = []
     for _, taken, given in changes:
-        live |= taken
-        total += sum(taken.values())
+        if taken:
+            live |= taken
+            total += sum(taken.values())
         levels.append(total)
-        total -= sum(live.pop(root) for root in given)
+        for root in given:
+            total -= live.pop(root)
     levels.append(total)
     best = max(levels)
     index, at_peak = levels.index(best), entering

@@ -17,7 +17,8 @@ from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Step, find_reshard
 from autopar.rules import is_alias
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout, Moment
-from autopar.schedule.instructions import COMPUTE, Collective, Cut, Instruction, Kind, Limits, Operation, Part, Schedule, Value
+from autopar.schedule.collectives import Collective, Part
+from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Schedule, Value
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 

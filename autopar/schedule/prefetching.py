@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.schedule.accumulating import accumulate
-from autopar.schedule.instructions import Collective, Instruction, Schedule
+from autopar.schedule.collectives import Collective
+from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.room import Room
 from autopar.schedule.windows import Window, anchors, moving, windows
 
@@ -146,9 +147,11 @@ class _Placing:
                 if item.half != phase:
                     continue
                 self._run_ahead(index)
+                arrived = len(self.done)
                 for value in item.reads:
                     self._arrive(value)
-                self._run_ahead(index)
+                if len(self.done) > arrived:
+                    self._run_ahead(index)
                 self.out.append(item)
                 for other in made.get(index, ()):
                     self._made(other, index + 1)
@@ -160,7 +163,8 @@ class _Placing:
 
     def _run_ahead(self, index: int) -> None:
         """Starts what must be under way when the operator ``index`` runs, as far as the limit allows."""
-        self._keep_room(index)
+        if self.room is not None:
+            self._keep_room(index)
         while self.queue and self.limit:
             first = self.queue[0]
             if first.id not in self.started:
@@ -172,10 +176,11 @@ class _Placing:
 
     def _keep_room(self, index: int) -> None:
         """Starts what was held back where there is room now, and waits for what trails where there is none."""
+        assert self.room is not None
         for item in [item for item in self.held_back if item.id in self.started or self._has_room(item, index)]:
             self.held_back.remove(item)
             self._start(item)
-        while self.room is not None and self.trailing and not self.room.allows(self._trailing(), index):
+        while self.trailing and not self.room.allows(self._trailing(), index):
             self._finish(self.trailing.popleft())
 
     def _has_room(self, item: Instruction, index: int) -> bool:

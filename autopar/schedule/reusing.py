@@ -30,9 +30,12 @@ class _Lives:
         self.maker: dict[str, Instruction] = {}
         self.last: dict[str, int] = {}
         self.now: dict[str, str] = {}
+        root, last = self.root, self.last
         for index, item in enumerate(schedule.instructions):
-            for value in (*needed(schedule, item), *item.writes):
-                self.last[self.root[value]] = index
+            for value in needed(schedule, item):
+                last[root[value]] = index
+            for value in item.writes:
+                last[root[value]] = index
             if item.kind == "run":
                 self.maker.update(dict.fromkeys(item.writes, item))
         entering = (item.tensor for item in schedule.graph.inputs)
@@ -60,11 +63,13 @@ def _made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) ->
 
 def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
     """The values that the result of an instruction could lie over, as far as it is alone concerned: of its shape and dtype on a rank."""
-    if item.kind != "run" or len(item.writes) != 1 or schedule.operations[item.of].strategy.inner:
+    if item.kind != "run" or len(item.writes) != 1:
         return ()
-    result = _local(schedule, item.writes[0])
-    values = (item.reads[place] for place in may_write_over(schedule.operations[item.of].op))
-    return tuple(value for value in values if _local(schedule, value) == result)
+    operation = schedule.operations[item.of]
+    places = may_write_over(operation.op)
+    if not places or operation.strategy.inner:
+        return ()
+    return tuple([item.reads[place] for place in places if _as_large(schedule, item.reads[place], item.writes[0])])
 
 
 def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
@@ -75,6 +80,11 @@ def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
         return item.reads
     call = schedule.collectives[item.of]
     return () if call.packs else tuple(part.source for part in call.parts)
+
+
+def _as_large(schedule: Schedule, value: str, other: str) -> bool:
+    """Whether two values have the same shape and dtype on a rank."""
+    return schedule.values[value].bytes == schedule.values[other].bytes and _local(schedule, value) == _local(schedule, other)
 
 
 def _local(schedule: Schedule, value: str) -> tuple[tuple[int, ...], str]:

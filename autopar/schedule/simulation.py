@@ -32,34 +32,36 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
     Args:
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
     """
-    now = 0.0
+    now = busy = 0.0
     free: dict[str, float] = {}
     ends: dict[str, float] = {}
     arrives: dict[str, float] = {}
     slots = []
     for item in instructions:
         if item.kind in ("run", "add"):
-            links = [stream for stream in item.streams if stream != COMPUTE]
+            links = tuple([stream for stream in item.streams if stream != COMPUTE]) if item.stream != COMPUTE else ()
             if links:
-                begin = max([now, *(free.get(link, 0.0) for link in links)])
+                begin = max([now, *[free.get(link, 0.0) for link in links]])
                 end = begin + item.seconds
                 free.update(dict.fromkeys(links, end))
+                busy = max(busy, end)
             else:
-                begin, end = now, beside(now, item.seconds, max(free.values(), default=0.0), slowdown)
+                begin, end = now, beside(now, item.seconds, busy, slowdown)
             now = end
             slots.append(Slot(item, begin, end))
         elif item.kind == "start":
-            arrived = max([now, *(arrives.get(value, 0.0) for value in item.reads)])
-            begin = max([arrived, *(free.get(link, 0.0) for link in item.streams)])
+            links = item.streams
+            arrived = max([now, *[arrives.get(value, 0.0) for value in item.reads]])
+            begin = max([arrived, *[free.get(link, 0.0) for link in links]])
             end = begin + item.seconds
-            free.update(dict.fromkeys(item.streams, end))
+            free.update(dict.fromkeys(links, end))
             arrives.update(dict.fromkeys(item.writes, end))
-            ends[item.of] = end
+            ends[item.of], busy = end, max(busy, end) if links else busy
             slots.append(Slot(item, begin, end, now, 0.0 if overlaps else arrived - now))
             now = now if overlaps else arrived
         elif item.kind == "wait":
             arrived = max(now, ends[item.of])
-            end = beside(arrived, item.seconds, max(free.values(), default=0.0), slowdown)
+            end = beside(arrived, item.seconds, busy, slowdown)
             slots.append(Slot(item, now, end, now, arrived - now))
             now = end
     return tuple(slots)

@@ -14,7 +14,7 @@ import numpy as np
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import find_reshard
-from autopar.schedule.instructions import cuts_inside, joins_inside
+from autopar.schedule.collectives import cuts_inside, joins_inside
 from autopar.schedule.ordering import shape_after
 from autopar.search.lives import written_over
 from autopar.search.model import Edge, Model

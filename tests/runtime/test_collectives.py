@@ -9,7 +9,7 @@ import torch
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.collectives import Call
 from autopar.schedule import Schedule
-from autopar.schedule.instructions import Collective
+from autopar.schedule.collectives import Collective
 from tests.graphs import machine, random_schedule
 from tests.runtime.models import sixes
 

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import find_reshard
-from autopar.schedule.instructions import copied_alone
+from autopar.schedule.collectives import copied_alone
 from autopar.schedule.ordering import shape_after
 from autopar.search.resharding import MANY, Resharding
 from autopar.sharding import ShardingSpec

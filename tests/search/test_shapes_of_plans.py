@@ -12,7 +12,7 @@ from autopar.errors import InfeasibleError, UsageError
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Schedule
-from autopar.schedule.instructions import Part
+from autopar.schedule.collectives import Part
 from autopar.search import Found, find_plan
 from cost_models import Machine, Mesh, load_hardware
 

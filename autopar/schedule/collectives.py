@@ -1,0 +1,166 @@
+"""Collective: one call on one value or on several, and what it holds in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from autopar.reshard import Step
+from autopar.schedule.assignment import Layout, Moment
+from autopar.sharding import ShardingSpec
+from cost_models import Machine, SubAxis
+
+
+def cuts_inside(step: Step, source: tuple[int, ...]) -> bool:
+    """Whether a collective cuts a dim of the rank's ``source`` shape that is not the first: its blocks are not runs of memory."""
+    return step.kind in ("reduce_scatter", "all_to_all") and math.prod(source[: step.dims[-1]]) > 1
+
+
+def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
+    """Whether a collective joins a dim of the rank's ``target`` shape that is not the first."""
+    return step.kind in ("all_gather", "all_to_all") and math.prod(target[: step.dims[0]]) > 1
+
+
+def copied_alone(step: Step, source: tuple[int, ...], target: tuple[int, ...]) -> int:
+    """Elements that a call of its own copies on the rank: since it cuts or joins inside, or to reduce them in place."""
+    copied = math.prod(source) if step.kind == "all_reduce" or cuts_inside(step, source) else 0
+    return copied + (math.prod(target) if joins_inside(step, target) else 0)
+
+
+class Part(NamedTuple):
+    """One value's share of a collective.
+
+    Args:
+        layout: the reshard it is a step of.
+        number: which step of it.
+        step: the step.
+        source, target: the values before and after it.
+        source_shape, target_shape: on a rank.
+        itemsize: bytes of an element.
+        from_spec: what the reshard starts from.
+    """
+
+    layout: Layout
+    number: int
+    step: Step
+    source: str
+    target: str
+    source_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    itemsize: int
+    dtype: str
+    from_spec: ShardingSpec
+
+    @property
+    def source_bytes(self) -> int:
+        return math.prod(self.source_shape) * self.itemsize
+
+    @property
+    def target_bytes(self) -> int:
+        return math.prod(self.target_shape) * self.itemsize
+
+    @property
+    def cuts_inside(self) -> bool:
+        """The source's blocks are not runs of memory: what is cut is not its first dim."""
+        return cuts_inside(self.step, self.source_shape)
+
+    @property
+    def joins_inside(self) -> bool:
+        """The target's blocks are not runs of memory: what is joined is not its first dim."""
+        return joins_inside(self.step, self.target_shape)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call: a collective on one value, or on several in a flat buffer (a bucket).
+
+    =================  =====================================  =========================================================
+    kind               buffer in                              buffer out
+    =================  =====================================  =========================================================
+    all_reduce         none: the sources are copied into the  the targets are views of it
+                       buffer out and reduced there
+    reduce_scatter     copy of the sources if ``packs``       the targets are views of it
+    all_gather         copy of the sources if ``packs``       the target is it, or if ``unpacks`` the targets are copied
+                                                              from it by the wait
+    all_to_all         copy of the source if ``packs``        as of all_gather
+    permute            none                                   the target is it
+    =================  =====================================  =========================================================
+
+    Sources that are not copied stay alive until the wait; so do buffers that are not the targets'.
+    """
+
+    id: str
+    parts: tuple[Part, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.parts[0].step.kind
+
+    @property
+    def axes(self) -> tuple[SubAxis, ...]:
+        return self.parts[0].step.axes
+
+    @property
+    def reduction(self) -> str:
+        return self.parts[0].step.reduction
+
+    @property
+    def phase(self) -> Moment:
+        """That of its parts; backward where they differ."""
+        first, *others = {part.layout.phase for part in self.parts}
+        return "backward" if others else first
+
+    @property
+    def dtype(self) -> str:
+        return self.parts[0].dtype
+
+    @cached_property
+    def full_bytes(self) -> int:
+        """The gathered, reduced or exchanged tensors on the group."""
+        return sum(round(part.step.full_bytes) for part in self.parts)
+
+    @cached_property
+    def received_bytes(self) -> int:
+        """Received by a rank, at most."""
+        return sum(round(part.step.received_bytes_per_rank) for part in self.parts)
+
+    @cached_property
+    def packs(self) -> bool:
+        """The sources are copied into a buffer when it starts, and may be freed then."""
+        return self.kind == "all_reduce" or len(self.parts) > 1 or self.parts[0].cuts_inside
+
+    @cached_property
+    def unpacks(self) -> bool:
+        """The targets are copied out of a buffer by the wait."""
+        return (self.kind == "all_gather" and len(self.parts) > 1) or self.parts[0].joins_inside
+
+    @cached_property
+    def source_bytes(self) -> int:
+        return sum(part.source_bytes for part in self.parts)
+
+    @cached_property
+    def target_bytes(self) -> int:
+        return sum(part.target_bytes for part in self.parts)
+
+    @cached_property
+    def staging_bytes(self) -> int:
+        """Buffers that live from the start to the wait and are not the targets'."""
+        inward = self.source_bytes if self.packs and self.kind != "all_reduce" else 0
+        return inward + (self.target_bytes if self.unpacks else 0)
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """What it keeps in memory while in flight: its buffers, and the sources where they are not copied."""
+        return self.staging_bytes + (0 if self.unpacks else self.target_bytes) + (0 if self.packs else self.source_bytes)
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """Copied by operators of the rank, into its buffers and out of them."""
+        return (self.source_bytes if self.packs else 0) + (self.target_bytes if self.unpacks else 0)
+
+    def seconds(self, machine: Machine) -> float:
+        """Its price: the latency of a call is paid once."""
+        latency = machine.latency_seconds(self.kind, self.axes)
+        return latency + sum(max(part.step.seconds - latency, 0.0) for part in self.parts)
