@@ -2,15 +2,16 @@
 
 A chain is a list of at least ``FEWEST`` modules of one class with equal settings and equal weights that a forward runs one after another,
 each on what the one before returned and on the very same other arguments, with nothing between. That is seen in a run of the forward on
-fake tensors, not assumed: a loop that treats one layer apart gives no chain. Of a chain the first two and the last two modules are
-traced, the others return what they are given. The graph is then the same as of a full trace, names included; where the traced layers
-turn out not to be alike in it (``unrolled`` gives None), the model is traced in full.
+fake tensors, not assumed: a loop that treats one layer apart gives no chain. Of a chain the first two and the last two modules are run
+and traced; in the run that finds it the others return a copy of what they are given, in the trace that itself. The graph is then the same
+as of a full trace, names included; where the traced layers turn out not to be alike in it (``unrolled`` gives None), the model is traced
+in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,20 +52,28 @@ class Chain:
         return all(other == found[0] for other in found)
 
     @contextmanager
-    def passed_over(self) -> Iterator[None]:
-        """Within, the modules left out return what they are given."""
+    def running(self, instead: Callable[..., Any]) -> Iterator[None]:
+        """Within, the modules left out do this instead."""
         left_out = [self.modules[index] for index in self.left_out]
         for module in left_out:
-            module.forward = _first  # type: ignore[method-assign]
+            module.forward = instead  # type: ignore[method-assign]
         try:
             yield
         finally:
             for module in left_out:
                 del module.forward
 
+    def passed_over(self) -> AbstractContextManager[None]:
+        """Within, the modules left out return what they are given."""
+        return self.running(_first)
+
 
 def _first(given: Any, *args: Any, **kwargs: Any) -> Any:
     return given
+
+
+def _copy(given: Any, *args: Any, **kwargs: Any) -> Any:
+    return given.clone()
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -82,10 +91,10 @@ def find_chain(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Calla
     if not lists:
         return None
     path, modules = max(lists, key=lambda item: len(item[1]))
-    watch = _Watch(modules)
-    with _as_before(model) as same, watch.hooked():
+    watch, chain = _Watch(modules), Chain(path, modules)
+    with _as_before(model) as same, chain.running(_copy), watch.hooked():
         run()
-    return Chain(path, modules) if watch.is_chain and same() else None
+    return chain if watch.is_chain and same() else None
 
 
 @contextmanager

@@ -27,6 +27,10 @@ from autopar.reshard.letters import Alphabet, LetterLayout, Letters, Match
 MOST_LAYOUTS = 300
 """How many layouts a search under a limit looks at before it gives up on doing better."""
 
+TENSORS, TARGETS = 8, 32
+"""So many sizes of tensors, and targets, the last that were asked, keep what is known of the states on the ways: whoever asks of many goes
+from tensor to tensor, and by targets."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -112,6 +116,18 @@ def _with(layout: LetterLayout, dim: int, letters: Letters) -> LetterLayout:
     return layout[:dim] + (letters,) + layout[dim + 1 :]
 
 
+@lru_cache(maxsize=TARGETS)
+def known(alphabet: Alphabet, target: LetterLayout, size: float) -> dict[State, tuple[State, float]]:
+    """The names of states, and the seconds that they are away from ``target`` at least, as searches from anywhere have found them."""
+    return {}
+
+
+@lru_cache(maxsize=TENSORS)
+def moves_of(alphabet: Alphabet, capacities: tuple[int, ...], size: float) -> dict[State, tuple[Child, ...]]:
+    """The moves from states of a tensor, as searches have found them."""
+    return {}
+
+
 class _Search:
     """The tables of one question."""
 
@@ -125,7 +141,8 @@ class _Search:
         self.target_slow = [1 / self.alphabet.slow_count(wanted, divide) for divide in self.alphabet.divides]
         self.matches = [self.alphabet.matches(want) for want in question.target]
         self.twins = self.alphabet.twins(wanted)
-        self.known: dict[State, tuple[State, float]] = {}
+        self.known = known(question.alphabet, question.target, question.bytes)
+        self.made = moves_of(question.alphabet, question.capacities, question.bytes)
         self.tried: dict[object, float] = {}
         self.limit = question.limit
 
@@ -147,7 +164,7 @@ class _Search:
                 continue
             if not left and not node.state[1]:
                 return node
-            for seconds, received, kind, letters, dims, state in itertools.chain(self.moves(node), self.permutes(node)):
+            for seconds, received, kind, letters, dims, state in itertools.chain(self.moves(node.state), self.permutes(node)):
                 total = node.seconds + seconds
                 if total > limit:
                     continue
@@ -229,10 +246,16 @@ class _Search:
         latency, inverse = self.alphabet.figures(kind, letters)
         return latency + received * self.question.bytes * inverse
 
-    def moves(self, node: _Node) -> Iterator[Child]:
-        """Every move but permutes; of those that pass the limit by themselves some are left out."""
-        layout, partial = node.state
-        most = self.limit - node.seconds * (1 - 1e-9)
+    def moves(self, state: State) -> tuple[Child, ...]:
+        """Every move but permutes."""
+        made = self.made.get(state)
+        if made is None:
+            made = self.made[state] = tuple(self.moves_from(state))
+        return made
+
+    def moves_from(self, state: State) -> Iterator[Child]:
+        """The same, one after another."""
+        layout, partial = state
         counts = [self.count(letters) for letters in layout]
         block = 1 / math.prod(counts)
         used = {letter for letters in layout for letter in letters}.union(partial)
@@ -246,12 +269,10 @@ class _Search:
                 parts = self.count(moved)
                 without = _with(layout, dim, letters[:cut])
                 received = (parts - 1) * block
-                seconds = self.price("all_gather", moved, received)
-                if seconds <= most:
-                    yield seconds, received, "all_gather", moved, (dim,), (without, partial)
+                yield self.price("all_gather", moved, received), received, "all_gather", moved, (dim,), (without, partial)
                 received /= parts
                 seconds = self.price("all_to_all", moved, received)
-                for to in self.room(counts, parts) if seconds <= most else ():
+                for to in self.room(counts, parts):
                     if to != dim:
                         yield seconds, received, "all_to_all", moved, (dim, to), (_with(without, to, without[to] + moved), partial)
         for size in range(1, len(partial) + 1):
@@ -262,7 +283,7 @@ class _Search:
                 if moved == tuple(sorted(moved)):
                     yield self.price("all_reduce", moved, 2 * received), 2 * received, "all_reduce", moved, (), (layout, left)
                 seconds = self.price("reduce_scatter", moved, received)
-                for dim in self.room(counts, parts) if seconds <= most else ():
+                for dim in self.room(counts, parts):
                     yield seconds, received, "reduce_scatter", moved, (dim,), (_with(layout, dim, layout[dim] + moved), left)
 
     def room(self, counts: list[int], parts: int) -> list[int]:

@@ -112,7 +112,9 @@ class Resharding:
         order = np.lexsort(dims[::-1], axis=1)
         asked = np.concatenate([*(np.take_along_axis(words, order, axis=1) for words in dims), np.minimum(pairs, FREE)], axis=1)
         first, which = _distinct(asked)
-        ways = [self._way(tensor, asked[number], one[number], other[number], order[number]) for number in first]
+        by_target = sorted(first.tolist(), key=lambda number: asked[number, rank : 2 * rank].tolist())  # ways to one have much in common
+        found = {number: self._way(tensor, asked[number], one[number], other[number], order[number]) for number in by_target}
+        ways = [found[number] for number in first.tolist()]
         rows: np.ndarray = np.array([(way.seconds, *way.loads, 0.0, 0.0) for way in ways])[which]
         rows[:, -2:] = self._copied(tensor, ways, which, order)
         rows[:, 0] += rows[:, -2]
