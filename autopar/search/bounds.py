@@ -70,6 +70,15 @@ class Mixture:
     weights: Mapping[Term, float]
     slowdown: float
 
+    def without_paths(self) -> Mixture:
+        """The same for a model with other nodes, whose numbers tell paths: what weight they have goes to the others of the phase."""
+        found: dict[Term, float] = {}
+        for phase in PHASES:
+            kept = {term: weight for term, weight in self.weights.items() if term.phase == phase and term.path is None}
+            total = sum(kept.values())
+            found |= {term: weight / total for term, weight in kept.items()} if total else {Term(phase, compute=True): 1.0}
+        return Mixture(found, self.slowdown)
+
     def price(self, model: Model) -> Priced:
         compute: dict[Phase, float] = defaultdict(float)
         between: dict[tuple[Phase, str], float] = defaultdict(float)

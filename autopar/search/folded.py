@@ -224,6 +224,13 @@ class FoldedModel(Model):
             found.update((name, found[one]) for name, one in zip(group.repeats[repeat], group.repeats[near], strict=True))
         return found
 
+    def rests(self, time: int) -> bool:
+        """Between forward and backward of all layers that the pattern stands for."""
+        group, graph = self.fold.group, self.space.graph
+        names = [name for repeat in (PATTERN, group.echo) for name in group.repeats[repeat]]
+        forward, backward = ([self.times[name] for name in names if graph.op[name].phase == phase] for phase in ("forward", "backward"))
+        return max(forward, default=-1) < time < min(backward, default=len(graph.ops) + 1)
+
     def together(self, name: str) -> tuple[str, ...]:
         group = self.fold.group
         home = group.repeat_of(name)

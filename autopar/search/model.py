@@ -333,6 +333,10 @@ class Model:
         """Whether a chain of dependencies is one in the graph that is planned, with everything on it as often as it stands there."""
         return True
 
+    def rests(self, time: int) -> bool:
+        """Whether at a time of memory items nothing runs that a node stands for beside its own."""
+        return True
+
     def proved(self, weights: Weights, bound: float, optimum: float, seconds: float) -> float:
         """The bound on all plans, given the bound and the answer of the problem under these weights."""
         return bound

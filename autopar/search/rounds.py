@@ -7,11 +7,13 @@ from time import perf_counter
 import numpy as np
 
 from autopar.search.again import MOMENTS, without_kept
-from autopar.search.bounds import Answer, Cuts, blend
+from autopar.search.bounds import Answer, Cuts, Mixture, blend
 from autopar.search.building import build_model
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
+from autopar.search.folded import FoldedModel, folded
 from autopar.search.model import InSequence
+from autopar.search.renting import dearest, fullest, lightly_again
 from autopar.search.scarcity import TIGHT, binds, change_again, change_one, fitting, keep_less, part, tighten, too_late, without_answer
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
 
@@ -159,6 +161,7 @@ class Search(Trials):
             self._prove()
         self._settle()
         if self.folded and self.short and self.left > 0:
+            self._rent()
             keep_less(self, exposure)
         if binds(self) and self.reached > TIGHT and not self.keeping and not self.folded:
             tighten(self, exposure)
@@ -194,6 +197,20 @@ class Search(Trials):
             if (self.large and not self.folded) or idle >= patience or most <= self.aim * (1 + GAIN):
                 return
             mixture = blend(wanted, center, SHARE)
+
+    def _rent(self) -> None:
+        """A bound for which memory is paid, where no problem has both the limit and second runs."""
+        if not self.proves or self.start is None or not isinstance(self.weights, Mixture):
+            return
+        model, time = self.model, fullest(self.model, self.problem, self.start)
+        if self.apart:
+            model = lightly_again(build_model(model.space, again=1, share=0.0))
+            if isinstance(self.model, FoldedModel):
+                tied = folded(model, self.model.fold)
+                assert tied is not None, "operators that are alike run again alike"
+                model = tied
+        until = perf_counter() + min(self.left, TURN * self.time_limit)
+        self.bound = max(self.bound, dearest(model, self.weights.without_paths(), float(self.limit), time, until))
 
     def _polish(self) -> None:
         """More limits for the best schedule."""

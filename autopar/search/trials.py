@@ -97,6 +97,8 @@ class Trials:
         self.proves, self.draft = asked.proves, asked.draft
         self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
+        self.weights: Weights | None = None
+        """Those that gave ``aim``."""
         self.rivals: tuple[Timed, ...] = ()
         self.tunings: deque[tuple[bool, Tuning]] = deque(maxlen=REMEMBERED)
         """The last assignments scheduled, and whether at full depth."""
@@ -166,7 +168,8 @@ class Trials:
         self.last = solution
         if proves:
             bound = solution.bound * unit / (1 + TIES)
-            self.aim = max(self.aim, bound)
+            if bound > self.aim:
+                self.aim, self.weights = bound, weights
             if self.folded and solution.objective is not None:
                 self.claims.append((bound, solution.objective * unit, weights))
             elif not self.folded:
