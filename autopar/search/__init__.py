@@ -22,6 +22,7 @@ alternatives other choices for one tensor or operator, and what they would add
 alike        equal layers alike, where that costs next to nothing
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
+calls        a bound where something has to be sent
 renting      a bound where memory is short: what is held is paid for
 pooled       a bound where memory is short: one rank with the memory of all
 moving       plans changed one thing at a time, judged by their schedules

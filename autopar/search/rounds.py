@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from time import perf_counter
 
 import numpy as np
@@ -9,13 +10,15 @@ import numpy as np
 from autopar.search.again import MOMENTS, without_kept
 from autopar.search.bounds import Answer, Cuts, Mixture, blend
 from autopar.search.building import build_model
+from autopar.search.calls import with_calls
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
-from autopar.search.model import InSequence
+from autopar.search.model import TIES, InSequence, Weights
 from autopar.search.renting import dearest, fullest, lightly_again
 from autopar.search.scarcity import TIGHT, binds, change_again, change_one, fitting, keep_less, part, tighten, too_late, without_answer
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
+from solvers import Status, solve
 
 EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
@@ -159,6 +162,7 @@ class Search(Trials):
             return
         if self.proves and (self.left > 0 or self.best is None):
             self._prove()
+            self._call()
         self._settle()
         if self.folded and self.short and self.left > 0:
             self._rent()
@@ -197,6 +201,19 @@ class Search(Trials):
             if (self.large and not self.folded) or idle >= patience or most <= self.aim * (1 + GAIN):
                 return
             mixture = blend(wanted, center, SHARE)
+
+    def _call(self) -> None:
+        """A bound that counts a latency where something has to be sent."""
+        weights, limit = self.weights, UNLIMITED if self.again else self.limit
+        if self.folded or not isinstance(weights, Mixture) or self.reached <= self.gap:
+            return
+
+        def least(weights: Weights) -> float:
+            problem, unit = self.model.problem(limit, weights)
+            found = solve(problem, time_limit=max(min(self.left, TURN * self.time_limit), 1.0), gap=CLOSE, seed=self.seed)
+            return math.inf if found.status is Status.INFEASIBLE else found.bound * unit / (1 + TIES)
+
+        self.bound = max(self.bound, with_calls(weights, self.model, self.aim, least, GAIN * self.aim))
 
     def _rent(self) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
