@@ -8,6 +8,7 @@ stays as it is. What takes less time and fits is kept at once. Where nothing fit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -29,33 +30,45 @@ Tune = Callable[[Assignment], Timed]
 
 
 def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None) -> Timed:
-    """The best plan that changes lead to from ``begin``. Each change is scheduled under the limits of the plan that is changed; what they
-    all come to is tuned anew.
+    """The best plan that changes lead to from ``begin``, which fits if that does. Each change is scheduled under the limits of the plan
+    that is changed; what they all come to is tuned anew.
+
+    On the way plans may need a little more than the limit; where they end so, the way through plans that fit is taken.
 
     Args:
         tune: see ``Tune``.
         until: the ``perf_counter`` at which it ends.
         guide: a plan; only changes to what it has are tried.
     """
+    for over in (OVER, math.inf):
+        found = _improved(space, begin, limit, tune, until, guide, over)
+        if found.memory.peak <= limit or begin.memory.peak > limit:
+            return found
+    return begin
+
+
+def _improved(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float) -> Timed:
     best = begin
     while perf_counter() < until:
         before = best
         for change in _changes(space, best.assignment) if guide is None else _towards(space, guide):
             if perf_counter() >= until:
                 break
-            made, most = change(best.assignment), _cost(best, limit) * (1 - EQUAL)
+            made, most = change(best.assignment), _cost(best, limit, over) * (1 - EQUAL)
             if made is not None:
                 found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.schedule.limits, most)
-                best = found if found is not None and _cost(found, limit) < most else best
+                best = found if found is not None and _cost(found, limit, over) < most else best
         if best is before:
             break
         tuned = tune(best.assignment)
-        best = tuned if _cost(tuned, limit) < _cost(best, limit) else best
+        best = tuned if _cost(tuned, limit, over) < _cost(best, limit, over) else best
     return best
 
 
-def _cost(found: Timed, limit: int) -> float:
-    return found.seconds * (1 + OVER * max(found.memory.peak / limit - 1, 0.0))
+def _cost(found: Timed, limit: int, over: float) -> float:
+    """Seconds, and ``over`` times as many for each byte beyond the limit, relatively."""
+    beyond = found.memory.peak / limit - 1
+    return found.seconds * (1 + over * beyond) if beyond > 0.0 else found.seconds
 
 
 Change = Callable[[Assignment], Assignment | None]

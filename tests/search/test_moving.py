@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, make_schedule, memory
 from autopar.schedule.liveness import held
+from autopar.search import moving
 from autopar.search.baselines import find_baselines
-from autopar.search.moving import _changes, improve, kept_for_backward, with_part_kept
+from autopar.search.moving import _changes, _improved, improve, kept_for_backward, with_part_kept
 from autopar.search.pins import Pins
 from autopar.search.recompute import POLICIES, recompute
 from autopar.search.space import Space
@@ -66,6 +69,24 @@ def test_of_what_backward_reads_a_part_is_kept() -> None:
     for name in names:
         every = with_part_kept(space, every, name) or every
     assert between(every) < between(plain)
+
+
+def test_what_fits_goes_on_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where bytes over the limit count so little that the first way ends beyond it."""
+    graph = random_graph(2, layers=2, batch=64, width=32)
+    space = space_of(graph)
+    plan = find_baselines(space)[0]["fsdp"]
+    limit = memory(make_schedule(graph, plan, space.machine, LEAN), "adamw").peak
+
+    def tune(plan: Assignment) -> Timed:
+        return best_schedule(graph, plan, space.machine, "adamw", limit, tries=0)
+
+    begin = tune(plan)
+    assert _improved(space, begin, limit, tune, math.inf, None, 0.0).memory.peak > limit
+    monkeypatch.setattr(moving, "OVER", 0.0)
+    found = improve(space, begin, limit, tune, math.inf)
+    assert found.memory.peak <= limit
+    assert found.seconds <= begin.seconds
 
 
 def test_second_runs_come_and_go() -> None:
