@@ -1,10 +1,11 @@
 """Plans that need too much memory, made to fit: their strategies stay, what backward needs is kept or made again.
 
 With the strategies of a few plans alone the integer problem is small even for deep models: what is left to choose is whose strategy an
-operator takes, and how tensors are resharded, kept and made again (``again``). Where equal layers are folded, they keep the same. An answer
-that fills the memory leaves its schedule no room to gather ahead, one that leaves room computes more again: both are tried. Each answer is
-scheduled, and what its operators waited for prices the next; where layers are not folded, collectives are priced each alone as well. Where
-no schedule fits, what it holds beyond the limit is left free (``fitting``).
+operator takes, and how tensors are resharded, kept and made again (``again``). Where equal layers are folded, they keep the same; what each
+of the best plan's keeps is chosen after (``scarcity.keep_apart``). An answer that fills the memory leaves its schedule no room to gather
+ahead, one that leaves room computes more again: both are tried. Each answer is scheduled, and what its operators waited for prices the
+next; where layers are not folded, collectives are priced each alone as well. Where no schedule fits, what it holds beyond the limit is left
+free (``fitting``).
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ SHARES = (0.95, 0.9, 1.0)
 FITTINGS = 8
 """Times that a problem is solved under one share, each with more left free, at most."""
 KEEPING_GAP = 4e-3
-KEEPING_SECONDS = 12.0
+KEEPING_SECONDS = 6.0
 """The gap at which one solve stops, and its time."""
+MORE = 4
+"""Times as many limits are tried for the first answer: others begin from its."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Wanted:
 
 
 def fit(
-    space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wanted, folding: Folding | None = None
+    space: Space, plans: Sequence[Assignment], prices: Exposure, wanted: Wanted, folding: Folding | None = None, best: Timed | None = None
 ) -> tuple[Timed | None, Exposure]:  # fmt: skip
     """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found. And the prices that
     the last one shows.
@@ -68,6 +71,7 @@ def fit(
     Args:
         space: of the graph of ``plans``.
         folding: where that is a folded one.
+        best: the best schedule known.
     """
     alike = folding.alike if folding is not None else None
     model = build_model(space.restricted(plans, alike), again=wanted.moments, alike=alike)
@@ -76,7 +80,7 @@ def fit(
         if tied is None:
             return None, prices
         model = tied
-    keeping, best = _Keeping(model, wanted), None
+    keeping = _Keeping(model, wanted)
     for share in wanted.shares:
         found = keeping.run(prices, share, best)
         if found is not None:
@@ -122,7 +126,8 @@ class _Keeping:
         model, wanted = self.model, self.wanted
         assignment = extract(model, model.expand(choices))
         return best_schedule(
-            model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit, tries=wanted.tries,
+            model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
+            tries=wanted.tries * (MORE if best is None else 1),
             start=best.schedule.limits if best is not None else None, beside=best.seconds if best is not None else math.inf,
             samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),),
         )  # fmt: skip

@@ -16,7 +16,19 @@ from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
 from autopar.search.model import TIES, InSequence, Weights
 from autopar.search.renting import dearest, fullest, lightly_again
-from autopar.search.scarcity import TIGHT, binds, change_again, change_one, fitting, keep_less, part, tighten, too_late, without_answer
+from autopar.search.scarcity import (
+    TIGHT,
+    binds,
+    change_again,
+    change_one,
+    fitting,
+    keep_apart,
+    keep_less,
+    part,
+    tighten,
+    too_late,
+    without_answer,
+)
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
 from solvers import Status, solve
 
@@ -167,14 +179,15 @@ class Search(Trials):
         if self.folded and self.short and self.left > 0:
             self._rent()
             keep_less(self, exposure)
+            self._polish()
+            keep_apart(self, exposure)
         if binds(self) and self.reached > TIGHT and not self.keeping and not self.folded:
             tighten(self, exposure)
         if self.plain is not None and self.small and self.reached > self.gap:
             change_again(self, self.plain)
         if self.plain is not None and not self.large and not self.folded:
             change_one(self, MOST_CHANGING)
-        if self.best is not None and not self.best.memory.peak > self.limit and not self.draft:
-            self._polish()
+        self._polish()
 
     def _prove(self) -> None:
         """Bounds under weights that the answers so far suggest; their answers are plans to try as well."""
@@ -232,8 +245,7 @@ class Search(Trials):
     def _polish(self) -> None:
         """More limits for the best schedule."""
         best = self.best
-        assert best is not None
-        if self.left > 0:
+        if best is not None and best.memory.peak <= self.limit and not self.draft and self.left > 0:
             self.offer(self.schedule(best.assignment, best.schedule.limits, tries=4 * self.tries), self.method)
 
     def _settle(self) -> None:

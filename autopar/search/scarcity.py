@@ -8,6 +8,7 @@ time (``again``, ``keeping``).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from time import perf_counter
 
@@ -17,11 +18,12 @@ from autopar.schedule import Assignment
 from autopar.search.again import without_kept
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
-from autopar.search.keeping import SHARES
+from autopar.search.keeping import SHARES, Wanted, fit
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import Model, Weights
 from autopar.search.moving import improve
 from autopar.search.parting import parted
+from autopar.search.pins import Pins
 from autopar.search.recompute import full, recompute, with_policies
 from autopar.search.trials import CLOSE, TURN, Trials
 from autopar.search.tuning import Timed
@@ -34,8 +36,9 @@ PASSES = 4
 LIGHTER, ROUGH = 2, 1e-2
 """Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
 solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
-KEEPING = 0.4
-"""Share of the time left for what plans keep; where layers are folded nothing else follows but that the best has its limits tuned."""
+KEEPING, KEEPING_FOLDED, APART = 0.4, 0.65, 0.8
+"""Shares of the time left for what plans keep; where layers are folded, of all of them alike, and then of each: nothing else follows there
+but that the best has its limits tuned."""
 TIGHTER = 0.95
 """Where the limit binds and a gap is left, this share of it is tried: what is found for less memory fits as well."""
 HALVINGS = 6
@@ -77,7 +80,8 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
     beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
-    until, light = perf_counter() + (1 - TURN if trials.folded else KEEPING) * trials.left, without_kept(model) if trials.apart else model
+    until = perf_counter() + (KEEPING_FOLDED if trials.folded else KEEPING) * trials.left
+    light = without_kept(model) if trials.apart else model
     shares: tuple[float, ...] = SHARES
     if trials.large and trials.apart:
         prices = _without_kept(trials, light, prices, until)
@@ -93,6 +97,23 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
         if answer is None:
             break
         trials.answers.append(answer)
+
+
+def keep_apart(trials: Trials, prices: Exposure) -> None:
+    """Of the best plan of equal layers, what each of them keeps: some may make more again than others, where all alike would leave memory
+    unused. Not where outputs or tensors are pinned, which a folded graph does not name, or the graph is too deep to be scheduled whole."""
+    model, best = trials.model, trials.best
+    if best is None or best.memory.peak > trials.limit or best.estimated or trials.draft or not trials.apart:
+        return
+    pins, whole = model.space.pins, model.whole(best.assignment)
+    if pins.outputs or pins.tensors or perf_counter() >= trials.began + trials.time_limit:
+        return
+    space = replace(model.space, graph=model.whole_graph, pins=Pins())
+    until = perf_counter() + APART * trials.left
+    wanted = Wanted(trials.limit, 1, trials.tries, trials.seed, until, SHARES[1::-1])
+    found, _ = fit(space, (whole,), prices.learn(best.schedule, best.slots), wanted, best=replace(best, assignment=whole))
+    if found is not None:
+        trials.offer(found, "auto")
 
 
 def _answer(trials: Trials, light: Model, prices: Exposure, limit: int, gap: float, until: float) -> Assignment | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from math import inf
+from time import perf_counter
 from unittest.mock import patch
 
 import numpy as np
@@ -23,7 +25,10 @@ from autopar.search.folded import FoldedModel, folded
 from autopar.search.keeping import MOMENTS, Wanted, fit
 from autopar.search.model import InSequence, Model
 from autopar.search.pins import Pins
+from autopar.search.rounds import Search
+from autopar.search.scarcity import keep_apart
 from autopar.search.space import Space
+from autopar.search.trials import Asked
 from autopar.search.tuning import LEAN
 from solvers import solve
 from tests.search.test_folding import folding, graph, machine
@@ -103,6 +108,32 @@ def test_what_is_fitted_fits() -> None:
     assert found is not None and found.memory.peak <= limit < peak(kept)
     assert found.schedule.graph is graph() and prices != Exposure.first(0.0)
     check_legal(found.schedule, "fitted")
+
+
+@pytest.mark.slow
+def test_layers_keep_apart_what_fits() -> None:
+    """Where all alike leave memory unused, some layers keep more than others: never worse, and somewhere better."""
+    _, _, most = answer(tied(*plans()), None)
+    gained, unlike = 0, 0
+    for share in (0.7, 0.75, 0.8, 0.85):
+        limit = int(share * most)
+        begin, prices = fit(space(), plans(), Exposure.first(0.15), Wanted(limit, MOMENTS, 3, 0, inf, (0.95,)), folding())
+        assert begin is not None and begin.memory.peak <= limit
+        asked = Asked(limit, "adamw", 600.0, perf_counter(), 1e-6, 0, None, False, True)
+        search = Search(tied(*plans(), moments=0), asked, True)
+        search.best = begin
+        keep_apart(search, prices)
+        found = search.best
+        assert found.memory.peak <= limit and found.seconds <= begin.seconds
+        check_legal(found.schedule, "apart")
+        group, layouts, kept = folding().group, found.assignment.layouts, dict[int, set[object]]()
+        for layout in layouts if found is not begin else ():
+            home = group.tensors.get(layout.tensor)
+            if home is not None and home[0] in group.left_out:
+                kept.setdefault(home[0], set()).add((home[1], layout.spec, layout.half))
+        gained += found.seconds < begin.seconds * 0.999
+        unlike += any(some != other for some, other in pairwise(kept.values()))
+    assert gained and unlike
 
 
 @pytest.mark.slow
