@@ -7,7 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from solvers import METHODS, Problem, Status, evaluate, solve
+from solvers import METHODS, Problem, Status, array_program, evaluate, solve
+from solvers.record import Record
+from solvers.reduction import unreduced
 from tests.solvers.problems import brute_force, random_problem
 
 pytestmark = pytest.mark.usefixtures("form")
@@ -33,6 +35,27 @@ def test_brute_force_agrees(method, count):
             assert (found.status, found.objective, found.bound) == (Status.OPTIMAL, best, best), seed
             assert evaluate(problem, found.choices) == (best, found.peak_usage, True), seed
     assert seen == {Status.INFEASIBLE, Status.OPTIMAL}
+
+
+def test_reduced_costs_leave_out_no_better_answer(monkeypatch):
+    left_out = []
+    fix = array_program._Program._fix
+
+    def counted(program, bound):
+        change = program.model.changeColsBounds
+        program.model.changeColsBounds = lambda count, *arguments: (left_out.append(count), change(count, *arguments))
+        fix(program, bound)
+
+    monkeypatch.setattr(array_program._Program, "_fix", counted)
+    for seed in range(20):  # neighbours on an odd cycle want to differ: half of each is cheapest; and a dear choice that none needs
+        rng, alike = np.random.default_rng(seed), 10 * np.eye(3, dtype=np.int64)
+        costs = [np.append(rng.integers(0, 4, 2), 60) for _ in range(5)]
+        problem = Problem.build(costs, [(i, (i + 1) % 5, alike) for i in range(5)], None, None, name="cycle")
+        record = Record(problem, 0.0, np.inf, 1e-6, 0)
+        record.offer(rng.integers(0, 2, 5))
+        array_program.solve_core(record, unreduced(problem))
+        assert (record.objective, record.bound) == (brute_force(problem),) * 2, seed
+    assert len(left_out) > 10 and min(left_out) >= 5
 
 
 def test_messages_claim_no_more_than_is_true():

@@ -167,6 +167,17 @@ def test_dominance():
     assert gone > 100
 
 
+def test_dominance_where_neighbours_have_lost_choices():
+    gone = [0, 0]
+    for net, items, _ in NETWORKS:
+        thinned = net
+        for i in range(len(net.present)):  # the least of a row may be more than 0 by now
+            after = _agree(dominance.thin, dominance.plain_thin, thinned, items, i)
+            gone[thinned is not net] += int(thinned.live_count[i] - after.live_count[i])
+            thinned = after
+    assert gone[1] > 100
+
+
 def test_items_gathered(monkeypatch):
     gathered, forms = 0, (memory.gather, memory.plain_gather)
     for seed in range(200):
