@@ -55,35 +55,38 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _shifted(x: Tensor, dim: int) -> Generator[tuple[Tensor, str], Tensor, tuple[Tensor, Tensor]]:
-    """``x`` less its maximum over the whole dim, and the sum of exponentials of that."""
-    wide = _wide(x)
+def _top(wide: Tensor, dim: int) -> Generator[tuple[Tensor, str], Tensor, Tensor]:
+    """The maximum over the whole dim; 0 where that is minus infinity."""
     top = yield wide.amax(dim, keepdim=True), "max"
-    shifted = wide - top.masked_fill(top.isneginf(), 0.0)
-    total = yield shifted.exp().sum(dim, keepdim=True), "sum"
-    return shifted, total
+    return top.masked_fill(top.isneginf(), 0.0)
 
 
 def _softmax(parts: int, x: Tensor, dim: int, half_to_float: bool = False) -> Statistics:
-    shifted, total = yield from _shifted(x, dim)
-    return (shifted.exp() / total).to(torch.float32 if half_to_float else x.dtype)
+    wide = _wide(x)
+    top = yield from _top(wide, dim)
+    exponentials = (wide - top).exp_()
+    total = yield exponentials.sum(dim, keepdim=True), "sum"
+    return exponentials.div_(total).to(torch.float32 if half_to_float else x.dtype)
 
 
 def _log_softmax(parts: int, x: Tensor, dim: int, half_to_float: bool = False) -> Statistics:
-    shifted, total = yield from _shifted(x, dim)
-    return (shifted - total.log()).to(torch.float32 if half_to_float else x.dtype)
+    """The exponentials are gone when the result is made: logits are large."""
+    wide = _wide(x)
+    top = yield from _top(wide, dim)
+    total = yield (wide - top).exp_().sum(dim, keepdim=True), "sum"
+    return (wide - top).sub_(total.log()).to(torch.float32 if half_to_float else x.dtype)
 
 
 def _softmax_backward(parts: int, grad: Tensor, out: Tensor, dim: int, input_dtype: torch.dtype) -> Statistics:
     wide, probabilities = _wide(grad), _wide(out)
     total = yield (wide * probabilities).sum(dim, keepdim=True), "sum"
-    return (probabilities * (wide - total)).to(input_dtype)
+    return (wide - total).mul_(probabilities).to(input_dtype)
 
 
 def _log_softmax_backward(parts: int, grad: Tensor, out: Tensor, dim: int, input_dtype: torch.dtype) -> Statistics:
     wide = _wide(grad)
     total = yield wide.sum(dim, keepdim=True), "sum"
-    return (wide - _wide(out).exp() * total).to(input_dtype)
+    return _wide(out).exp().mul_(-total).add_(wide).to(input_dtype)
 
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:
