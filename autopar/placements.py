@@ -74,7 +74,7 @@ def written_pins(graph: Graph, meshes: Sequence[Mesh]) -> dict[str, str]:
             text, shape = str(op.args[1]), graph.tensors[op.inputs[0]].shape
             reasons = [_reason(text, shape, mesh) for mesh in meshes]
             if all(reasons):
-                hint = "give R or S with axes for each dim that they divide"
+                hint = "give R, or S with axes that divide the dim, or with one axis"
                 raise UsageError(f"{op.location}: autopar.shard with {text!r}: {reasons[0]}", hint)
             found[f"op:{op.name}"] = text
     return found

@@ -13,11 +13,8 @@ from cost_models import Machine, Operator, SubAxis
 
 
 def local_bytes(tensor: Tensor, spec: ShardingSpec, machine: Machine) -> int:
-    """Bytes of one rank's part of ``tensor``."""
-    elements = tensor.elements
-    for axis in spec.split_axes:
-        elements //= machine.mesh.sizes[axis]
-    return elements * DTYPE_BYTES[tensor.dtype]
+    """Bytes of one rank's part of ``tensor``, the largest."""
+    return math.prod(spec.local_shape(tensor.shape, machine.mesh.sizes)) * DTYPE_BYTES[tensor.dtype]
 
 
 def whole_axes(axes: tuple[int, ...], machine: Machine) -> tuple[SubAxis, ...]:

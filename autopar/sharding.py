@@ -1,5 +1,8 @@
 """ShardingSpec: how one tensor lies on the mesh. Strategy: one legal way to run one operator.
 
+A dim that the axes do not divide may be split over one axis in unequal parts (``span``): shapes, prices and memory are then those of the
+largest part, which the first rank has.
+
 Mesh axes are integers here (their position in the mesh); names belong to the mesh. Axes of size 1 never
 appear in a spec: ``ShardingSpec.normalized`` drops them, so that they cannot change an answer.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -111,18 +114,40 @@ class ShardingSpec:
         return math.prod(sizes[axis] for axis in self.dims[dim])
 
     def local_shape(self, shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-        """The shape one rank holds of a tensor of global ``shape``."""
+        """The shape one rank holds of a tensor of global ``shape``; where parts are unequal, of the largest."""
         if not self.split_axes:
             return tuple(shape)
-        return tuple([extent // math.prod([sizes[axis] for axis in axes]) for extent, axes in zip(shape, self.dims, strict=True)])
+        parts = [math.prod([sizes[axis] for axis in axes]) for axes in self.dims]
+        return tuple([-(-extent // count) for extent, count in zip(shape, parts, strict=True)])
 
-    def start(self, dim: int, extent: int, sizes: Sequence[int], coordinates: Sequence[int]) -> int:
-        """The first global index along ``dim`` (of global ``extent``) held by the rank at ``coordinates``."""
-        start, step = 0, extent
-        for axis in self.dims[dim]:
-            step //= sizes[axis]
-            start += coordinates[axis] * step
-        return start
+    def own_shape(self, shape: Sequence[int], sizes: Sequence[int], coordinates: Sequence[int]) -> tuple[int, ...]:
+        """The shape that the rank at ``coordinates`` holds of a tensor of global ``shape``."""
+        return tuple([self.span(dim, extent, sizes, coordinates)[1] for dim, extent in enumerate(shape)])
+
+    def lengths(self, shape: Sequence[int], sizes: Sequence[int]) -> tuple[object, ...]:
+        """For each dim what all ranks' lengths follow from; where two values' are equal, every rank holds equal shapes of both.
+
+        >>> ShardingSpec.parse("S0 R").lengths((8, 1), (4,)), ShardingSpec.parse("R S0").lengths((2, 3), (4,))
+        ((2, 1), (2, (3, (0,))))
+        """
+        if not self.split_axes:
+            return tuple(shape)
+        counts = [self.parts(dim, sizes) for dim in range(len(shape))]
+        ends = zip(shape, counts, self.dims, strict=True)
+        return tuple([(extent, axes) if extent % count else extent // count for extent, count, axes in ends])
+
+    def span(self, dim: int, extent: int, sizes: Sequence[int], coordinates: Sequence[int]) -> tuple[int, int]:
+        """The first global index along ``dim`` (of global ``extent``) that the rank at ``coordinates`` holds, and how many.
+
+        >>> [ShardingSpec.parse("S0").span(0, 6, (4,), (rank,)) for rank in range(4)]
+        [(0, 2), (2, 2), (4, 2), (6, 0)]
+        """
+        axes = self.dims[dim]
+        return span(extent, [sizes[axis] for axis in axes], [coordinates[axis] for axis in axes])
+
+    def is_even(self, shape: Sequence[int], sizes: Sequence[int]) -> bool:
+        """Whether all ranks' parts of a tensor of ``shape`` are equally large."""
+        return not any(extent % self.parts(dim, sizes) for dim, extent in enumerate(shape))
 
     def normalized(self, sizes: Sequence[int]) -> ShardingSpec:
         """Without the axes of size 1."""
@@ -142,9 +167,29 @@ class ShardingSpec:
             if shape[dim] % (count * self.parts(dim, sizes)):
                 return f"dim {dim} of size {shape[dim]} is not {count} blocks of {self.parts(dim, sizes)} equal parts, as {self!s} has it"
         for dim, extent in enumerate(shape):
-            if extent % self.parts(dim, sizes):
-                return f"dim {dim} of size {extent} cannot be split in {self.parts(dim, sizes)} equal parts by {self!s}"
+            parts = self.parts(dim, sizes)
+            if extent % parts and sum(sizes[axis] > 1 for axis in self.dims[dim]) > 1:
+                return f"dim {dim} of size {extent} cannot be split in {parts} equal parts by {self!s}; one axis alone splits unequally"
+            if extent % parts and extent == 1:
+                return f"dim {dim} of size {extent} cannot be split in {parts} parts by {self!s}"
         return None
+
+
+def span(extent: int, sizes: Sequence[int], places: Sequence[int]) -> tuple[int, int]:
+    """The first index, and how many, of one part of a dim that is cut by axes of these sizes, major to minor.
+
+    Parts are those of ``torch.chunk`` and DTensor's ``Shard``: each as large as the first, but for the last ones, which have what is left,
+    perhaps nothing.
+
+    Args:
+        places: of the part, along each axis.
+    """
+    index, parts = 0, 1
+    for size, place in zip(sizes, places, strict=True):
+        index, parts = index * size + place, parts * size
+    each = -(-extent // parts)
+    start = min(index * each, extent)
+    return start, min(each, extent - start)
 
 
 def _digits(match: re.Match[str], text: str, axes: Sequence[str]) -> str:
@@ -201,13 +246,15 @@ class Blocks:
         return (*shape[: self.dim], shape[self.dim] * shape[self.dim + 1], *shape[self.dim + 2 :])
 
     def own_spec(self, spec: ShardingSpec, sizes: Sequence[int]) -> ShardingSpec | None:
-        """A spec in a graph as the parameter's; None where some blocks are split among ranks and each block too, and where two axes
-        split each block: DTensors gather two strided shards of one dim in the wrong order.
+        """A spec in a graph as the parameter's; None where some blocks are split among ranks and each block too, where ranks have unequal
+        numbers of them, and where two axes split each block: DTensors gather two strided shards of one dim in the wrong order.
 
         >>> str(Blocks(0, 3).own_spec(ShardingSpec.parse("R S0 R"), (8,)))
         'S0/3 R'
         """
         whole, within = spec.dims[self.dim : self.dim + 2]
+        if self.count % math.prod(sizes[axis] for axis in whole):
+            return None
         if len(within) > 1 if not whole else within and math.prod(sizes[axis] for axis in whole) != self.count:
             return None
         dims = (*spec.dims[: self.dim], whole + within, *spec.dims[self.dim + 2 :])
@@ -232,16 +279,19 @@ class Blocks:
         return ShardingSpec((*own.dims[: self.dim], axes[:cut], axes[cut:], *own.dims[self.dim + 1 :]), own.partial)
 
 
-def splits(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[ShardingSpec]:
+def splits(shape: Sequence[int], sizes: Sequence[int], uneven: Set[int] = frozenset()) -> Iterator[ShardingSpec]:
     """Every legal spec without partial sums of a tensor of ``shape``, replicated first.
 
-    An axis splits at most one dim; a dim is split only by axes whose product divides it; both orders of
-    several axes on one dim are given. Axes of size 1 are left out.
+    An axis splits at most one dim; a dim is split only by axes whose product divides it, or, if it is among ``uneven``, by one alone; both
+    orders of several axes on one dim are given. Axes of size 1 are left out.
     """
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     for dims in itertools.product(range(-1, len(shape)), repeat=len(axes)):
         chosen = [tuple(axis for axis, d in zip(axes, dims, strict=True) if d == dim) for dim in range(len(shape))]
-        if any(extent % math.prod(sizes[a] for a in some) for extent, some in zip(shape, chosen, strict=True)):
+        if any(
+            extent % math.prod(sizes[a] for a in some) and not (dim in uneven and extent > 1 and len(some) == 1)
+            for dim, (extent, some) in enumerate(zip(shape, chosen, strict=True))
+        ):
             continue
         for order in itertools.product(*(itertools.permutations(some) for some in chosen)):
             yield ShardingSpec(tuple(order))

@@ -25,6 +25,11 @@ def random_assignment(graph: Graph, where: Machine, seed: int, again: float = 0.
     return recompute(graph, found, names, where) if names else found
 
 
+def _splits(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[ShardingSpec]:
+    """Every legal spec, in unequal parts too."""
+    return list(splits(shape, sizes, frozenset(range(len(shape)))))
+
+
 def _random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
     chance = random.Random(seed)
     sizes = where.mesh.sizes
@@ -57,7 +62,7 @@ def _random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
         reads[reader, position] = known.value
 
     for item in graph.inputs:
-        options = list(splits(graph.tensors[item.tensor].shape, sizes))
+        options = _splits(graph.tensors[item.tensor].shape, sizes)
         inputs[item.tensor] = specs[item.tensor] = chance.choice(options)
     for op in sorted(graph.ops, key=lambda op: op.phase == "backward"):
         of_op = [graph.tensors[name] for name in (*op.inputs, *op.outputs)]
@@ -75,7 +80,7 @@ def _random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
     producer = graph.producer
     for index, output in enumerate(graph.outputs):
         if output.kind == "output":
-            wanted = chance.choice(list(splits(graph.tensors[output.tensor].shape, sizes)))
+            wanted = chance.choice(_splits(graph.tensors[output.tensor].shape, sizes))
         else:
             wanted = inputs[by_name[output.name]]
         phase = "forward" if output.kind != "gradient" or output.tensor not in producer else producer[output.tensor].phase

@@ -55,10 +55,10 @@ def machine(mesh: str, latency: float = 0.0, bandwidth: float = 1.0, **axes: Lin
     return Machine(Mesh.parse(mesh), hardware, "communication")
 
 
-def all_specs(shape: tuple[int, ...], sizes: tuple[int, ...], reduction: str = "sum") -> list[ShardingSpec]:
-    """Every legal spec, with every choice of the free axes partial."""
+def all_specs(shape: tuple[int, ...], sizes: tuple[int, ...], reduction: str = "sum", *, uneven: bool = False) -> list[ShardingSpec]:
+    """Every legal spec, in unequal parts too if asked, with every choice of the free axes partial."""
     found = []
-    for spec in splits(shape, sizes):
+    for spec in splits(shape, sizes, frozenset(range(len(shape))) if uneven else frozenset()):
         free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in spec.split_axes]
         for count in range(len(free) + 1):
             found += [ShardingSpec(spec.dims, tuple((axis, reduction) for axis in some)) for some in itertools.combinations(free, count)]
@@ -67,9 +67,8 @@ def all_specs(shape: tuple[int, ...], sizes: tuple[int, ...], reduction: str = "
 
 def box(spec: ShardingSpec, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[slice, ...]:
     """The part of the tensor that ``rank`` holds."""
-    local, at = spec.local_shape(shape, mesh.sizes), mesh.coordinates(rank)
-    starts = [spec.start(dim, extent, mesh.sizes, at) for dim, extent in enumerate(shape)]
-    return tuple(slice(start, start + extent) for start, extent in zip(starts, local, strict=True))
+    spans = (spec.span(dim, extent, mesh.sizes, mesh.coordinates(rank)) for dim, extent in enumerate(shape))
+    return tuple(slice(start, start + length) for start, length in spans)
 
 
 def scatter(value: np.ndarray, spec: ShardingSpec, mesh: Mesh) -> list[np.ndarray]:

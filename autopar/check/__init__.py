@@ -4,6 +4,7 @@ Shares no code with the search, the solvers, the schedule or the recording of pl
 It stands on the rules, the reshard planner and the cost model, which are tested against the real operators and real collectives.
 
 walk        what the rows decide: specs, strategies, the steps of reshards
+parts       what ranks hold of a dim that is cut
 blocks      parameters in blocks as operators read them
 legs        what a step and a call do to memory and time
 calls       the collectives listed against those that follow

@@ -22,6 +22,8 @@ def in_graph(row: EnteringSpec, sizes: tuple[int, ...]) -> TensorSpec:
     if blocks and (blocks != str(count) or len(axes) > 1):
         return row
     taken = 0 if blocks else _axes_of(count, axes, sizes)
+    if count % math.prod(sizes[int(axis)] for axis in axes[:taken] if int(axis) < len(sizes)):
+        return row
     split = [f"S{some}" if some else "R" for some in (axes[:taken], axes[taken:])]
     shape = (*row.shape[:dim], count, row.shape[dim] // count, *row.shape[dim + 1 :])
     return row.model_copy(update={"shape": shape, "spec": " ".join((*words[:dim], *split, *words[dim + 1 :]))})

@@ -13,24 +13,32 @@ all_to_all         as reduce_scatter                       as all_gather
 permute            none                                    the target is it
 =================  ======================================  ============================================================
 
-Sources that are not copied stay until the wait, and so do buffers that are not the targets'.
+Sources that are not copied stay until the wait, and so do buffers that are not the targets'. Where a reshard cuts, joins or trades a dim
+that ranks hold in unequal parts, every rank sends as much as the largest part: sources are copied in, filled up, and targets copied out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.check.parts import largest, travelling
 from autopar.reshard import Step
 from autopar.rows import CollectivePlan, ReshardPlan
+from autopar.sharding import ShardingSpec
 from cost_models import Machine
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One step of a reshard on a rank. ``step`` is None where the reshard has nothing to do."""
+    """One step of a reshard on a rank. ``step`` is None where the reshard has nothing to do.
+
+    Args:
+        before, after: the shapes of source and target.
+        sent, came: as they travel; ``filled`` where unequal parts are made equal for that.
+    """
 
     row: ReshardPlan
     number: int
@@ -38,7 +46,10 @@ class Leg:
     source: str
     target: str
     before: tuple[int, ...]
+    sent: tuple[int, ...]
+    came: tuple[int, ...]
     after: tuple[int, ...]
+    filled: bool
     itemsize: int
     dtype: str
 
@@ -55,6 +66,23 @@ class Leg:
     def taken(self) -> int:
         """Bytes of the target."""
         return math.prod(self.after) * self.itemsize
+
+    @property
+    def packed(self) -> int:
+        """Bytes that go in."""
+        return math.prod(self.sent) * self.itemsize
+
+    @property
+    def arrived(self) -> int:
+        """Bytes that come out."""
+        return math.prod(self.came) * self.itemsize
+
+    @property
+    def on_group(self) -> int:
+        """Bytes of what is gathered, reduced or exchanged, on the group."""
+        assert self.step is not None
+        ranks = math.prod(part.size for part in self.step.axes)
+        return self.packed if self.step.kind in ("all_reduce", "reduce_scatter") else self.packed * ranks
 
 
 @dataclass(frozen=True)
@@ -73,17 +101,22 @@ class Call:
     def copies_in(self) -> bool:
         """The sources are copied when it starts."""
         inside = any(
-            step.kind in ("reduce_scatter", "all_to_all") and _rows_before(leg.before, step.dims[-1])
+            step.kind in ("reduce_scatter", "all_to_all") and _rows_before(leg.sent, step.dims[-1])
             for leg, step in zip(self.legs, self.steps, strict=True)
         )
-        return self.first.kind == "all_reduce" or len(self.legs) > 1 or inside
+        return self.first.kind == "all_reduce" or len(self.legs) > 1 or inside or self.filled
+
+    @property
+    def filled(self) -> bool:
+        """Unequal parts are among what is sent."""
+        return any(leg.filled for leg in self.legs)
 
     @cached_property
     def copies_out(self) -> bool:
         """The targets are copied out of a buffer by the wait."""
         step, leg = self.first, self.legs[0]
         bucket = step.kind == "all_gather" and len(self.legs) > 1
-        return bucket or (step.kind in ("all_gather", "all_to_all") and _rows_before(leg.after, step.dims[0]))
+        return bucket or self.filled or (step.kind in ("all_gather", "all_to_all") and _rows_before(leg.came, step.dims[0]))
 
     @cached_property
     def given(self) -> int:
@@ -96,13 +129,14 @@ class Call:
     @cached_property
     def copied(self) -> int:
         """Bytes that the rank copies before and after the call."""
-        return (self.given if self.copies_in else 0) + (self.taken if self.copies_out else 0)
+        packed, arrived = sum(leg.packed for leg in self.legs), sum(leg.arrived for leg in self.legs)
+        return (packed if self.copies_in else 0) + (arrived if self.copies_out else 0)
 
     @cached_property
     def buffers(self) -> int:
         """Bytes that live from start to wait and are not the targets'."""
-        inward = self.given if self.copies_in and self.first.kind != "all_reduce" else 0
-        return inward + (self.taken if self.copies_out else 0)
+        inward = sum(leg.packed for leg in self.legs) if self.copies_in and self.first.kind != "all_reduce" else 0
+        return inward + (sum(leg.arrived for leg in self.legs) if self.copies_out else 0)
 
     @cached_property
     def in_flight(self) -> int:
@@ -115,18 +149,41 @@ class Call:
         return once + math.fsum(max(step.seconds - once, 0.0) for step in self.steps)
 
 
-def legs(
-    row: ReshardPlan, shape: tuple[int, ...], steps: tuple[Step, ...], itemsize: int, dtype: str
-) -> Iterator[Leg]:  # fmt: skip
-    """The steps of a reshard whose source has ``shape`` on a rank; one without a step where there is nothing to do."""
-    if not steps:
-        yield Leg(row, 0, None, row.source, row.value, shape, shape, itemsize, dtype)
-    source = row.source
-    for number, step in enumerate(steps):
-        target = row.value if number + 1 == len(steps) else f"{row.value}#{number + 1}"
-        after = _moved(shape, step)
-        yield Leg(row, number, step, source, target, shape, after, itemsize, dtype)
-        shape, source = after, target
+@dataclass(frozen=True)
+class Ends:
+    """What a reshard turns into what: a tensor of ``shape`` from one spec into another, on a mesh of these sizes."""
+
+    shape: tuple[int, ...]
+    source: ShardingSpec
+    target: ShardingSpec
+    sizes: tuple[int, ...]
+
+    def travelling(self, steps: tuple[Step, ...]) -> tuple[int, ...]:
+        """The tensor's shape with the dims filled up that steps move in unequal parts."""
+        moved: set[int] = set()
+        for step in steps:
+            moved |= set(range(len(self.shape))) if step.kind == "permute" else set(step.dims)
+        longer = travelling(self.shape, self.source, self.target, self.sizes)
+        return tuple(longer[dim] if dim in moved else extent for dim, extent in enumerate(self.shape))
+
+
+def legs(row: ReshardPlan, ways: Sequence[tuple[Ends, tuple[Step, ...]]], itemsize: int, dtype: str) -> Iterator[Leg]:
+    """The steps of a reshard, of one stretch or two; one without a step where there is nothing to do."""
+    total, number, source = sum(len(steps) for _, steps in ways), 0, row.source
+    if not total:
+        ends = ways[0][0]
+        shape = largest(ends.shape, ends.source, ends.sizes)
+        yield Leg(row, 0, None, row.source, row.value, shape, shape, shape, shape, False, itemsize, dtype)
+    for ends, steps in ways:
+        whole, shape = ends.travelling(steps), largest(ends.shape, ends.source, ends.sizes)
+        sent = largest(whole, ends.source, ends.sizes)
+        for place, step in enumerate(steps, 1):
+            target = row.value if number + 1 == total else f"{row.value}#{number + 1}"
+            came = _moved(sent, step)
+            after = largest(ends.shape, ends.target, ends.sizes) if place == len(steps) else came
+            yield Leg(row, number, step, source, target, shape, sent, came, after, whole != ends.shape, itemsize, dtype)
+            shape = sent = came
+            source, number = target, number + 1
 
 
 def _moved(shape: tuple[int, ...], step: Step) -> tuple[int, ...]:

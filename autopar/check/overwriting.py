@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from autopar.check.differences import Difference
 from autopar.check.order import Order
+from autopar.check.parts import held
 from autopar.graph import Op
 from autopar.rows import InstructionPlan
 from autopar.rules import is_alias, may_write_over, stores
@@ -60,7 +61,7 @@ def _may(order: Order, ops: Mapping[str, Op], row: InstructionPlan) -> bool:
     if row.over not in [row.reads[place] for place in may_write_over(ops[row.of])] or made < 0 or order.rows[made].kind != "run":
         return False
     maker, turn = order.rows[made], "forward"
-    alike = {walk.specs[value].local_shape(walk.tensors[walk.tensor_of[value]].shape, walk.plan.sizes) for value in values}
+    alike = {held(walk.tensors[walk.tensor_of[value]].shape, walk.specs[value], walk.plan.sizes) for value in values}
     same = {walk.tensors[walk.tensor_of[value]].dtype for value in values}
     return (
         len(alike) == len(same) == 1 and (maker.phase == turn) == (row.phase == turn) and not walk.strategies[maker.of].inner

@@ -10,6 +10,7 @@ from autopar.check.differences import TOLERANCE, Difference, count, seconds
 from autopar.check.legs import Call
 from autopar.check.lifetimes import Lifetimes
 from autopar.check.order import Order
+from autopar.check.parts import largest
 from autopar.check.walk import Walk
 from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
@@ -132,4 +133,4 @@ def _baselines(walk: Walk) -> Iterator[Difference]:
 
 
 def local_elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:
-    return math.prod(ShardingSpec.parse(row.spec).local_shape(row.shape, sizes))
+    return math.prod(largest(row.shape, ShardingSpec.parse(row.spec), sizes))

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from autopar.check.blocks import in_graph
 from autopar.check.differences import Difference, count, seconds
-from autopar.check.legs import Leg, legs
+from autopar.check.legs import Ends, Leg, legs
+from autopar.check.parts import halfway, illegal, largest
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import Plan
@@ -112,7 +113,7 @@ class Walk:
         self.tensor_of[row.tensor] = row.tensor
 
     def _legal(self, where: str, shape: tuple[int, ...], spec: ShardingSpec) -> Iterator[Difference]:
-        problem = spec.problem(shape, self.plan.sizes)
+        problem = spec.problem(shape, self.plan.sizes) or illegal(shape, spec, self.plan.sizes)
         if problem is None and spec.normalized(self.plan.sizes) != spec:
             problem = f"the spec {spec} names an axis of size 1"
         if problem is None and spec.blocks:
@@ -247,7 +248,7 @@ class Walk:
         """Seconds of the operator as one rank runs it."""
         sizes = self.plan.sizes
         entries = (*row.inputs, *row.outputs)
-        shapes = tuple(ShardingSpec.parse(entry.spec).local_shape(entry.shape, sizes) for entry in entries)
+        shapes = tuple(largest(entry.shape, ShardingSpec.parse(entry.spec), sizes) for entry in entries)
         sizes_of = [math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True)]
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
         moved = moves(op, sizes_of[:split], sizes_of[split:])
@@ -289,13 +290,23 @@ class Walk:
         if self.broken:
             return
         itemsize = DTYPE_BYTES[tensor.dtype]
-        found = find_reshard(tensor.shape, itemsize, source, target, self.machine)
-        if found is None:
+        middle = halfway(tensor.shape, source, target, self.plan.sizes)
+        stretches = [(source, target)] if middle is None else [(source, middle), (middle, target)]
+        found = [find_reshard(tensor.shape, itemsize, *ends, self.machine) for ends in stretches]
+        if None in found:
             self.broken = True
             yield Difference(where, f"no collectives turn {row.from_spec!r} into {row.to_spec!r}")
             return
-        local = source.local_shape(tensor.shape, self.plan.sizes)
-        self.legs[row.value] = tuple(legs(row, local, found.steps, itemsize, tensor.dtype))
+        ways = [(Ends(tensor.shape, *ends, self.plan.sizes), way.steps) for ends, way in zip(stretches, found, strict=True) if way]
+        self.legs[row.value] = tuple(legs(row, ways, itemsize, tensor.dtype))
+        yield from self._sent(where, self.legs[row.value])
+
+    def _sent(self, where: str, made: Iterable[Leg]) -> Iterator[Difference]:
+        """What is sent is what the shapes on a rank say."""
+        for leg in made:
+            if leg.step is not None and leg.is_collective and round(leg.step.full_bytes) != leg.on_group:
+                self.broken = True
+                yield Difference(where, f"step {leg.number} moves {round(leg.step.full_bytes)} bytes, parts on a rank make {leg.on_group}")
 
     def _first_readers(self) -> Iterator[Difference]:
         """``before`` of each reshard is an operator or output of its phase, and no operator that reads the value was captured before
@@ -369,4 +380,4 @@ def _key(inputs: Iterable[ShardingSpec], outputs: Iterable[ShardingSpec], factor
 
 
 def local_bytes(tensor: Tensor, spec: ShardingSpec, sizes: tuple[int, ...]) -> int:
-    return math.prod(spec.local_shape(tensor.shape, sizes)) * DTYPE_BYTES[tensor.dtype]
+    return math.prod(largest(tensor.shape, spec, sizes)) * DTYPE_BYTES[tensor.dtype]

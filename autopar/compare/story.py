@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from autopar.compare.moments import Flight, Moments
-from autopar.compare.words import call, spec_text, where
+from autopar.compare.words import call, spec_text, unequal, where
 from autopar.errors import UsageError
 from autopar.graph import DTYPE_BYTES, Op
 from autopar.plan import Plan
@@ -79,6 +79,8 @@ class Story:
 
     def _value(self, title: str, row: TensorSpec) -> Iterator[str]:
         yield f"{title}: {row.dtype}{list(row.shape)} lies as {spec_text(row.spec)} {self._axes(row.spec)}"
+        for dim, words in unequal(row.shape, row.spec, self.plan.mesh).items():
+            yield f"  dim {dim} in unequal parts: {words}; time and memory are those of the largest"
         public = title.split(" ", 1)[1]
         for pin in (public, f"input:{public}", f"output:{public}"):
             if pin in self.plan.pins:

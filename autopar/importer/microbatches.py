@@ -214,7 +214,7 @@ class _Pairing:
         rule = find_rule(op, self.whole.tensors)
         tensors = [self.whole.tensors[name] for name in (*op.inputs, *op.outputs)]
         wanted = [self._split(self.whole.tensors[one], self.part.tensors[two]) for one, two in zip(op.outputs, other.outputs, strict=True)]
-        offered = strategies(rule, tensors, (self.count,)) if self.count > 1 else ()
+        offered = strategies(rule, tensors, (self.count,), uneven=frozenset()) if self.count > 1 else ()
         mean = next((state for state in states if state.spec.partial and abs(state.factor * self.count - 1) < 1e-9), None)
         tries = [states]
         if mean is not None:

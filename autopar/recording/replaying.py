@@ -167,7 +167,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
             if part.step.is_collective:
                 parts[layout.value, part.number] = part
             else:
-                cuts[part.target] = Cut(layout, part.step)
+                cuts[part.target] = Cut(layout, part)
         add(layout.value, layout.tensor, layout.spec)
 
     for _, _, row in plan.entering:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
 
-from autopar.compare.words import pattern
+from autopar.compare.words import pattern, unequal
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.report import units
@@ -84,6 +84,7 @@ def overview(plan: Plan) -> Table:
     ]
     if max(plan.sizes) > 1 and _is_whole(plan):
         rows.append(("note", "no work is split: at these sizes every rank does it all sooner than it could share it"))
+    rows += [("unequal", f"{words}; time and memory are those of the largest part") for words in _unequal(plan)]
     rows += [("pin", f"{name} = {spec!r}") for name, spec in plan.pins.items()]
     return Table(("autopar", "plan"), tuple(rows))
 
@@ -106,6 +107,16 @@ def _step(plan: Plan) -> str:
         f"communication {units.seconds(predicted.communication_seconds)}, {units.seconds(hidden)}{share} of it hidden, "
         f"optimizer {units.seconds(predicted.optimizer_seconds)}; in sequence {units.seconds(predicted.sequential_seconds)}"
     )
+
+
+def _unequal(plan: Plan) -> list[str]:
+    """The dims that are cut in unequal parts, each said once. Operators are read only where something that enters has such a dim."""
+    tables = (plan.inputs, plan.parameters, plan.buffers, plan.constants, plan.outputs)
+    rows: list[TensorSpec] = [row for table in tables for row in table.values()]
+    if any(extent > size and extent % size for extent in {extent for row in rows for extent in row.shape} for size in plan.sizes):
+        rows += [entry for op in plan.ops for entry in op.outputs]
+    cut = dict.fromkeys((row.shape, row.spec) for row in rows if "S" in row.spec)
+    return list(dict.fromkeys(words for shape, spec in cut for words in unequal(shape, spec, plan.mesh).values()))
 
 
 def _again(plan: Plan) -> str:

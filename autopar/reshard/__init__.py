@@ -10,6 +10,9 @@ steps          Step and Reshard, with their price
 
 from autopar.reshard.face import reshard
 from autopar.reshard.planning import collective, find_moves, find_reshard
-from autopar.reshard.steps import Reshard, Step
+from autopar.reshard.steps import Reshard, Shapes, Step, copied_alone, cuts_inside, halfway, joins_inside
 
-__all__ = ["Reshard", "Step", "collective", "find_moves", "find_reshard", "reshard"]
+__all__ = [
+    "Reshard", "Shapes", "Step", "collective", "copied_alone", "cuts_inside", "find_moves", "find_reshard", "halfway", "joins_inside",
+    "reshard",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from functools import lru_cache
 from autopar.reshard.cuts import MOST_PRIMES, cuts, joined, prime_cut
 from autopar.reshard.permutation import Placed, moving_parts, permute_sources
 from autopar.reshard.search import Move, Question, Way, solve
-from autopar.reshard.steps import Reshard, Step
+from autopar.reshard.steps import Reshard, Step, filled_up, halfway
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
 
@@ -36,8 +36,12 @@ def find_reshard(
 
     A value that is whole over an axis becomes a partial sum over it for nothing (one rank keeps it, the others hold zeros).
     There is none when the target is partial by another reduction than a sum over an axis that the source is not, or when axes with
-    different reductions are pending and one of them has to be done (their order would change the value).
+    different reductions are pending and one of them has to be done (their order would change the value). A dim that is whole ``halfway`` is
+    gathered, and cut then.
     """
+    middle = halfway(shape, source, target, machine.mesh.sizes)
+    if middle is not None:
+        return _by_way_of(middle, shape, itemsize, source, target, machine, fine)
     if fine is None:
         fine = is_fine(machine)
     names = None if fine else renaming(source, target, machine)
@@ -49,7 +53,7 @@ def find_reshard(
     if names is not None:
         back = {new: old for old, new in enumerate(names)}
         parts = tuple([SubAxis(back[part.axis], part.outer, part.size) for part in parts])
-    full = math.prod(shape) * itemsize
+    full = math.prod(filled_up(shape, source, target, machine.mesh.sizes)) * itemsize
     reduction = next((reduction for axis, reduction in source.partial if axis not in target.partial_axes), "")
     steps = tuple([_step(move, parts, order, full, reduction, machine) for move in moves])
     masked = tuple([axis for axis, reduction in target.partial if axis not in source.partial_axes])
@@ -65,6 +69,21 @@ def find_reshard(
         sum([step.received_bytes_per_rank for step in steps]),
         machine.mesh,
     )
+
+
+def _by_way_of(
+    middle: ShardingSpec, shape: tuple[int, ...], itemsize: int, source: ShardingSpec, target: ShardingSpec, machine: Machine,
+    fine: bool | None,
+) -> Reshard | None:  # fmt: skip
+    """Two reshards as one."""
+    first = find_reshard(shape, itemsize, source, middle, machine, fine)
+    second = find_reshard(shape, itemsize, middle, target, machine, fine)
+    if first is None or second is None:
+        return None
+    return Reshard(
+        shape, itemsize, source, target, first.steps + second.steps, first.seconds + second.seconds,
+        first.received_bytes_per_rank + second.received_bytes_per_rank, machine.mesh, (first, second),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -109,7 +128,13 @@ def alike(machine: Machine) -> tuple[tuple[int, ...], ...]:
 def find_moves(
     shape: tuple[int, ...], itemsize: int, source: ShardingSpec, target: ShardingSpec, machine: Machine, fine: bool
 ) -> Moves | None:
-    """The moves, the parts of axes that their letters stand for, and the tensor's dims in their order; None where there is no way."""
+    """The moves, the parts of axes that their letters stand for, and the tensor's dims in their order; None where there is no way.
+
+    Unequal parts travel filled up to equal ones: the moves are those of a tensor that is as long. No dim is whole ``halfway``.
+    """
+    filled = filled_up(shape, source, target, machine.mesh.sizes)
+    if filled != shape:
+        return find_moves(filled, itemsize, source, target, machine, fine)
     pending = dict(source.partial)
     kept = dict(target.partial)
     masked = [axis for axis, reduction in kept.items() if axis not in pending and reduction == "sum"]

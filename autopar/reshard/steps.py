@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.sharding import ShardingSpec
@@ -44,9 +45,111 @@ class Step:
         return self.kind not in ("slice", "mask")
 
 
+def filled_up(shape: Sequence[int], source: ShardingSpec, target: ShardingSpec, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The shape with every dim as long as parts of the size of the largest are together, of both specs or, where these differ, of the
+    source.
+
+    >>> filled_up((6, 4), ShardingSpec.parse("S0 R"), ShardingSpec.parse("R S0"), (4,))
+    (8, 4)
+    """
+    found = []
+    for dim, extent in enumerate(shape):
+        count = source.parts(dim, sizes)
+        count = target.parts(dim, sizes) if count == 1 else count
+        found.append(-(-extent // count) * count)
+    return tuple(found)
+
+
+def halfway(shape: Sequence[int], source: ShardingSpec, target: ShardingSpec, sizes: Sequence[int]) -> ShardingSpec | None:
+    """The target with the dims whole that source and target cut in parts of which equal ones of the size of the largest would be of
+    different lengths together: no exchange turns one into the other. None where there are no such dims.
+
+    >>> str(halfway((7, 4), ShardingSpec.parse("S0 R"), ShardingSpec.parse("S1 S0"), (2, 3)))
+    'R S0'
+    """
+    lengths = [filled_up(shape, *ends, sizes) for ends in ((source, target), (target, source))]
+    if lengths[0] == lengths[1]:
+        return None
+    return ShardingSpec(
+        tuple(axes if one == other else () for axes, one, other in zip(target.dims, *lengths, strict=True)), target.partial
+    )  # fmt: skip
+
+
+def shape_after(shape: tuple[int, ...], step: Step) -> tuple[int, ...]:
+    """A rank's shape after one step, where all ranks' are equal."""
+    parts = math.prod([axis.size for axis in step.axes])
+    changed = list(shape)
+    if step.kind in ("slice", "reduce_scatter", "all_to_all"):
+        changed[step.dims[-1]] //= parts
+    if step.kind in ("all_gather", "all_to_all"):
+        changed[step.dims[0]] *= parts
+    return tuple(changed)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What one step makes of what on a rank; on the largest, where parts are unequal.
+
+    Args:
+        source, target: of the values before and after it.
+        sent, came: the same as they travel.
+        filled: unequal parts are filled up to equal ones to travel, and cut after the last step.
+        whole: of the tensor.
+        ends: the specs that this step, with those around it, turns one into the other.
+        last: of these steps.
+    """
+
+    source: tuple[int, ...]
+    sent: tuple[int, ...]
+    came: tuple[int, ...]
+    target: tuple[int, ...]
+    filled: bool
+    whole: tuple[int, ...]
+    ends: tuple[ShardingSpec, ShardingSpec]
+    last: bool
+
+    def on(self, sizes: Sequence[int], coordinates: Sequence[int]) -> Shapes:
+        """The same on the rank at ``coordinates``: what travels filled up is as large on all ranks, and cut in the end; a dim that is not
+        moved has the rank's own length."""
+        source, target = self.ends
+        if source.is_even(self.whole, sizes) and target.is_even(self.whole, sizes):
+            return self
+        if self.filled:
+            return replace(self, target=target.own_shape(self.whole, sizes, coordinates)) if self.last else self
+        own = source.own_shape(self.whole, sizes, coordinates)
+        unmoved = {dim for dim, extent in enumerate(self.whole) if extent % source.parts(dim, sizes)}
+
+        def as_held(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple([own[dim] if dim in unmoved else extent for dim, extent in enumerate(shape)])
+
+        return replace(
+            self, source=as_held(self.source), sent=as_held(self.sent), came=as_held(self.came), target=as_held(self.target)
+        )  # fmt: skip
+
+
+def cuts_inside(step: Step, source: tuple[int, ...]) -> bool:
+    """Whether a collective cuts a dim of the rank's ``source`` shape that is not the first: its blocks are not runs of memory."""
+    return step.kind in ("reduce_scatter", "all_to_all") and math.prod(source[: step.dims[-1]]) > 1
+
+
+def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
+    """Whether a collective joins a dim of the rank's ``target`` shape that is not the first."""
+    return step.kind in ("all_gather", "all_to_all") and math.prod(target[: step.dims[0]]) > 1
+
+
+def copied_alone(step: Step, shapes: Shapes) -> int:
+    """Elements that a call of its own copies on the rank: since it cuts or joins inside, to reduce them in place, or to fill up unequal
+    parts and cut what came."""
+    copied = math.prod(shapes.sent) if shapes.filled or step.kind == "all_reduce" or cuts_inside(step, shapes.sent) else 0
+    return copied + (math.prod(shapes.came) if shapes.filled or joins_inside(step, shapes.came) else 0)
+
+
 @dataclass(frozen=True)
 class Reshard:
     """The cheapest known way from ``source`` to ``target``.
+
+    Where a step cuts, joins or trades unequal parts, what travels is filled up to equal ones, and cut in the end: between its ends the
+    reshard is that of a tensor of the shape ``padded``, whose parts begin where those of the real one do.
 
     Args:
         shape: of the whole tensor.
@@ -56,6 +159,7 @@ class Reshard:
         seconds: of all steps.
         received_bytes_per_rank: of all steps.
         mesh: the mesh it is for.
+        legs: reshards one after another, of whose steps this one consists, if it is not of one piece.
     """
 
     shape: tuple[int, ...]
@@ -66,6 +170,28 @@ class Reshard:
     seconds: float
     received_bytes_per_rank: float
     mesh: Mesh
+    legs: tuple[Reshard, ...] = ()
+
+    @cached_property
+    def padded(self) -> tuple[int, ...]:
+        """``shape`` with the dims filled up that steps cut, join or trade in unequal parts."""
+        filled = filled_up(self.shape, self.source, self.target, self.mesh.sizes)
+        moved = {dim for step in self.steps for dim in (step.dims if step.kind != "permute" else range(len(self.shape)))}
+        return tuple([after if dim in moved else before for dim, (before, after) in enumerate(zip(self.shape, filled, strict=True))])
+
+    @cached_property
+    def shapes(self) -> tuple[Shapes, ...]:
+        """For each step, the shapes on a rank."""
+        if self.legs:
+            return tuple([shapes for leg in self.legs for shapes in leg.shapes])
+        sizes, ends, found = self.mesh.sizes, (self.source, self.target), []
+        before, sent = (self.source.local_shape(shape, sizes) for shape in (self.shape, self.padded))
+        for number, step in enumerate(self.steps, 1):
+            last, came = number == len(self.steps), shape_after(sent, step)
+            after = self.target.local_shape(self.shape, sizes) if last else came
+            found.append(Shapes(before, sent, came, after, self.padded != self.shape, self.shape, ends, last))
+            before = sent = came
+        return tuple(found)
 
     @cached_property
     def temporary_bytes(self) -> int:
@@ -73,21 +199,17 @@ class Reshard:
 
         Blocks are exchanged as runs of memory, so a dim with others before it is cut, or joined, by a copy.
         """
-        shape = list(self.source.local_shape(self.shape, self.mesh.sizes))
         final = math.prod(self.target.local_shape(self.shape, self.mesh.sizes)) * self.itemsize
         most = 0
-        for number, step in enumerate(self.steps):
-            parts, before = math.prod(part.size for part in step.axes), math.prod(shape) * self.itemsize
-            copies = 0
-            if step.kind in ("reduce_scatter", "all_to_all") and math.prod(shape[: step.dims[-1]]) > 1:
-                copies += before
-            if step.kind in ("slice", "reduce_scatter", "all_to_all"):
-                shape[step.dims[-1]] //= parts
-            if step.kind in ("all_gather", "all_to_all"):
-                shape[step.dims[0]] *= parts
-            after = math.prod(shape) * self.itemsize
-            if step.kind in ("all_gather", "all_to_all") and math.prod(shape[: step.dims[0]]) > 1:
-                copies += after
+        for number, (step, shapes) in enumerate(zip(self.steps, self.shapes, strict=True)):
+            before, sent, came, after = (
+                math.prod(shape) * self.itemsize for shape in (shapes.source, shapes.sent, shapes.came, shapes.target)
+            )
+            copies, filled = 0, step.is_collective and shapes.filled
+            if filled or cuts_inside(step, shapes.sent):
+                copies += sent
+            if filled or joins_inside(step, shapes.came):
+                copies += came
             between = after - final if number < len(self.steps) - 1 else 0
             most = max(most, (before if number else 0) + copies + between)
         return most

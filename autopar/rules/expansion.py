@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Tensor
@@ -25,7 +25,9 @@ MIRRORED = " mirrored"
 """After the name of a factor in a strategy: its parts are traded by halves."""
 
 
-def strategies(rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[int], *, must_split: bool = False) -> tuple[Strategy, ...]:
+def strategies(
+    rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[int], *, must_split: bool = False, uneven: Set[str] | None = None
+) -> tuple[Strategy, ...]:  # fmt: skip
     """Every legal way to run an operator on a mesh, without doubles, in an order that depends on nothing else.
 
     Args:
@@ -34,9 +36,10 @@ def strategies(rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[in
         sizes: the mesh's axis sizes; axes of size 1 are left out.
         must_split: contractions, convolutions and attention keep only the strategies that give a largest set of axes to factors
             and have no partial inputs.
+        uneven: the factors that may be split in unequal parts, as far as the rule allows it; all when not given.
     """
     itemsizes = tuple(DTYPE_BYTES[tensor.dtype] for tensor in tensors) if rule.inner or rule.mirror else ()
-    return _expand(rule, itemsizes, tuple(sizes), must_split)
+    return _expand(rule, itemsizes, tuple(sizes), must_split, frozenset(rule.free if uneven is None else uneven))
 
 
 def plain_factors(strategy: Strategy) -> dict[str, Axes]:
@@ -45,10 +48,12 @@ def plain_factors(strategy: Strategy) -> dict[str, Axes]:
 
 
 @lru_cache(maxsize=65536)
-def _expand(rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ...], must_split: bool) -> tuple[Strategy, ...]:
+def _expand(
+    rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ...], must_split: bool, uneven: frozenset[str]
+) -> tuple[Strategy, ...]:  # fmt: skip
     expansion = _Expansion(rule, itemsizes, sizes)
     found: dict[tuple[int, ...], Strategy] = {}
-    for factors, flows, mirrored in _assignments(rule, sizes):
+    for factors, flows, mirrored in _assignments(rule, sizes, uneven):
         for ordered in itertools.product(*(itertools.permutations(axes) for axes in factors.values())):
             strategy = expansion.strategy(dict(zip(factors, ordered, strict=True)), flows, mirrored)
             key = *map(id, strategy.inputs + strategy.outputs), int(mirrored)  # equal specs are one object here
@@ -57,9 +62,11 @@ def _expand(rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ..
     return _splitting(result) if must_split and rule.family in MUST_SPLIT else result
 
 
-def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], bool]]:
+def _assignments(
+    rule: ShardingRule, sizes: tuple[int, ...], uneven: frozenset[str]
+) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], bool]]:  # fmt: skip
     """Every assignment of axes: to factors, to flows (by index), or to nothing; replicated first. With each, whether the factor that may
-    be is traded by halves."""
+    be is traded by halves. Unequal parts are made by one axis alone, and nothing is traded beside them."""
     traded = rule.mirror.factor if rule.mirror else None
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     dims = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
@@ -67,7 +74,8 @@ def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[d
               for names, extent in zip(term, shape, strict=True) if len(names) > 1]  # fmt: skip
     composites = list(dict.fromkeys(zip(dims, shapes, strict=True)))
     options = [
-        [None, *(name for name in rule.free if rule.extent[name] % sizes[axis] == 0), *range(len(rule.flows))] for axis in axes
+        [None, *(name for name in rule.free if rule.splits(name, sizes[axis], uneven=name in uneven)), *range(len(rule.flows))]
+        for axis in axes
     ]
     for choice in itertools.product(*options):
         factors: dict[str, Axes] = {}
@@ -78,11 +86,12 @@ def _assignments(rule: ShardingRule, sizes: tuple[int, ...]) -> Iterator[tuple[d
             elif chosen is not None:
                 flows[chosen] = (*flows.get(chosen, ()), axis)
         parts = {name: math.prod(sizes[axis] for axis in some) for name, some in factors.items()}
-        if all(rule.extent[name] % count == 0 for name, count in parts.items()) and all(
+        even = all(rule.extent[name] % count == 0 for name, count in parts.items())
+        if (even or all(len(factors[name]) == 1 or rule.extent[name] % count == 0 for name, count in parts.items())) and all(
             _contiguous(names, extent, rule.extent, parts) for names, extent in composites
         ):
             yield factors, flows, False
-            if traded in parts and rule.extent[traded] % (2 * parts[traded]) == 0:
+            if even and traded in parts and rule.extent[traded] % (2 * parts[traded]) == 0:
                 yield factors, flows, True
 
 
@@ -126,11 +135,13 @@ class _Expansion:
         return Strategy(tuple(inputs), tuple(outputs), parts, inner, given, workspace)
 
     def _parts(self, name: str, axes: Axes, traded: bool) -> float:
-        """How much less work the busiest rank has: the n parts of a factor, fewer where the last part does more than its share.
+        """How much less work the busiest rank has: the n parts of a factor, fewer where one part does more than its share.
 
         Row ``i`` of a triangle of ``s`` rows takes work ``i``: the last ``s/n`` rows take ``1 - ((n - 1) / n)^2 = (2n - 1) / n^2`` of it.
         """
-        count = math.prod(self.sizes[axis] for axis in axes)
+        count, extent = math.prod(self.sizes[axis] for axis in axes), self.rule.extent[name]
+        if extent % count:
+            return extent / -(-extent // count)
         return count * count / (2 * count - 1) if name in self.rule.triangles and not traded else count
 
     def _inner(self, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
@@ -138,8 +149,8 @@ class _Expansion:
         for item in self.rule.inner:
             over = tuple(sorted(axis for name in item.over for axis in factors.get(name, ())))
             if over:
-                cut = math.prod(self.sizes[axis] for name in item.factors for axis in factors.get(name, ()))
-                elements = math.prod(self.rule.extent[name] for name in item.factors) // cut * item.elements
+                counts = {name: math.prod(self.sizes[axis] for axis in factors.get(name, ())) for name in item.factors}
+                elements = math.prod(-(-self.rule.extent[name] // count) for name, count in counts.items()) * item.elements
                 found.append(InnerCollective("all_reduce", over, elements * max(4, self.itemsizes[0]), item.reduction))
         return tuple(found)
 

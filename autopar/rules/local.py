@@ -21,7 +21,7 @@ from autopar.rules.expansion import plain_factors, strategies
 from autopar.rules.lookup import find_row, find_rule
 from autopar.rules.rule import ShardingRule
 from autopar.rules.signature import Row, signature
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.sharding import ShardingSpec, Strategy, span
 
 SEED_STRIDE = 1 << 20
 """Seeds of a graph are small numbers; a part's seed is the graph's plus its number times this."""
@@ -99,14 +99,14 @@ class _Cut:
             case "shape":
                 return self.local_shape(rest[0], int(rest[1]))
             case "extent":
-                extent = math.prod(self.extent(name) for name in rest)
+                extent = math.prod(self.span(name)[1] for name in rest)
                 return (extent,) if isinstance(argument, tuple) else argument if argument is None else extent
             case "start":
-                return argument + self.start(rest[0])
+                return argument + self.span(rest[0])[0]
             case "ratio":
                 shape, result = self.local_shape("input", 0), self.local_shape("output", 0)
                 padded = (1,) * (len(result) - len(shape)) + shape
-                return tuple(given and big // small for given, big, small in zip(argument, result, padded, strict=True))
+                return tuple(given and big // max(small, 1) for given, big, small in zip(argument, result, padded, strict=True))
             case "seed":
                 return argument + SEED_STRIDE * self.part(self.spec(rest[0], int(rest[1])))
             case _:
@@ -116,17 +116,12 @@ class _Cut:
         return (self.strategy.inputs if side == "input" else self.strategy.outputs)[index]
 
     def local_shape(self, side: str, index: int) -> tuple[int, ...]:
-        return self.spec(side, index).local_shape(self.rule.shapes[side == "output"][index], self.sizes)
+        return self.spec(side, index).own_shape(self.rule.shapes[side == "output"][index], self.sizes, self.coordinates)
 
-    def extent(self, name: str) -> int:
-        return self.rule.extent.get(name, 1) // math.prod(self.sizes[axis] for axis in self.factors.get(name, ()))
-
-    def start(self, name: str) -> int:
-        start, step = 0, self.rule.extent.get(name, 1)
-        for axis in self.factors.get(name, ()):
-            step //= self.sizes[axis]
-            start += self.coordinates[axis] * step
-        return start
+    def span(self, name: str) -> tuple[int, int]:
+        """The first index of the factor on this rank, and how many."""
+        axes = self.factors.get(name, ())
+        return span(self.rule.extent.get(name, 1), [self.sizes[axis] for axis in axes], [self.coordinates[axis] for axis in axes])
 
     def part(self, spec: ShardingSpec) -> int:
         """The number of this rank's part among the parts of a split tensor."""

@@ -18,6 +18,20 @@ BY_NAME: Mapping[str, Row] = {row.name: row for row in ROWS}
 OWN: dict[str, Row] = {}
 """Rows that users gave (``autopar.rules.own``)."""
 
+MAY_BE_EMPTY = frozenset({"pointwise", "random", "contraction", "reduction", "view", "softmax", "gather", "cross-entropy", "factory"})
+"""The families whose operators take tensors without elements."""
+IN_EQUAL_PARTS = frozenset({"linear algebra", "own"})
+"""The families whose operators nobody has tried on parts of unequal sizes."""
+
+
+EQUAL_WORDS: Mapping[str, str] = {"": "", "all": "  (in equal parts)", "inner": "  (in equal parts where counted over)"}
+"""What the printed table says of ``Row.equal``."""
+
+
+def _equal(row: Row) -> str:
+    """Which of an operator's factors are split in equal parts alone: see ``Row.equal``."""
+    return "all" if row.family in IN_EQUAL_PARTS else row.equal
+
 
 def find_row(target: str) -> Row | None:
     """The row of an operator: by its full name (``aten.view.dtype``), else without the overload (``aten.view``)."""
@@ -80,11 +94,27 @@ def bound(row: Row, call: OperatorCall) -> ShardingRule:
         for text in _present(written, call, row):
             try:
                 rule = bind(text, inputs, outputs, operator=call.target, family=row.family, slots=slots, dims=dims, keep=keep)
-                return _of_dtypes(rule, call)
+                return _of_parts(_of_dtypes(rule, call), row)
             except RuleError as error:
                 problem = problem or error
     assert problem is not None
     raise problem
+
+
+def _of_parts(rule: ShardingRule, row: Row) -> ShardingRule:
+    """Which factors may be split in unequal parts, and which of them must have something on every rank.
+
+    Equal must be the parts of a factor that shares a dim with others (they would not be the dim's own parts), of one along which work
+    grows, and of what the row says. Nothing is the largest or smallest of no elements, none of them can be read by index, and many kernels
+    are not made for them.
+    """
+    shared = {name for term in rule.inputs + rule.outputs for names in term for name in names if len(names) > 1}
+    counted = {name for item in rule.inner for name in item.over}
+    equal = shared | rule.triangles | {"all": set(rule.free), "inner": counted}.get(_equal(row), set())
+    full = counted | {name for partial in rule.output_partial for name, reduction in partial if reduction != "sum"}
+    full |= {formula.removeprefix("start ") for _, formula in row.local if formula.startswith("start ")}
+    full |= set(rule.free) if row.equal or row.family not in MAY_BE_EMPTY else set()
+    return replace(rule, equal=frozenset(equal - {"_"}), full=frozenset(full))
 
 
 def _of_dtypes(rule: ShardingRule, call: OperatorCall) -> ShardingRule:
@@ -129,7 +159,7 @@ def unknown(target: str, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tu
 
 def table() -> tuple[tuple[str, str, str], ...]:
     """THE table as text: (family, operator, rule), one row an operator."""
-    return tuple((row.family, row.name, row.text) for row in ROWS)
+    return tuple((row.family, row.name, row.text + EQUAL_WORDS[_equal(row)]) for row in ROWS)
 
 
 def check_table() -> None:

@@ -58,6 +58,8 @@ class ShardingRule:
         inner: the all-reduces inside the operator.
         triangles: the factors along which the work grows from nothing, evenly: of n parts the last does (2n - 1) / n^2 of it all.
         mirror: the factor whose parts may be traded by halves, if there is one.
+        equal: the factors that are split in equal parts alone.
+        full: the factors of which no part may be empty.
         known: False for an operator without a row, or with arguments its row does not fit: everything whole.
         reason: why it is not known.
     """
@@ -75,6 +77,8 @@ class ShardingRule:
     inner: tuple[Statistic, ...] = ()
     triangles: frozenset[str] = frozenset()
     mirror: Mirror | None = None
+    equal: frozenset[str] = frozenset()
+    full: frozenset[str] = frozenset()
     known: bool = True
     reason: str = ""
 
@@ -95,6 +99,14 @@ class ShardingRule:
     def free(self) -> tuple[str, ...]:
         """The factors that axes may split."""
         return tuple(name for name, _ in self.extents if name not in self.whole)
+
+    def splits(self, name: str, parts: int, *, uneven: bool) -> bool:
+        """Whether a factor may be split in so many parts; ``uneven``: in unequal ones too, of which the first are the largest."""
+        extent = self.extent[name]
+        if extent % parts == 0:
+            return True
+        each = -(-extent // parts)
+        return uneven and name not in self.equal and extent > 1 and (name not in self.full or each * (parts - 1) < extent)
 
     def __str__(self) -> str:
         """The whole rule in the notation, with every reduction, flow and inner collective.

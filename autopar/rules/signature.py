@@ -58,6 +58,7 @@ class Row:
         alias: output 0 shares the storage of input 0.
         work: how many floating point operations: a name of ``autopar.rules.work``.
         once: why it may not run a second time to make its results again; empty when it may.
+        equal: which factors are split in equal parts alone: ``all``, or ``inner``, those that the statistics inside count over.
     """
 
     family: str
@@ -70,6 +71,7 @@ class Row:
     alias: bool = False
     work: str = "elements"
     once: str = ""
+    equal: str = ""
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from autopar.dialect import random_step
 from autopar.dialect.dropout import this_step
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable, loss_gradient
+from autopar.runtime.execution import Executable, loss_gradient, own_shape
 from autopar.runtime.steps import Call, Saved
 from autopar.schedule import Schedule
 
@@ -54,8 +54,8 @@ def run_step(
                 del found
             if not trains or graph.mode != "train":
                 continue
-            for held, mine in zip(ranks, sums or [_zeros(schedule, held) for held in ranks], strict=True):
-                held.update(mine)
+            for rank, held, mine in zip(executable.backend.ranks, ranks, sums or [None] * len(ranks), strict=True):
+                held.update(_zeros(schedule, rank, held) if mine is None else mine)
             sums = []
             with loss_gradient(weight):
                 executable.backward(ranks, observed, last=last)
@@ -72,15 +72,11 @@ def _added(weight: float, total: Values, found: Values) -> Values:
     return {name: value * weight + total[name] if name in total else value * weight for name, value in found.items()}
 
 
-def _zeros(schedule: Schedule, held: Values) -> Values:
-    """The sums before the first microbatch."""
+def _zeros(schedule: Schedule, rank: int, held: Values) -> Values:
+    """The sums of a rank before the first microbatch."""
     device = next((tensor.device for tensor in held.values()), torch.device("cpu"))
-    sizes, found = schedule.machine.mesh.sizes, {}
-    for name in schedule.sums:
-        tensor = schedule.graph.tensors[schedule.values[name].tensor]
-        shape = schedule.specs[name].local_shape(tensor.shape, sizes)
-        found[name] = torch.zeros(shape, dtype=getattr(torch, tensor.dtype), device=device)
-    return found
+    dtypes = {name: getattr(torch, schedule.graph.tensors[schedule.values[name].tensor].dtype) for name in schedule.sums}
+    return {name: torch.zeros(own_shape(schedule, name, rank), dtype=dtype, device=device) for name, dtype in dtypes.items()}
 
 
 class AccumulatedCall(Call):

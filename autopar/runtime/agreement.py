@@ -128,7 +128,8 @@ def _detail(schedule: Schedule, item: Instruction) -> str:
         return f"{operation.op.target} {[str(spec) for spec in (*operation.strategy.inputs, *operation.strategy.outputs)]}"
     if item.kind == "start":
         call = schedule.collectives[item.of]
-        return f"{call.kind} {call.axes} {call.reduction} {[(part.step.dims, part.step.sources, part.source_shape) for part in call.parts]}"
+        parts = [(part.step.dims, part.step.sources, part.shapes.source) for part in call.parts]
+        return f"{call.kind} {call.axes} {call.reduction} {parts}"
     if item.kind == "slice":
         step = schedule.cuts[item.writes[0]].step
         return "" if step is None else f"{step.kind} {step.axes} {step.dims}"

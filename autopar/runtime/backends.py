@@ -55,9 +55,9 @@ class Exchange:
         """Ranks in the group."""
         return math.prod(part.size for part in self.axes)
 
-    def full_bytes(self, buffer: Tensor) -> int:
-        """Bytes of the gathered, exchanged or reduced tensors on the group, from the buffer that a rank puts in."""
-        return buffer.nbytes * (1 if self.kind in ("all_reduce", "reduce_scatter") else self.size)
+    def full_bytes(self, sent: int) -> int:
+        """Bytes of the gathered, exchanged or reduced tensors on the group, from those that a rank puts in."""
+        return sent * (1 if self.kind in ("all_reduce", "reduce_scatter") else self.size)
 
 
 Wait = Callable[[], list[Tensor]]

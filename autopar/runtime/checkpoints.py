@@ -24,7 +24,7 @@ def chunks(tensor: DTensor) -> list[Chunk] | None:
     def along(dim: int) -> Iterator[tuple[int, int, int]]:
         """Place in the whole, place in the part, and length."""
         extent = tensor.shape[dim] // counts.get(dim, 1)
-        start, length = spec.start(dim, extent, sizes, coordinates), extent // spec.parts(dim, sizes)
+        start, length = spec.span(dim, extent, sizes, coordinates)
         for block in range(counts.get(dim, 1)):
             yield block * extent + start, block * length, length
 

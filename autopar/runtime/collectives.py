@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,8 +104,13 @@ class Call:
         self.of, self.backend, self.earlier = of, backend, earlier
         self.exchange = exchange_of(of)
         self.sources, self.targets = tuple(part.source for part in of.parts), tuple(part.target for part in of.parts)
-        self.pack = _packing(of, self.exchange.size if step.kind in CUT else 1, backend.traced)
-        self.unpack = _unpacking(of, self.exchange.size if step.kind in JOINED else 1)
+        cut, joined = (self.exchange.size if step.kind in kinds else 1 for kinds in (CUT, JOINED))
+        mesh, made = backend.mesh, dict[tuple[Part, ...], tuple[Packing, Unpacking]]()
+        alike = [tuple(part.on(mesh.sizes, mesh.coordinates(rank)) for part in of.parts) for rank in backend.ranks]
+        for parts in dict.fromkeys(alike):
+            own = replace(of, parts=parts)
+            made[parts] = _packing(own, cut, backend.traced), _unpacking(own, joined)
+        self.packs, self.unpacks = zip(*(made[parts] for parts in alike), strict=True)
 
     def start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         """Hands over what it reads."""
@@ -124,7 +129,9 @@ class Call:
 
     def _start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         sources = [[held[name] for name in self.sources] for held in ranks]
-        flights[self.of.id] = Flight(self.backend.start(self.exchange, [self.pack(tensors) for tensors in sources]))
+        buffers = [pack(tensors) for pack, tensors in zip(self.packs, sources, strict=True)]
+        flights[self.of.id] = Flight(self.backend.start(self.exchange, buffers))
+        del buffers
         if observed is not None:
             observed.append(self._observed(sources[0]))
 
@@ -143,8 +150,8 @@ class Call:
             buffers = flight.wait()
         except RuntimeError as error:
             raise self._lost(error) from error
-        for held, buffer in zip(ranks, buffers, strict=True):
-            held.update(zip(self.targets, self.unpack(buffer), strict=True))
+        for held, buffer, unpack in zip(ranks, buffers, self.unpacks, strict=True):
+            held.update(zip(self.targets, unpack(buffer), strict=True))
 
     def _lost(self, error: RuntimeError) -> RuntimeError:
         """The backend's own error speaks of sockets; this one says what was being done, and who else took part."""
@@ -154,7 +161,10 @@ class Call:
         return RuntimeError(f"{self.of.kind} {self.of.id} over {axes} was not finished ({who}): another rank is gone or late: {error}")
 
     def _observed(self, sources: Sequence[Tensor]) -> Observed:
-        call, sizes = self.of, [self.exchange.full_bytes(tensor) for tensor in sources]
+        call, sizes = self.of, []
+        for part, tensor in zip(self.of.parts, sources, strict=True):
+            elements = math.prod(part.shapes.sent) if part.filled else tensor.numel()
+            sizes.append(self.exchange.full_bytes(elements * tensor.element_size()))
         layouts = [part.layout for part in call.parts]
         if len(layouts) == 1:
             return Observed(call.kind, call.axes, call.phase, sizes[0], layouts[0].tensor, layouts[0].before)
@@ -172,6 +182,10 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
     cuts = [_cutting(part, blocks) for part in call.parts]
     if len(cuts) == 1:
         cut = cuts[0]
+        if call.filled and not traced:
+            return lambda sources: _laid_out(sources[0], call.parts[0], blocks).view(-1)
+        if call.filled:
+            return lambda sources: cut(sources[0]).clone(memory_format=torch.contiguous_format).view(-1)
         if call.kind == "all_reduce" and not traced:
             return lambda sources: sources[0].clone(memory_format=torch.contiguous_format).view(-1)
         return lambda sources: cut(sources[0]).contiguous().view(-1)
@@ -181,7 +195,7 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
         return lambda sources: torch.cat(
             [cut(source).reshape(size) for cut, source, size in zip(cuts, sources, rows, strict=True)], 1
         ).view(-1)
-    runs_of_memory, total = not any(part.cuts_inside for part in call.parts), sum(size for _, size in rows)
+    runs_of_memory, total = not any(part.cuts_inside or part.filled for part in call.parts), sum(size for _, size in rows)
 
     def fill(sources: Sequence[Tensor]) -> Tensor:
         if runs_of_memory and all(source.is_contiguous() for source in sources):  # one kernel for all of them
@@ -198,17 +212,44 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
 def _cutting(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
     """A source as ``[blocks, ...]``: a view of it."""
     if blocks == 1:
-        return lambda source: source[None]
-    dim = part.step.dims[-1]
-    parts = (blocks, part.source_shape[dim] // blocks)
+        return lambda source: fitted(source, part.shapes.sent)[None] if part.filled else source[None]
+    dim, sent = part.step.dims[-1], part.shapes.sent
+    parts = (blocks, sent[dim] // blocks)
+    if part.filled:
+        return lambda source: fitted(source, sent).unflatten(dim, parts).movedim(dim, 0)
     return lambda source: source.unflatten(dim, parts).movedim(dim, 0)
 
 
+def _laid_out(source: Tensor, part: Part, blocks: int) -> Tensor:
+    """A source as ``[blocks, ...]`` in memory of its own, zeros where it is filled up; without another copy in between."""
+    shape, dim = _block_shape(part, blocks), part.step.dims[-1] if part.step.dims else 0
+    room = source.new_zeros((blocks, *shape)) if tuple(source.shape) != part.shapes.sent else source.new_empty((blocks, *shape))
+    for number, block in enumerate(room):
+        piece = source
+        if blocks > 1:
+            start = min(number * shape[dim], source.shape[dim])
+            piece = source.narrow(dim, start, min(shape[dim], source.shape[dim] - start))
+        for along, extent in enumerate(piece.shape):
+            block = block.narrow(along, 0, extent)
+        block.copy_(piece)
+    return room
+
+
 def _block_shape(part: Part, blocks: int) -> tuple[int, ...]:
+    sent = part.shapes.sent
     if blocks == 1:
-        return part.source_shape
+        return sent
     dim = part.step.dims[-1]
-    return (*part.source_shape[:dim], part.source_shape[dim] // blocks, *part.source_shape[dim + 1 :])
+    return (*sent[:dim], sent[dim] // blocks, *sent[dim + 1 :])
+
+
+def fitted(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """The tensor with its dims cut to, or filled up with zeros to, this shape; itself where it has it."""
+    for dim, extent in enumerate(shape):
+        if tensor.shape[dim] > extent:
+            tensor = tensor.narrow(dim, 0, extent)
+    missing = [extent - have for extent, have in zip(shape, tensor.shape, strict=True)]
+    return torch.constant_pad_nd(tensor, [amount for more in reversed(missing) for amount in (0, more)]) if any(missing) else tensor
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------------
@@ -218,7 +259,7 @@ Unpacking = Callable[[Tensor], Sequence[Tensor]]
 
 def _unpacking(call: Collective, blocks: int) -> Unpacking:
     """The flat buffer of one rank -> its targets: views of it, or copies where the table says so."""
-    shapes = [part.target_shape for part in call.parts]
+    shapes = [part.shapes.came for part in call.parts]
     if len(shapes) == 1 and not call.unpacks:
         return lambda buffer: (buffer.view(shapes[0]),)
     sizes = [math.prod(shape) // blocks for shape in shapes]
@@ -229,10 +270,18 @@ def _unpacking(call: Collective, blocks: int) -> Unpacking:
 
 
 def _joining(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
-    """A part's columns of the buffer as its target."""
-    dim, whole = part.step.dims[0], part.target_shape
-    each = (blocks, *whole[:dim], whole[dim] // blocks, *whole[dim + 1 :])
-    return lambda columns: columns.view(each).movedim(0, dim).reshape(whole).contiguous()
+    """A part's columns of the buffer as its target, where unequal parts were filled up in memory of its own."""
+    came, target, filled = part.shapes.came, part.shapes.target, part.filled
+    if blocks == 1:
+        return lambda columns: fitted(columns.view(came), target).clone(memory_format=torch.contiguous_format)
+    dim = part.step.dims[0]
+    each = (blocks, *came[:dim], came[dim] // blocks, *came[dim + 1 :])
+
+    def join(columns: Tensor) -> Tensor:
+        whole = columns.view(each).movedim(0, dim).reshape(came)
+        return fitted(whole, target).clone(memory_format=torch.contiguous_format) if filled else whole.contiguous()
+
+    return join
 
 
 def exchange_now(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Tensor]:

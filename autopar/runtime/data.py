@@ -1,7 +1,8 @@
 """What each rank loads: the rows of a batch that its part of the inputs needs, placed as DTensors that know the whole batch's size.
 
 The batch is dim 0 of the largest input; its spec says which rows are whose. A batch whose size the split does not divide, a last one say,
-is loaded whole by every rank. Where another input lies in another way, or other dims are split too, the module cuts or gathers it.
+is loaded whole by every rank, unless it was planned to be cut in unequal parts. Where another input lies in another way, or other dims are
+split too, the module cuts or gathers it.
 """
 
 from __future__ import annotations
@@ -35,21 +36,22 @@ class Rows:
     axes: tuple[int, ...]
 
     def spec(self, size: int, dims: int) -> ShardingSpec:
-        """Of a tensor of ``dims`` dims and ``size`` rows: split as planned, or whole where that does not divide it."""
+        """Of a tensor of ``dims`` dims and ``size`` rows: split as planned, or whole where that does not divide it and was not planned."""
         split = ShardingSpec((self.axes, *((),) * (dims - 1)))
-        return split if size % split.parts(0, self.place.mesh.sizes) == 0 else ShardingSpec.replicated(dims)
+        return split if size == self.size or size % split.parts(0, self.place.mesh.sizes) == 0 else ShardingSpec.replicated(dims)
 
     def of(self, size: int) -> slice:
         """The rows of a batch of ``size`` that this rank needs."""
-        spec, mesh = self.spec(size, 1), self.place.mesh
-        start = spec.start(0, size, mesh.sizes, mesh.coordinates(self.place.rank)) if spec.dims[0] else 0
-        return slice(start, start + size // spec.parts(0, mesh.sizes))
+        mesh = self.place.mesh
+        start, length = self.spec(size, 1).span(0, size, mesh.sizes, mesh.coordinates(self.place.rank))
+        return slice(start, start + length)
 
     def placed(self, tree: Any, size: int) -> Any:
         """This rank's rows, in any nesting of tensors, as DTensors of a batch of ``size``."""
+        here = self.of(size)
 
         def place(rows: torch.Tensor) -> torch.Tensor:
-            rows = rows.to(self.place.device)
+            rows = rows[: here.stop - here.start].to(self.place.device)
             return self.place.dtensor(rows, self.spec(size, rows.dim()), (size, *rows.shape[1:]))
 
         return map_tensors(place, tree)
@@ -70,7 +72,7 @@ def rows_of(step: Step) -> Rows:
 
 
 class LocalIndices:
-    """A batch sampler: of each batch of another one, the indices whose rows this rank needs."""
+    """A batch sampler: of each batch of another one, the indices whose rows this rank needs; one where it needs none, for their shapes."""
 
     def __init__(self, batches: Iterable[Sequence[int]], rows: Rows) -> None:
         self.batches, self.rows = batches, rows
@@ -78,7 +80,7 @@ class LocalIndices:
     def __iter__(self) -> Iterator[list[int]]:
         for batch in self.batches:
             indices = list(batch)
-            yield indices[self.rows.of(len(indices))]
+            yield indices[self.rows.of(len(indices))] or indices[:1]
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]

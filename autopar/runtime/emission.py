@@ -16,7 +16,7 @@ import torch
 
 from autopar.dialect.library import BODIES
 from autopar.runtime.collectives import Observed, Values
-from autopar.runtime.execution import Executable
+from autopar.runtime.execution import Executable, own_shape
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, trace_operators
 
@@ -100,7 +100,7 @@ def gradients(schedule: Schedule) -> tuple[str, ...]:
 
 def emit(executable: Executable, device: torch.device) -> Graphs:
     """Traces the schedule of one rank. Nothing is computed and nothing is sent."""
-    schedule, mode = executable.schedule, fake_mode()
+    schedule, mode, (rank,) = executable.schedule, fake_mode(), executable.backend.ranks
     bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if name not in WHOLE}
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
@@ -122,12 +122,12 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
         return [values[name] for name in schedule.sums]
 
     with mode:
-        first = trace_operators(forward, _stand_ins(schedule, entering, device), bodies)
+        first = trace_operators(forward, _stand_ins(schedule, rank, entering, device), bodies)
         second = third = None
         if schedule.graph.mode == "train":
             # What forward keeps lies in memory as it left it, and views of it are traced for just that.
             kept = [_like(node.meta["val"]) for node in first.graph.output_node().args[0][len(leaving(schedule)) :]]
-            given = [*kept, *_stand_ins(schedule, [*tangents, *schedule.sums], device)]
+            given = [*kept, *_stand_ins(schedule, rank, [*tangents, *schedule.sums], device)]
             second = trace_operators(backward, given, bodies)
             third = trace_operators(repeated, given, bodies) if schedule.sums else None
     observed = tuple(seen[0]), tuple(seen[1])
@@ -138,11 +138,8 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _stand_ins(schedule: Schedule, values: Sequence[str], device: torch.device) -> list[torch.Tensor]:
-    """Tensors of the values' local shapes, made within a fake mode."""
-    sizes, found = schedule.machine.mesh.sizes, []
-    for value in values:
-        tensor = schedule.graph.tensors[schedule.values[value].tensor]
-        shape = schedule.specs[value].local_shape(tensor.shape, sizes)
-        found.append(torch.empty(shape, dtype=getattr(torch, tensor.dtype), device=device))
-    return found
+def _stand_ins(schedule: Schedule, rank: int, values: Sequence[str], device: torch.device) -> list[torch.Tensor]:
+    """Tensors of the values' shapes on a rank, made within a fake mode."""
+    dtypes = [schedule.graph.tensors[schedule.values[value].tensor].dtype for value in values]
+    shapes = [own_shape(schedule, value, rank) for value in values]
+    return [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]

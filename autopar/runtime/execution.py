@@ -6,7 +6,6 @@ one process and the real ranks, so what is tested in lockstep is what runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,16 +18,16 @@ from torch import Tensor
 
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_inside, exchange_now, exchange_of
-from autopar.runtime.fusion import Line, Local, Pair, bind_in_place, bind_pair, find_fusion, makes_memory
+from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_inside, exchange_now, exchange_of, fitted
+from autopar.runtime.fusion import bind_in_place, bind_pair, makes_memory, pairs_of
 from autopar.runtime.inner import body
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.still import STILL
 from autopar.runtime.tail import Tail, loss_tail
 from autopar.schedule import Instruction, Schedule
+from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Operation
-from autopar.schedule.reusing import needed
 from cost_models import SubAxis
 
 Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
@@ -193,21 +192,23 @@ class _Binding:
         if pair is not None:
             other = self.schedule.instructions[pair.addition]
             addend = other.reads[pair.addend]
-            kernel = bind_pair(pair, operation.op, self.shapes(reads), _local(self.schedule, addend).shape)
-            kernels, reads, writes = [kernel] * len(self.backend.ranks), (*reads, addend), other.writes
+            shapes = [(self.shapes(reads, rank), *self.shapes([addend], rank)) for rank in self.backend.ranks]
+            kernels = [bind_pair(pair, operation.op, *both) for both in shapes]
+            reads, writes = (*reads, addend), other.writes
         else:
-            kernels = [self.kernel(item, operation, args, kwargs) for args, kwargs in self.arguments(operation)]
+            given = zip(self.backend.ranks, self.arguments(operation), strict=True)
+            kernels = [self.kernel(item, operation, args, kwargs, rank) for rank, (args, kwargs) in given]
             if item.of == self.schedule.graph.loss_gradient:
                 kernels = list(map(_scaled, kernels))
         return _on_each(kernels, reads, writes)
 
-    def kernel(self, item: Instruction, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Kernel:
+    def kernel(self, item: Instruction, operation: Operation, args: list[Any], kwargs: dict[str, Any], rank: int) -> Kernel:
         target = operation.op.target if self.in_place else AS_A_RESULT.get(operation.op.target, operation.op.target)
         if item.over and self.in_place and makes_memory(self.schedule.operations[self.maker[item.over]].op):
             return bind_in_place(operation.op, item.reads.index(item.over), args, kwargs)
         find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators
         function = find(target) if self.dropout else STILL.get(target) or find(target)
-        return bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads))
+        return bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads, rank))
 
     def arguments(self, operation: Operation) -> list[tuple[list[Any], dict[str, Any]]]:
         """For each hosted rank, with references in place of tensors."""
@@ -220,8 +221,8 @@ class _Binding:
             found.append((with_torch_values(args), keywords))
         return found
 
-    def shapes(self, values: Sequence[str]) -> list[tuple[int, ...]]:
-        return [_local(self.schedule, value).shape for value in values]
+    def shapes(self, values: Sequence[str], rank: int) -> list[tuple[int, ...]]:
+        return [own_shape(self.schedule, value, rank) for value in values]
 
     def start(self, index: int, item: Instruction) -> Action:
         earlier = dict.fromkeys(self.bringing[value] for value in item.reads if value in self.bringing)
@@ -235,12 +236,11 @@ class _Binding:
         return self.calls[item.of].finish
 
     def slice(self, index: int, item: Instruction) -> Action:
-        (source,), (target,), step, mesh = item.reads, item.writes, self.schedule.cuts[item.writes[0]].step, self.backend.mesh
-        if step is None:
+        (source,), (target,), part, mesh = item.reads, item.writes, self.schedule.cuts[item.writes[0]].part, self.backend.mesh
+        if part is None:
             return _on_each([lambda tensors: tensors] * len(self.backend.ranks), (source,), (target,))
-        count = math.prod(axis.size for axis in step.axes)
-        kernels = [CUT[step.kind](step.dims, mesh.index(rank, step.axes), count) for rank in self.backend.ranks]
-        return _on_each(kernels, (source,), (target,))
+        own = [(part.on(mesh.sizes, mesh.coordinates(rank)), mesh.index(rank, part.step.axes)) for rank in self.backend.ranks]
+        return _on_each([CUT[part.step.kind](*both) for both in own], (source,), (target,))
 
     def add(self, index: int, item: Instruction) -> Action:
         """In place, but for a trace: a graph writes over nothing that it was given."""
@@ -303,22 +303,29 @@ def _on_one(kernel: Kernel, reads: Sequence[str], writes: Sequence[str]) -> Acti
 # --- local steps -------------------------------------------------------------------------------------------------------
 
 
-def _slicing(dims: Sequence[int], index: int, count: int) -> Kernel:
-    (dim,) = dims
+def _slicing(part: Part, index: int) -> Kernel:
+    (dim,), each, shape = part.step.dims, part.shapes.came[part.step.dims[0]], part.shapes.target
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        extent = tensors[0].shape[dim] // count
-        return (tensors[0].narrow(dim, index * extent, extent).clone(memory_format=torch.contiguous_format),)
+        start = min(index * each, tensors[0].shape[dim])
+        sliced = tensors[0].narrow(dim, start, min(each, tensors[0].shape[dim] - start))
+        return (fitted(sliced, shape).clone(memory_format=torch.contiguous_format),)
 
     return run
 
 
-def _masking(dims: Sequence[int], index: int, count: int) -> Kernel:
-    return lambda tensors: (torch.zeros_like(tensors[0]) if index else tensors[0].clone(),)
+def _masking(part: Part, index: int) -> Kernel:
+    shape = part.shapes.target
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        kept = fitted(tensors[0], shape)
+        return (torch.zeros_like(kept) if index else kept.clone(memory_format=torch.contiguous_format),)
+
+    return run
 
 
-CUT: Mapping[str, Callable[[Sequence[int], int, int], Kernel]] = {"slice": _slicing, "mask": _masking}
-"""The local steps of reshards: (dims, this rank's index in the group, the group's size) -> what it does."""
+CUT: Mapping[str, Callable[[Part, int], Kernel]] = {"slice": _slicing, "mask": _masking}
+"""The local steps of reshards: (the step on this rank, the rank's index in the group) -> what it does."""
 
 
 # --- operators with collectives inside ---------------------------------------------------------------------------------
@@ -336,7 +343,7 @@ def _with_collectives(
         kind, _, axes, reduction = requests[0]
         exchange, tensors = exchanges[kind, axes, reduction], [request[1] for request in requests]
         if observed is not None:
-            observed.append(Observed(kind, exchange.axes, item.phase, exchange.full_bytes(tensors[0]), op.inputs[0], item.of))
+            observed.append(Observed(kind, exchange.axes, item.phase, exchange.full_bytes(tensors[0].nbytes), op.inputs[0], item.of))
         return exchange_now(backend, exchange, tensors)
 
     def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
@@ -374,27 +381,7 @@ def groups_needed(schedule: Schedule) -> tuple[tuple[SubAxis, ...], ...]:
     return tuple(found)
 
 
-# --- what fusion sees --------------------------------------------------------------------------------------------------
-
-
-def pairs_of(schedule: Schedule, in_place: bool) -> Mapping[int, Pair]:
-    """What of the schedule runs as one kernel, by index of the first instruction.
-
-    Args:
-        in_place: whether results may take the memory of what they are written over.
-    """
-    leaving = [value for _, value in schedule.outputs]
-    lines = [_line(schedule, item, in_place) for item in schedule.instructions]
-    return find_fusion(lines, schedule.storage, leaving, lambda value: _local(schedule, value))
-
-
-def _line(schedule: Schedule, item: Instruction, in_place: bool) -> Line:
-    operation = schedule.operations[item.of] if item.kind == "run" else None
-    op = None if operation is None or operation.strategy.inner else operation.op
-    writes = () if item.kind == "start" else item.writes
-    return Line(op, needed(schedule, item), writes, item.half, item.over if in_place else None)
-
-
-def _local(schedule: Schedule, value: str) -> Local:
-    tensor = schedule.graph.tensors[schedule.values[value].tensor]
-    return Local(tuple(schedule.specs[value].local_shape(tensor.shape, schedule.machine.mesh.sizes)), tensor.dtype)
+def own_shape(schedule: Schedule, value: str, rank: int) -> tuple[int, ...]:
+    """The shape that a rank holds of a value with a spec."""
+    mesh = schedule.machine.mesh
+    return schedule.specs[value].own_shape(schedule.graph.tensors[schedule.values[value].tensor].shape, mesh.sizes, mesh.coordinates(rank))

@@ -224,8 +224,8 @@ def _read_part(stored: Any, shape: Sequence[int], spec: ShardingSpec, mesh: Any,
     counts = dict(spec.blocks)
     for dim, extent in enumerate(shape):
         size = extent // counts.get(dim, 1)
-        start = spec.start(dim, size, mesh.sizes, coordinates)
-        here = [slice(block + start, block + start + size // spec.parts(dim, mesh.sizes)) for block in range(0, extent, size)]
+        start, length = spec.span(dim, size, mesh.sizes, coordinates)
+        here = [slice(block + start, block + start + length) for block in range(0, extent, size)]
         pieces = [[*piece, place] for piece in pieces for place in here]
     read: list[torch.Tensor] = [stored[tuple(piece)] for piece in pieces]
     return torch.cat(read, spec.blocks[0][0]) if len(read) > 1 else read[0]

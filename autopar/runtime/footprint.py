@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.runtime.execution import pairs_of
+from autopar.runtime.fusion import pairs_of
 from autopar.schedule import Schedule
 from autopar.schedule.freeing import storage_bytes
 from autopar.schedule.liveness import held

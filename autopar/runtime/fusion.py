@@ -18,6 +18,8 @@ from torch.nn.functional import linear
 from autopar.graph import Op, Ref
 from autopar.runtime.kernels import Kernel, Product, Shapes, bind_arguments, find_product
 from autopar.runtime.operators import find_function, find_operator
+from autopar.schedule import Instruction, Schedule
+from autopar.schedule.reusing import needed
 
 CONTRACTION, ADDITION = "autopar.contract.default", "aten.add.Tensor"
 
@@ -43,9 +45,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Local:
-    """A value on one rank."""
+    """A value on one rank: the shape of the largest part, and for each dim what all ranks' lengths follow from."""
 
     shape: tuple[int, ...]
+    lengths: tuple[object, ...]
     dtype: str
 
 
@@ -75,11 +78,34 @@ def find_fusion(items: Sequence[Line], root: Mapping[str, str], outputs: Iterabl
         items: its instructions, in order.
         root: for each value the one whose memory it is: itself, or what it is a view of or written over.
         outputs: the values that leave.
-        local: a value's local shape and dtype.
+        local: a value's local shapes and dtype.
     """
     lives = _Lives(items, root, outputs, local)
     found = (_find_pair(index, lives) for index in range(len(items)))
     return {pair.contraction: pair for pair in found if pair is not None}
+
+
+def pairs_of(schedule: Schedule, in_place: bool) -> Mapping[int, Pair]:
+    """What of the schedule runs as one kernel, by index of the first instruction.
+
+    Args:
+        in_place: whether results may take the memory of what they are written over.
+    """
+    leaving = [value for _, value in schedule.outputs]
+    lines = [_line(schedule, item, in_place) for item in schedule.instructions]
+    return find_fusion(lines, schedule.storage, leaving, lambda value: _local(schedule, value))
+
+
+def _line(schedule: Schedule, item: Instruction, in_place: bool) -> Line:
+    operation = schedule.operations[item.of] if item.kind == "run" else None
+    op = None if operation is None or operation.strategy.inner else operation.op
+    writes = () if item.kind == "start" else item.writes
+    return Line(op, needed(schedule, item), writes, item.half, item.over if in_place else None)
+
+
+def _local(schedule: Schedule, value: str) -> Local:
+    tensor, spec, sizes = schedule.graph.tensors[schedule.values[value].tensor], schedule.specs[value], schedule.machine.mesh.sizes
+    return Local(spec.local_shape(tensor.shape, sizes), spec.lengths(tensor.shape, sizes), tensor.dtype)
 
 
 class _Lives:
@@ -113,7 +139,7 @@ def _find_pair(index: int, lives: _Lives) -> Pair | None:
     addend = 1 - addition.reads.index(item.writes[0])
     beside, result = lives.local(addition.reads[addend]), lives.local(addition.writes[0])
     product = find_product(item.op, [lives.local(value).shape for value in item.reads])
-    if product is None or product.shape != result.shape or not _fits(beside.shape, product) or beside.dtype != result.dtype:
+    if product is None or product.shape != result.shape or not _fits(beside, result, product) or beside.dtype != result.dtype:
         return None
     if lives.writer.get(addition.reads[addend], -1) >= index:
         return None
@@ -126,10 +152,10 @@ def _is_plain(op: Op) -> bool:
     return op.args == (Ref(0), Ref(1)) and not op.kwargs
 
 
-def _fits(shape: tuple[int, ...], product: Product) -> bool:
-    """Whether a tensor of this shape is a row added to every row of the product's matrix, or as large as that matrix."""
-    columns = product.shape[len(product.shape) - len(shape) :]
-    return shape == product.shape or (shape == columns and bool(shape) and _size(shape) == product.flat_shape[1])
+def _fits(addend: Local, result: Local, product: Product) -> bool:
+    """Whether a tensor is a row added to every row of the product's matrix, or as large as that matrix, on every rank."""
+    shape, columns = addend.shape, result.lengths[len(result.lengths) - len(addend.lengths) :]
+    return addend.lengths == columns and (shape == product.shape or (bool(shape) and _size(shape) == product.flat_shape[1]))
 
 
 def _size(shape: Sequence[int]) -> int:

@@ -37,7 +37,8 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
     for item in strategy.inner:
         tensor, reduction = running.send(answer)
         sent = tensor.numel() * tensor.element_size() * (parts if item.kind == "permute" else 1)
-        assert (reduction, sent) == (item.reduction, item.bytes), f"{op.target}: {item} declared, {reduction} of {sent} bytes asked"
+        fits = sent <= item.bytes  # a smaller part may have less
+        assert reduction == item.reduction and fits, f"{op.target}: {item} declared, {reduction} of {sent} bytes asked"
         answer = yield item.kind, tensor, item.axes, reduction
         del tensor
     try:

@@ -32,7 +32,7 @@ def local_part(tensor: torch.Tensor, spec: ShardingSpec, mesh: Mesh, rank: int) 
     for dim, axes in enumerate(spec.dims):
         if axes:
             extent = tensor.shape[dim]
-            part = part.narrow(dim, spec.start(dim, extent, sizes, coordinates), extent // spec.parts(dim, sizes))
+            part = part.narrow(dim, *spec.span(dim, extent, sizes, coordinates))
     if any(coordinates[axis] for axis, reduction in spec.partial if reduction == "sum"):
         part = torch.zeros_like(part)
     return part
@@ -55,7 +55,7 @@ def scatter(tensor: torch.Tensor, spec: ShardingSpec, mesh: Mesh) -> list[torch.
 def gather(parts: Sequence[torch.Tensor], spec: ShardingSpec, mesh: Mesh) -> torch.Tensor:
     """The global tensor of which ``parts`` are the ranks' parts; of replicas the first rank's counts."""
     sizes = mesh.sizes
-    shape = tuple(extent * spec.parts(dim, sizes) for dim, extent in enumerate(parts[0].shape))
+    shape = tuple(sum(parts[rank].shape[dim] for rank in _along(mesh, axes)) for dim, axes in enumerate(spec.dims))
     if spec.blocks:
         return gather([_apart(part, spec)[0] for part in parts], _apart(parts[0], spec)[1], mesh).reshape(shape)
     whole = parts[0].new_empty(shape)
@@ -67,6 +67,12 @@ def gather(parts: Sequence[torch.Tensor], spec: ShardingSpec, mesh: Mesh) -> tor
         block = [parts[peer] for peer in _peers(mesh, rank, spec.partial_axes)]
         local_part(whole, ShardingSpec(spec.dims), mesh, rank).copy_(_reduce(block, spec))
     return whole
+
+
+def _along(mesh: Mesh, axes: Sequence[int]) -> list[int]:
+    """The ranks at the origin of all axes but these."""
+    others = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
+    return [rank for rank in range(mesh.ranks) if not any(mesh.coordinates(rank)[axis] for axis in others)]
 
 
 def replica_difference(parts: Sequence[torch.Tensor], spec: ShardingSpec, mesh: Mesh) -> float:

@@ -133,7 +133,14 @@ class Programs:
         """The global shape of an input of a call."""
         if self.main.inputs == "global" or isinstance(tensor, DTensor):
             return tuple(tensor.shape)
-        spec, sizes = self.main.spec(item.tensor), self.main.place.mesh.sizes
+        spec, sizes, graph = self.main.spec(item.tensor), self.main.place.mesh.sizes, self.main.graph
+        planned, parts = graph.tensors[item.tensor].shape, graph.parts(item.tensor)
+        if not spec.is_even(planned, sizes):  # a part of another size does not say how large the whole is
+            own = self.main.place.own_shape(planned, spec)
+            if tuple(tensor.shape) != ((parts * own[0], *own[1:]) if parts > 1 else own):
+                message = f"each rank's part of input {item.name} is {list(tensor.shape)} here, the plan was made for {list(own)}"
+                raise UsageError(message, "parts of unequal sizes cannot change: pass whole tensors or DTensors (inputs='global')")
+            return whole_shape(graph, item)
         return tuple(extent * (spec.parts(dim, sizes) if dim < len(spec.dims) else 1) for dim, extent in enumerate(tensor.shape))
 
     def _make(
@@ -214,7 +221,7 @@ class Programs:
             shape, spec = graph.tensors[item.tensor].shape, known.get((item.kind, item.name))
             if item.kind in ("parameter", "buffer"):
                 found[item.name] = str(spec or ShardingSpec.replicated(len(item.own_shape(shape))))
-            elif item.kind == "input" and spec is not None and spec.problem(shape, sizes) is None:
+            elif item.kind == "input" and spec is not None and spec.problem(shape, sizes) is None and spec.is_even(shape, sizes):
                 found[f"input:{item.name}"] = str(spec)
         return found
 

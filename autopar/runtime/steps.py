@@ -79,7 +79,7 @@ class Step:
         """This rank's part of a parameter or buffer as the graph has it."""
         if item.blocks is None:
             return local
-        return local.view(self.spec(item.tensor).local_shape(self.graph.tensors[item.tensor].shape, self.place.mesh.sizes))
+        return local.view(self.place.own_shape(self.graph.tensors[item.tensor].shape, self.spec(item.tensor)))
 
     def spec(self, value: str) -> ShardingSpec:
         """The spec of a value of the schedule."""
@@ -100,7 +100,7 @@ class Step:
         """
         planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
         local = self.inputs == "local" and not isinstance(tensor, DTensor)
-        shape = spec.local_shape(planned.shape, mesh.sizes) if local else planned.shape
+        shape = self.place.own_shape(planned.shape, spec) if local else planned.shape
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tuple(tensor.shape) != tuple(shape) or dtype != planned.dtype:
             whose = "each rank's part of " if local else ""
@@ -117,20 +117,22 @@ class Step:
         """For each input that is cut, by tensor name, this rank's part of a microbatch by number.
 
         Where ranks hold rows of all of them alike (DTensors, or parts of their own), each rank cuts its own rows; which rows make up a
-        microbatch is then another matter, and the step the same.
+        microbatch is then another matter, and the step the same. Unequal parts of microbatches are no DTensor's, whose rows are those of
+        the batch.
 
         Raises:
             UsageError: another shape or dtype than planned; parts of inputs that are not split alike.
         """
         axes = {self.spec(name).dims[0] for name in items}
-        placed = [isinstance(tensor, DTensor) or self.inputs == "local" for _, tensor in items.values()]
+        even = all(self.spec(name).is_even(self.graph.tensors[name].shape, self.place.mesh.sizes) for name in items)
+        placed = [even if isinstance(tensor, DTensor) else self.inputs == "local" for _, tensor in items.values()]
         alike = all(placed) and len(axes) == 1 and self.graph.accumulation.whole
         return {name: self._cut(item, tensor, alike) for name, (item, tensor) in items.items()}
 
     def _cut(self, item: GraphInput, tensor: torch.Tensor, alike: bool) -> Callable[[int], torch.Tensor]:
-        planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
+        planned, spec = self.graph.tensors[item.tensor], self.spec(item.tensor)
         local = self.inputs == "local" and not isinstance(tensor, DTensor)
-        shape = spec.local_shape(planned.shape, mesh.sizes) if local else planned.shape
+        shape = self.place.own_shape(planned.shape, spec) if local else planned.shape
         self.check_dtype(item, tensor)
         count, size = self.graph.microbatches, shape[0]
         if tuple(tensor.shape) != (count * size, *shape[1:]):
@@ -312,7 +314,7 @@ class Call:
     def _tangent(self, item: GraphInput, gradient: torch.Tensor | None) -> torch.Tensor:
         if gradient is None:
             planned = self.step.graph.tensors[item.tensor]
-            shape = self.step.spec(item.tensor).local_shape(planned.shape, self.step.place.mesh.sizes)
+            shape = self.step.place.own_shape(planned.shape, self.step.spec(item.tensor))
             return torch.zeros(shape, dtype=getattr(torch, planned.dtype), device=self.step.place.device)
         spec = self.step.spec(item.tensor)
         if isinstance(gradient, DTensor):

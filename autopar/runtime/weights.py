@@ -39,6 +39,10 @@ class Place:
         """This process's rank in the mesh."""
         return self.team.rank
 
+    def own_shape(self, shape: Sequence[int], spec: ShardingSpec) -> tuple[int, ...]:
+        """The shape this rank holds of a tensor of global ``shape``."""
+        return spec.own_shape(shape, self.mesh.sizes, self.mesh.coordinates(self.rank))
+
     def own_part(self, tensor: torch.Tensor, spec: ShardingSpec) -> torch.Tensor:
         """This rank's part of a global tensor (or of a DTensor in any placement), in its own storage on the device."""
         if isinstance(tensor, DTensor):
@@ -125,7 +129,7 @@ def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Pl
             local = place.own_part(fetch(tensor, sources[name], place.team, place.device), spec)
         elif has_no_values(tensor):
             empty.add(id(tensor))
-            local = without_values(spec.local_shape(tensor.shape, place.mesh.sizes), tensor.dtype, place.device)
+            local = without_values(place.own_shape(tensor.shape, spec), tensor.dtype, place.device)
         else:
             local = place.own_part(tensor, spec)
         sharded: torch.Tensor = place.dtensor(local, spec, tensor.shape)

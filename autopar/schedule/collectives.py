@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from autopar.reshard import Step
+from autopar.reshard import Shapes, Step, cuts_inside, joins_inside
 from autopar.schedule.assignment import Layout, Moment
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
-
-
-def cuts_inside(step: Step, source: tuple[int, ...]) -> bool:
-    """Whether a collective cuts a dim of the rank's ``source`` shape that is not the first: its blocks are not runs of memory."""
-    return step.kind in ("reduce_scatter", "all_to_all") and math.prod(source[: step.dims[-1]]) > 1
-
-
-def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
-    """Whether a collective joins a dim of the rank's ``target`` shape that is not the first."""
-    return step.kind in ("all_gather", "all_to_all") and math.prod(target[: step.dims[0]]) > 1
-
-
-def copied_alone(step: Step, source: tuple[int, ...], target: tuple[int, ...]) -> int:
-    """Elements that a call of its own copies on the rank: since it cuts or joins inside, or to reduce them in place."""
-    copied = math.prod(source) if step.kind == "all_reduce" or cuts_inside(step, source) else 0
-    return copied + (math.prod(target) if joins_inside(step, target) else 0)
 
 
 class Part(NamedTuple):
@@ -37,7 +22,7 @@ class Part(NamedTuple):
         number: which step of it.
         step: the step.
         source, target: the values before and after it.
-        source_shape, target_shape: on a rank.
+        shapes: on a rank.
         itemsize: bytes of an element.
         from_spec: what the reshard starts from.
     """
@@ -47,29 +32,48 @@ class Part(NamedTuple):
     step: Step
     source: str
     target: str
-    source_shape: tuple[int, ...]
-    target_shape: tuple[int, ...]
+    shapes: Shapes
     itemsize: int
     dtype: str
     from_spec: ShardingSpec
 
     @property
     def source_bytes(self) -> int:
-        return math.prod(self.source_shape) * self.itemsize
+        return math.prod(self.shapes.source) * self.itemsize
 
     @property
     def target_bytes(self) -> int:
-        return math.prod(self.target_shape) * self.itemsize
+        return math.prod(self.shapes.target) * self.itemsize
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of the source as it travels."""
+        return math.prod(self.shapes.sent) * self.itemsize
+
+    @property
+    def came_bytes(self) -> int:
+        """Of the target as it arrives."""
+        return math.prod(self.shapes.came) * self.itemsize
 
     @property
     def cuts_inside(self) -> bool:
         """The source's blocks are not runs of memory: what is cut is not its first dim."""
-        return cuts_inside(self.step, self.source_shape)
+        return cuts_inside(self.step, self.shapes.sent)
 
     @property
     def joins_inside(self) -> bool:
         """The target's blocks are not runs of memory: what is joined is not its first dim."""
-        return joins_inside(self.step, self.target_shape)
+        return joins_inside(self.step, self.shapes.came)
+
+    @property
+    def filled(self) -> bool:
+        """Unequal parts are filled up to equal ones when they are sent, and what came is cut."""
+        return self.shapes.filled
+
+    def on(self, sizes: Sequence[int], coordinates: Sequence[int]) -> Part:
+        """The part as the rank at ``coordinates`` has it."""
+        own = self.shapes.on(sizes, coordinates)
+        return self if own is self.shapes else self._replace(shapes=own)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ class Collective:
     permute            none                                   the target is it
     =================  =====================================  =========================================================
 
-    Sources that are not copied stay alive until the wait; so do buffers that are not the targets'.
+    Sources that are not copied stay alive until the wait; so do buffers that are not the targets'. Where unequal parts are among them,
+    whatever the kind, sources are filled up in the buffer in, and targets copied from what came by the wait.
     """
 
     id: str
@@ -129,12 +134,17 @@ class Collective:
     @cached_property
     def packs(self) -> bool:
         """The sources are copied into a buffer when it starts, and may be freed then."""
-        return self.kind == "all_reduce" or len(self.parts) > 1 or self.parts[0].cuts_inside
+        return self.kind == "all_reduce" or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside
 
     @cached_property
     def unpacks(self) -> bool:
         """The targets are copied out of a buffer by the wait."""
-        return (self.kind == "all_gather" and len(self.parts) > 1) or self.parts[0].joins_inside
+        return (self.kind == "all_gather" and len(self.parts) > 1) or self.filled or self.parts[0].joins_inside
+
+    @cached_property
+    def filled(self) -> bool:
+        """Unequal parts are filled up to travel, among them."""
+        return any(part.filled for part in self.parts)
 
     @cached_property
     def source_bytes(self) -> int:
@@ -147,8 +157,8 @@ class Collective:
     @cached_property
     def staging_bytes(self) -> int:
         """Buffers that live from the start to the wait and are not the targets'."""
-        inward = self.source_bytes if self.packs and self.kind != "all_reduce" else 0
-        return inward + (self.target_bytes if self.unpacks else 0)
+        inward = sum(part.sent_bytes for part in self.parts) if self.packs and self.kind != "all_reduce" else 0
+        return inward + (sum(part.came_bytes for part in self.parts) if self.unpacks else 0)
 
     @cached_property
     def held_bytes(self) -> int:
@@ -158,7 +168,8 @@ class Collective:
     @cached_property
     def copied_bytes(self) -> int:
         """Copied by operators of the rank, into its buffers and out of them."""
-        return (self.source_bytes if self.packs else 0) + (self.target_bytes if self.unpacks else 0)
+        sent, came = sum(part.sent_bytes for part in self.parts), sum(part.came_bytes for part in self.parts)
+        return (sent if self.packs else 0) + (came if self.unpacks else 0)
 
     def seconds(self, machine: Machine) -> float:
         """Its price: the latency of a call is paid once."""

@@ -27,7 +27,7 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphOutput, Op, Phase
 from autopar.reshard import Step
 from autopar.rules import is_alias
 from autopar.schedule.assignment import Layout, Moment
-from autopar.schedule.collectives import Collective
+from autopar.schedule.collectives import Collective, Part
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 
@@ -91,10 +91,14 @@ class Operation(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A local step of a reshard; ``step`` is None where there is nothing to do."""
+    """A local step of a reshard; ``part`` is None where there is nothing to do."""
 
     layout: Layout
-    step: Step | None
+    part: Part | None
+
+    @property
+    def step(self) -> Step | None:
+        return None if self.part is None else self.part.step
 
 
 class Value(NamedTuple):

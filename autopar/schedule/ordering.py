@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
-from autopar.reshard import Step, find_reshard
+from autopar.reshard import Shapes, Step, find_reshard
 from autopar.rules import is_alias
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
@@ -184,7 +184,7 @@ class _Writer:
             if part.step.is_collective:
                 self._call(part, leg)
             else:
-                self.cuts[part.target] = Cut(layout, part.step)
+                self.cuts[part.target] = Cut(layout, part)
                 self._add("slice", phase, (part.source,), (part.target,), "", 0.0, part.target_bytes, value)
         self._value(value, layout.tensor, layout.spec)
 
@@ -200,27 +200,22 @@ class Leg(NamedTuple):
     """A step of a reshard, and a rank's shapes before and after it."""
 
     step: Step
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    shapes: Shapes
 
 
 def route_of(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tuple[Leg, ...]:
     """The steps from one spec of a tensor to another, local ones too."""
     reshard = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, machine)
     assert reshard is not None, f"no reshard of {tensor.name} from {source} to {target}"
-    found, shape = [], source.local_shape(tensor.shape, machine.mesh.sizes)
-    for step in reshard.steps:
-        found.append(Leg(step, shape, shape_after(shape, step)))
-        shape = found[-1].after
-    return tuple(found)
+    return tuple(map(Leg, reshard.steps, reshard.shapes))
 
 
 def parts_of(layout: Layout, spec: ShardingSpec, tensor: Tensor, route: Sequence[Leg]) -> tuple[Part, ...]:
     """The steps of a layout, made of its source in ``spec``; step n makes ``VALUE#n``, the last one ``VALUE``."""
     found, source, size = [], layout.source, DTYPE_BYTES[tensor.dtype]
-    for number, (step, before, after) in enumerate(route, 1):
+    for number, (step, shapes) in enumerate(route, 1):
         target = layout.value if number == len(route) else f"{layout.value}#{number}"
-        found.append(Part(layout, number - 1, step, source, target, before, after, size, tensor.dtype, spec))
+        found.append(Part(layout, number - 1, step, source, target, shapes, size, tensor.dtype, spec))
         source = target
     return tuple(found)
 
@@ -261,16 +256,3 @@ def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tup
 def phases_in_order(graph: Graph) -> list[Op]:
     """Operators as captured, forward before backward."""
     return sorted(graph.ops, key=lambda op: op.phase == "backward")
-
-
-def shape_after(shape: tuple[int, ...], step: Step) -> tuple[int, ...]:
-    """A rank's shape after one step of a reshard."""
-    parts = 1
-    for axis in step.axes:
-        parts *= axis.size
-    changed = list(shape)
-    if step.kind in ("slice", "reduce_scatter", "all_to_all"):
-        changed[step.dims[-1]] //= parts
-    if step.kind in ("all_gather", "all_to_all"):
-        changed[step.dims[0]] *= parts
-    return tuple(changed)

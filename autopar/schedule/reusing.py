@@ -62,7 +62,7 @@ def _made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) ->
 
 
 def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
-    """The values that the result of an instruction could lie over, as far as it is alone concerned: of its shape and dtype on a rank."""
+    """The values that the result of an instruction could lie over, as far as it is concerned: of its shape and dtype on every rank."""
     if item.kind != "run" or len(item.writes) != 1:
         return ()
     operation = schedule.operations[item.of]
@@ -83,10 +83,10 @@ def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
 
 
 def _as_large(schedule: Schedule, value: str, other: str) -> bool:
-    """Whether two values have the same shape and dtype on a rank."""
+    """Whether two values have the same shape and dtype on every rank."""
     return schedule.values[value].bytes == schedule.values[other].bytes and _local(schedule, value) == _local(schedule, other)
 
 
-def _local(schedule: Schedule, value: str) -> tuple[tuple[int, ...], str]:
+def _local(schedule: Schedule, value: str) -> tuple[tuple[object, ...], str]:
     tensor = schedule.graph.tensors[schedule.values[value].tensor]
-    return tuple(schedule.specs[value].local_shape(tensor.shape, schedule.machine.mesh.sizes)), tensor.dtype
+    return schedule.specs[value].lengths(tensor.shape, schedule.machine.mesh.sizes), tensor.dtype

@@ -33,6 +33,7 @@ tuning       the best schedule of an assignment
 baselines    plans written by hand
 recompute    what they make again in backward where they do not fit
 pins         what the user fixed
+uneven       which dims may be split in unequal parts
 lean         the least memory, when nothing fits
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from autopar.errors import UsageError
@@ -56,7 +56,7 @@ def alternatives(
     """
     graph, machine = schedule.graph, schedule.machine
     inputs = {tensor: spec for tensor, spec in pins.inputs.items() if tensor != name}
-    model = build_model(Space(graph, machine, optimizer, Pins(inputs, pins.outputs, pins.tensors)))
+    model = build_model(Space(graph, machine, optimizer, replace(pins, inputs=inputs)))
     choices: Sequence[ShardingSpec | Strategy]
     if ("input", name) in model.number:
         choices = [spec for spec in model.nodes[model.number["input", name]].specs if spec != given.inputs[name]]

@@ -6,6 +6,7 @@ with the bytes that the pair holds, at the time of one operator, beyond what ``l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,9 +14,7 @@ import numpy as np
 
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Tensor
-from autopar.reshard import find_reshard
-from autopar.schedule.collectives import cuts_inside, joins_inside
-from autopar.schedule.ordering import shape_after
+from autopar.reshard import cuts_inside, find_reshard, joins_inside
 from autopar.search.lives import written_over
 from autopar.search.model import Edge, Model
 from autopar.sharding import ShardingSpec
@@ -110,14 +109,12 @@ def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: M
     """The most bytes held at once while a reshard runs, its source included."""
     size = DTYPE_BYTES[tensor.dtype]
     found = find_reshard(tensor.shape, size, source, target, machine)
-    shape = source.local_shape(tensor.shape, machine.mesh.sizes)
     most = 0
-    for step in found.steps if found is not None else ():
-        after = shape_after(shape, step)
-        before_bytes, after_bytes = (int(np.prod(one)) * size for one in (shape, after))
-        staging = (before_bytes if cuts_inside(step, shape) else 0) + (after_bytes if joins_inside(step, after) else 0)
-        most = max(most, before_bytes + after_bytes + staging)
-        shape = after
+    for step, shapes in zip(found.steps, found.shapes, strict=True) if found is not None else ():
+        before, sent, came, after = (math.prod(shape) * size for shape in (shapes.source, shapes.sent, shapes.came, shapes.target))
+        filled = step.is_collective and shapes.filled
+        staging = (sent if filled or cuts_inside(step, shapes.sent) else 0) + (came if filled or joins_inside(step, shapes.came) else 0)
+        most = max(most, before + after + staging)
     return most
 
 

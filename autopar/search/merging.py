@@ -34,14 +34,15 @@ class Merging:
         return {word: axis for axis, word in enumerate(self.words)}
 
     def pins(self, pins: Pins) -> Pins | None:
-        """The pins on the merged mesh; None where one uses a part of a merged axis."""
+        """The pins on the merged mesh; None where one uses a part of a merged axis. Unequal parts are those of one axis of the mesh."""
         found = []
         for place in (pins.inputs, pins.outputs, pins.tensors):
             specs = {name: self._merged(spec) for name, spec in place.items()}
             if any(spec is None for spec in specs.values()):
                 return None
             found.append({name: spec for name, spec in specs.items() if spec is not None})
-        return Pins(*found)
+        inputs, outputs, tensors = found
+        return Pins(inputs, outputs, tensors, frozenset(axis for axis, word in enumerate(self.words) if len(word) > 1))
 
     def _merged(self, spec: ShardingSpec) -> ShardingSpec | None:
         dims = []

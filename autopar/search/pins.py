@@ -16,11 +16,13 @@ from cost_models import Mesh
 
 @dataclass(frozen=True)
 class Pins:
-    """Pinned specs: of graph inputs by tensor name, of outputs by reader name (``output:0``), of operators' results by tensor name."""
+    """Pinned specs: of graph inputs by tensor name, of outputs by reader name (``output:0``), of operators' results by tensor name.
+    ``even``: the axes that split dims in equal parts alone."""
 
     inputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     outputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     tensors: Mapping[str, ShardingSpec] = field(default_factory=dict)
+    even: frozenset[int] = frozenset()
 
 
 def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pins:
@@ -42,9 +44,8 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
             if spec.partial:
                 reason = f"a pinned tensor cannot be partial ({spec!s})"
             if reason:
-                raise UsageError(
-                    f"the pin {name}={text!r} is illegal for {tensor}: {reason}", "give R or S with axes for each dim that they divide"
-                )
+                hint = "give R, or S with axes that divide the dim, or with one axis"
+                raise UsageError(f"the pin {name}={text!r} is illegal for {tensor}: {reason}", hint)
             place = places[kind]
             new = _in_graph(name, spec.normalized(mesh.sizes), None if item is None else item.blocks, mesh)
             if place.get(key, new) != new:

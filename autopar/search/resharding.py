@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class _Way:
         cut, joined: for each collective, the dim at which it cuts or joins; -1: at none.
         whole: whether it copies its source in any case.
         before, after: into how many parts each dim is cut before and after it.
+        moved: for each dim, whether any step cuts, joins or trades it.
     """
 
     seconds: float
@@ -46,6 +47,7 @@ class _Way:
     whole: tuple[bool, ...] = ()
     before: tuple[tuple[int, ...], ...] = ()
     after: tuple[tuple[int, ...], ...] = ()
+    moved: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Resharding:
         codes = [code.tobytes() for code in pairs[first]]
         fresh = [place for place, code in enumerate(codes) if code not in known.row]
         if fresh:
-            made = self._prices(tensor, pairs[first[fresh]])
+            made = self._made_equal(tensor, pairs[first[fresh]])
             known.row.update((codes[place], len(known.prices) + number) for number, place in enumerate(fresh))
             known.prices = np.concatenate([known.prices, made])
         rows = np.array([known.row[code] for code in codes], dtype=np.int64)
@@ -103,8 +105,31 @@ class Resharding:
             found[:, :, :, list(group)] = np.take_along_axis(found[:, :, :, list(group)], order, axis=3)
         return found
 
-    def _prices(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
-        """The row of each pair."""
+    def _made_equal(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
+        """The row of each pair, those together that fill the tensor up to the same shape. What is whole halfway is sliced then, which costs
+        nothing."""
+        shape, ranks = np.array(tensor.shape, dtype=np.int64), self.sizes[self.sizes > 1]
+        if not (shape[:, None] % ranks[None]).any(where=shape[:, None] > 1):
+            return self._prices(tensor, pairs, shape > shape)
+        splits = [np.where(codes >= 0, codes // self.axes, -1) for codes in (pairs[:, : self.axes], pairs[:, self.axes :])]
+        counts = [np.stack([np.where(dims == dim, self.sizes, 1).prod(axis=1) for dim in range(len(shape))], axis=1) for dims in splits]
+        one, other = (np.where(cut > 1, -(-shape // cut) * cut, 0) for cut in counts)
+        apart = np.pad((one > 0) & (other > 0) & (one != other), [(0, 0), (0, 1)])  # a dim more, that axes which split none are on
+        whole = np.take_along_axis(apart, splits[1], axis=1)
+        pairs = np.concatenate([pairs[:, : self.axes], np.where(whole, FREE, pairs[:, self.axes :])], axis=1)
+        filled = np.where(one > 0, one, np.where(other > 0, other, shape))
+        found = np.zeros((len(pairs), 3 + len(self.links)))
+        for length in np.unique(filled, axis=0):
+            some = np.flatnonzero((filled == length).all(axis=1))
+            found[some] = self._prices(replace(tensor, shape=tuple(length.tolist())), pairs[some], length > shape)
+        return found
+
+    def _prices(self, tensor: Tensor, pairs: Codes, longer: np.ndarray) -> np.ndarray:
+        """The row of each pair.
+
+        Args:
+            longer: the dims that are filled up.
+        """
         shape, rank = np.array(tensor.shape, dtype=np.int64), len(tensor.shape)
         one, other = pairs[:, : self.axes], pairs[:, self.axes :]
         whole = np.where(other < FREE, 1, self.sizes).prod(axis=1)  # what stays partial cuts nothing
@@ -116,7 +141,11 @@ class Resharding:
         found = {number: self._way(tensor, asked[number], one[number], other[number], order[number]) for number in by_target}
         ways = [found[number] for number in first.tolist()]
         rows: np.ndarray = np.array([(way.seconds, *way.loads, 0.0, 0.0) for way in ways])[which]
-        rows[:, -2:] = self._copied(tensor, ways, which, order)
+        filled = np.zeros(len(pairs), dtype=bool)
+        if longer.any():
+            moved = np.array([way.moved or (False,) * rank for way in ways])[which]
+            filled = (moved & longer[order]).any(axis=1)
+        rows[:, -2:] = self._copied(tensor, ways, which, order, filled)
         rows[:, 0] += rows[:, -2]
         return rows
 
@@ -153,8 +182,9 @@ class Resharding:
     def _made(self, moves: Moves | None, full: float) -> _Way:
         if moves is None:
             return _Way(math.inf, (0.0,) * len(self.links))
-        listed, parts, _ = moves
+        listed, parts, sorted_dims = moves
         held, total, rows = dict.fromkeys(self.links, 0.0), 0.0, []
+        moved = [any(move.kind == "permute" or dim in move.dims for move in listed) for dim in range(len(sorted_dims))]
         for move in listed:
             if move.kind == "slice":
                 continue
@@ -168,14 +198,15 @@ class Resharding:
             cut = move.dims[-1] if move.kind in ("reduce_scatter", "all_to_all") else -1
             joined = move.dims[0] if move.kind in ("all_gather", "all_to_all") else -1
             rows.append((cut, joined, move.kind == "all_reduce", *counts))
-        return _Way(total, tuple(held.values()), *zip(*rows, strict=True))
+        return replace(_Way(total, tuple(held.values()), *zip(*rows, strict=True)), moved=tuple(moved))
 
-    def _copied(self, tensor: Tensor, ways: Sequence[_Way], which: np.ndarray, order: np.ndarray) -> np.ndarray:
-        """Seconds of the copies of each pair, with and without launches; shape [pairs, 2]. See ``schedule.instructions.copied_alone``.
+    def _copied(self, tensor: Tensor, ways: Sequence[_Way], which: np.ndarray, order: np.ndarray, filled: np.ndarray) -> np.ndarray:
+        """Seconds of the copies of each pair, with and without launches; shape [pairs, 2]. See ``reshard.copied_alone``.
 
         Args:
             which: the way of each pair.
             order: for each pair the dims in the order in which its way counts them.
+            filled: the pairs whose collectives all copy what goes in and what comes out.
         """
         found, size = np.zeros((len(which), 2)), DTYPE_BYTES[tensor.dtype]
         extents = np.array(tensor.shape, dtype=np.int64)[order]
@@ -195,7 +226,7 @@ class Resharding:
                 dim = np.array(dims)[of]
                 place = np.take_along_axis(order[pairs], np.maximum(dim, 0)[:, None], axis=1) if order.shape[1] else dim[:, None]
                 lead = np.where(order[pairs] < place, held, 1).prod(axis=1)
-                copied += np.where(np.array(always)[of] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
+                copied += np.where(np.array(always)[of] | filled[pairs] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
             distinct, back = np.unique(copied * size, return_inverse=True)
             found[pairs] += np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()])[back]
         return found

@@ -18,6 +18,7 @@ from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.pins import Pins
 from autopar.search.resharding import Resharding
+from autopar.search.uneven import Uneven, find_uneven, signature
 from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy, splits
 from cost_models import Machine
 
@@ -72,20 +73,24 @@ class Space:
         """Strategies of ``op``, priced. Operators without a rule run whole and are noted in ``unknown``."""
         if self.only is not None:
             if op.name not in self._named:
-                key = self._signature(op), self.only[op.name]
+                key = signature(op, self.graph), self.only[op.name]
                 if key not in self._some:
                     self._some[key] = self._priced(op, self.only[op.name])
                 self._named[op.name] = self._some[key]
             return self._named[op.name]
-        signature = self._signature(op)
-        found = self._ops.get(signature)
+        known = signature(op, self.graph)
+        found = self._ops.get(known)
         if found is None:
             rule = find_rule(op, self.graph.tensors)
             if not rule.known:
                 self.unknown[op.target] = op.location or op.name
             tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
-            offered = self._kept(op, strategies(rule, tensors, self.sizes, must_split=self.machine.cost_model == "communication"))
-            found = self._ops[signature] = self._priced(op, offered)
+            uneven = self.uneven.factors.get(known, frozenset())
+            must_split = self.machine.cost_model == "communication"
+            offered = self._kept(op, strategies(rule, tensors, self.sizes, must_split=must_split, uneven=uneven))
+            if uneven:
+                offered = tuple(strategy for strategy in offered if self._allowed(op, strategy))
+            found = self._ops[known] = self._priced(op, offered)
         return found
 
     def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
@@ -116,9 +121,10 @@ class Space:
         ops = self.graph.ops
         return len(plan.strategies) == len(ops) and all(plan.strategies[op.name] in self.op_choices(op).strategies for op in ops)
 
-    def _signature(self, op: Op) -> object:
-        shown = tuple((self.graph.tensors[name].shape, self.graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
-        return op.target, op.args, op.kwargs, shown
+    @cached_property
+    def uneven(self) -> Uneven:
+        """What may be split in unequal parts."""
+        return find_uneven(self.graph, self.machine, self.pins.even)
 
     def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
         tensors, machine = self.graph.tensors, self.machine
@@ -143,7 +149,10 @@ class Space:
         if pinned:
             return (pinned,)
         found = self.splits(item.tensor)
-        return found if item.blocks is None else tuple(spec for spec in found if item.blocks.own_spec(spec, self.sizes))
+        if item.blocks is None:
+            return found
+        shape = self.graph.tensors[item.tensor].shape
+        return tuple(spec for spec in found if spec.is_even(shape, self.sizes) and item.blocks.own_spec(spec, self.sizes))
 
     def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
         """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""
@@ -152,7 +161,13 @@ class Space:
 
     def splits(self, tensor: str) -> tuple[ShardingSpec, ...]:
         """The specs of a tensor without partial sums."""
-        return tuple(spec for spec in splits(self.graph.tensors[tensor].shape, self.sizes) if self._in_order(spec))
+        shape = self.graph.tensors[tensor].shape
+        found = splits(shape, self.sizes, self.uneven.dims.get(shape, frozenset()))
+        return tuple(spec for spec in found if self._in_order(spec) and self.uneven.allows(spec, shape, self.sizes))
+
+    def _allowed(self, op: Op, strategy: Strategy) -> bool:
+        specs = zip((*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs), strict=True)
+        return all(self.uneven.allows(spec, self.graph.tensors[name].shape, self.sizes) for name, spec in specs)
 
     def _in_order(self, spec: ShardingSpec) -> bool:
         return self._all_orders or all(list(axes) == sorted(axes, reverse=True) for axes in spec.dims)

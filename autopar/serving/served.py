@@ -218,7 +218,7 @@ class Served:
                 holder, spec = self.module.get_submodule(path), schedule.specs[item.tensor]
                 shape = schedule.graph.tensors[item.tensor].shape
                 old = local_of(holder._buffers[last])
-                new = torch.zeros(spec.local_shape(shape, place.mesh.sizes), dtype=old.dtype, device=place.device)
+                new = torch.zeros(place.own_shape(shape, spec), dtype=old.dtype, device=place.device)
                 fill(old, new)
                 holder._buffers[last] = place.dtensor(new, spec, shape)
         self._length = length

@@ -69,7 +69,7 @@ class Trial:
         gradients: by parameter or input name.
         losses: of each step, before its update.
         observed: the collectives of the first step.
-        peak_bytes: of live storages on one rank in forward and backward, with optimizer states.
+        peak_bytes: of live storages on one rank in forward and backward, with optimizer states; the mean of ranks in one process.
         replica_difference: between two ranks' copies of the same block.
     """
 

@@ -83,11 +83,12 @@ def _lockstep(op: Op, strategy: Strategy, sizes: Sizes, ranks: list[Sizes], boun
     bodies = [body(op, strategy, sizes, args, kwargs) for args, kwargs in bound]
     answers: list[torch.Tensor | None] = [None] * len(ranks)
     for item in strategy.inner:
-        requests = [running.send(answer) for running, answer in zip(bodies, answers, strict=True)]
+        requests, asked = [running.send(answer) for running, answer in zip(bodies, answers, strict=True)], []
         for kind, tensor, axes, reduction in requests:
             assert (kind, axes, reduction) == (item.kind, item.axes, item.reduction)
             ranks_of_group = math.prod(sizes[axis] for axis in axes) if kind == "permute" else 1
-            assert tensor.numel() * tensor.element_size() * ranks_of_group == item.bytes
+            asked.append(tensor.numel() * tensor.element_size() * ranks_of_group)
+        assert asked[0] == max(asked) == item.bytes, f"{asked} bytes asked, {item.bytes} declared"
         answers = []
         for own in ranks:
             group = [request[1] for request, other in zip(requests, ranks, strict=True)
@@ -132,7 +133,7 @@ def cut(value: torch.Tensor, spec: ShardingSpec, sizes: Sizes) -> list[torch.Ten
 def block(value: torch.Tensor, spec: ShardingSpec, sizes: Sizes, coordinates: Sizes) -> torch.Tensor:
     """The part of a global tensor that one rank holds under the spec's splits."""
     for dim, extent in enumerate(tuple(value.shape)):
-        value = value.narrow(dim, spec.start(dim, extent, sizes, coordinates), extent // spec.parts(dim, sizes))
+        value = value.narrow(dim, *spec.span(dim, extent, sizes, coordinates))
     return value
 
 
@@ -142,7 +143,7 @@ def joined(locals_: list[torch.Tensor], spec: ShardingSpec, shape: Sequence[int]
     ranks = list(itertools.product(*(range(size) for size in sizes)))
     groups: dict[Sizes, dict[Sizes, list[torch.Tensor]]] = {}
     for coordinates, local in zip(ranks, locals_, strict=True):
-        assert tuple(local.shape) == spec.local_shape(shape, sizes), f"local shape {tuple(local.shape)} under {spec}"
+        assert tuple(local.shape) == spec.own_shape(shape, sizes, coordinates), f"local shape {tuple(local.shape)} under {spec}"
         at = tuple(coordinates[axis] for axis in spec.split_axes)
         share = tuple(coordinates[axis] for axis in spec.partial_axes)
         groups.setdefault(at, {}).setdefault(share, []).append(local)

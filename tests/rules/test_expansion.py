@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,12 @@ def tensors(rule: ShardingRule) -> list[Tensor]:
     return [Tensor("", shape, "float32") for shape in rule.shapes[0] + rule.shapes[1]]
 
 
-def offered(rule: ShardingRule, sizes: Shape, **options: bool) -> list[str]:
-    return [str(item) for item in strategies(rule, tensors(rule), sizes, **options)]
+EVEN: frozenset[str] = frozenset()
+"""No factor in unequal parts."""
+
+
+def offered(rule: ShardingRule, sizes: Shape, *, must_split: bool = False, uneven: frozenset[str] = EVEN) -> list[str]:
+    return [str(item) for item in strategies(rule, tensors(rule), sizes, must_split=must_split, uneven=uneven)]
 
 
 def test_a_matrix_product_on_one_axis() -> None:
@@ -54,6 +59,7 @@ def test_a_minor_factor_is_split_only_below_a_fully_split_major_one() -> None:
 def test_a_dim_is_split_only_by_what_divides_it() -> None:
     rule = bind("... -> ...", [(6,)], [(6,)])
     assert offered(rule, (4, 2)) == ["R -> R", "S1 -> S1"]
+    assert offered(rule, (4, 2), uneven=frozenset(rule.free)) == ["R -> R", "S1 -> S1", "S0 -> S0"], "or by one axis alone"
     assert offered(rule, (3, 2)) == ["R -> R", "S1 -> S1", "S0 -> S0", "S01 -> S01", "S10 -> S10"]
 
 
@@ -62,7 +68,7 @@ def test_the_last_part_of_a_triangle_does_the_most(sizes: Shape) -> None:
     rows = 480
     rule = bind("b s t! -> b s | triangle s", [(2, rows, rows)], [(2, rows)])
     whole = sum(range(1, rows + 1))
-    for strategy in strategies(rule, tensors(rule), sizes):
+    for strategy in strategies(rule, tensors(rule), sizes, uneven=EVEN):
         cuts = {name: math.prod(sizes[axis] for axis in axes) for name, axes in strategy.factors}
         length = rows // cuts.get("s", 1)
         last = sum(range(rows - length + 1, rows + 1))
@@ -76,7 +82,7 @@ def test_parts_traded_by_halves_have_all_the_same_to_do(sizes: Shape) -> None:
     rows = 48
     rule = bind("b s t! -> b s | triangle s | mirror s: {0} {0 1}", [(2, rows, rows)], [(2, rows)])
     own = [Tensor("", (2, rows, rows), "bfloat16"), Tensor("", (2, rows), "float32")]
-    offers = strategies(rule, own, sizes)
+    offers = strategies(rule, own, sizes, uneven=EVEN)
     plain = {(item.inputs, item.outputs, item.parts): item for item in offers if not item.inner}
     traded = [item for item in offers if item.inner]
     assert traded and {item.inputs for item in traded} == {item.inputs for item in plain.values() if dict(item.factors).get("s")}
@@ -135,7 +141,7 @@ def test_must_split_keeps_the_largest_sets_of_axes_without_partial_inputs() -> N
     rule = bind("m k, k n -> m n | linear {0} {1}", [(4, 8), (8, 3)], [(4, 3)], family="contraction")
     assert offered(rule, (2,), must_split=True) == ["S0 R, R R -> S0 R", "R S0, S0 R -> R R +P0"]
     assert offered(rule, (5,), must_split=True) == ["R R, R R -> R R"]
-    both = strategies(rule, tensors(rule), (2, 2), must_split=True)
+    both = strategies(rule, tensors(rule), (2, 2), must_split=True, uneven=EVEN)
     assert {axis for item in both for axis in (0, 1) if axis not in {a for _, axes in item.factors for a in axes}} == set()
     other = bind("... -> ...", [(4,)], [(4,)], family="pointwise")
     assert "R -> R" in offered(other, (2,), must_split=True)
@@ -165,12 +171,14 @@ def test_strategies_are_those_of_a_naive_enumeration(text: str, sizes: list[int]
         RULES[3]: ([(a, b), (b, a)], [(a,), (b,)]),
     }
     rule = bind(text, *shapes[text])
-    found = strategies(rule, tensors(rule), sizes)
-    assert len(set(found)) == len(found)
-    assert found == strategies(rule, tensors(rule), tuple(sizes))
-    for item in found:
-        assert_legal(item, rule, sizes)
-    assert {frozenset(dict(item.factors).items()) for item in found} == naive(rule, sizes)
+    rule = replace(rule, equal=frozenset(name for term in rule.inputs for names in term if len(names) > 1 for name in names))
+    for uneven in (EVEN, frozenset(rule.free)):
+        found = strategies(rule, tensors(rule), sizes, uneven=uneven)
+        assert len(set(found)) == len(found)
+        assert found == strategies(rule, tensors(rule), tuple(sizes), uneven=uneven)
+        for item in found:
+            assert_legal(item, rule, sizes)
+        assert {frozenset(dict(item.factors).items()) for item in found} == naive(rule, sizes, uneven - rule.equal)
 
 
 def assert_legal(item: Strategy, rule: ShardingRule, sizes: list[int]) -> None:
@@ -179,8 +187,9 @@ def assert_legal(item: Strategy, rule: ShardingRule, sizes: list[int]) -> None:
         assert all(sizes[axis] > 1 for axis in spec.split_axes + spec.partial_axes)
 
 
-def naive(rule: ShardingRule, sizes: list[int]) -> set[frozenset[tuple[str, Shape]]]:
-    """Every way to put some axes, in some order, on factors: words over the axes, one for each factor, no axis twice."""
+def naive(rule: ShardingRule, sizes: list[int], uneven: frozenset[str]) -> set[frozenset[tuple[str, Shape]]]:
+    """Every way to put some axes, in some order, on factors: words over the axes, one for each factor, no axis twice; words of one axis on
+    those that may be in unequal parts."""
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     words = [word for count in range(len(axes) + 1) for word in itertools.permutations(axes, count)]
     found = set()
@@ -190,7 +199,7 @@ def naive(rule: ShardingRule, sizes: list[int]) -> set[frozenset[tuple[str, Shap
             continue
         given_axes = dict(zip(rule.free, choice, strict=True))
         parts = {name: math.prod(sizes[axis] for axis in word) for name, word in given_axes.items()}
-        if any(rule.extent[name] % count for name, count in parts.items()):
+        if any(rule.extent[name] % count and not (name in uneven and len(given_axes[name]) == 1) for name, count in parts.items()):
             continue
         composite = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
         if all(parts[minor] == 1 or parts[major] == rule.extent[major] for major, minor in composite):

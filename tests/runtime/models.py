@@ -76,3 +76,33 @@ def sixes() -> Example:
     """See ``Sixes``; batch 12."""
     torch.manual_seed(0)
     return example(Sixes(), (torch.randn(12, 12, dtype=torch.float64, requires_grad=True),), "train")
+
+
+class Odds(nn.Module):
+    """Dims that no axis divides: a vocabulary of 63 that is read and predicted with one weight, 9 wide, 7 rows; cross entropy, a norm
+    without a weight, variance, maxima, a buffer, an average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(63, 9, dtype=torch.float64)
+        self.up = nn.Linear(9, 15, dtype=torch.float64)
+        self.down = nn.Linear(15, 9, dtype=torch.float64)
+        self.norm = nn.BatchNorm1d(9, dtype=torch.float64)
+        self.register_buffer("seen", torch.zeros(63, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        x = x + self.down(nn.functional.gelu(self.up(x)))
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2) * x.var(-1, keepdim=True)
+        self.seen += 0.5
+        logits = x @ self.tokens.weight.t() + self.seen
+        loss = nn.functional.cross_entropy(logits.transpose(1, 2), targets)
+        return loss + x.mean() + x.amax(1).sum() + nn.functional.mse_loss(x[..., 1:], x[..., :-1])
+
+
+@lru_cache
+def odds() -> Example:
+    """See ``Odds``; 7 rows of 5."""
+    torch.manual_seed(0)
+    args = torch.randint(63, (7, 5)), torch.randint(63, (7, 5))
+    return example(Odds(), args, "train")

@@ -38,9 +38,9 @@ def test_a_bucket_is_packed_alike_however_its_sources_lie() -> None:
     assert {call.kind for _, call in made} >= {"all_reduce", "all_gather", "reduce_scatter"}
     for schedule, call in made:
         mesh = schedule.machine.mesh
-        pack = Call(call, LockstepRanks(mesh)).pack
+        pack = Call(call, LockstepRanks(mesh)).packs[0]
         dtype = getattr(torch, call.dtype)
-        sources = [torch.randint(-8, 8, part.source_shape).to(dtype) for part in call.parts]
+        sources = [torch.randint(-8, 8, part.shapes.source).to(dtype) for part in call.parts]
         apart = [torch.stack([source, source], -1)[..., 0] for source in sources]
         assert any(not source.is_contiguous() for source in apart)
         wanted = by_hand(call, sources, math.prod(axis.size for axis in call.axes))

@@ -14,7 +14,7 @@ from autopar.runtime.placement import replica_difference
 from autopar.runtime.simulation import simulate
 from autopar.verify.comparison import planned
 from tests.graphs import machine, plan_of, random_schedule
-from tests.runtime.models import Example, sixes, zoo_example
+from tests.runtime.models import Example, odds, sixes, zoo_example
 
 MESHES = ("1", "2", "4", "2x2", "8", "2x4")
 TOLERANCE = 1e-10
@@ -59,6 +59,26 @@ def test_random_plans_run_right(name: str, mode: str, mesh: str) -> None:
 def test_axes_that_are_no_powers_of_two(mesh: str) -> None:
     for seed in range(8):
         check(sixes(), mesh, seed)
+
+
+@pytest.mark.parametrize(("mesh", "seeds"), [("2", 6), ("4", 8), ("2x2", 6), ("3", 6), ("2x3", 6), ("5", 3)])
+def test_unequal_parts(mesh: str, seeds: int) -> None:
+    """Dims that the axes do not divide: 7 rows, 63 tokens' vocabulary, 9 wide."""
+    for seed in range(seeds):
+        check(odds(), mesh, seed)
+
+
+@pytest.mark.parametrize("mesh", ["3", "2x3", "5"])
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "resnet", "moe"])
+def test_models_on_meshes_that_do_not_divide_them(name: str, mesh: str) -> None:
+    check(zoo_example(name, "train"), mesh, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["2", "4", "2x2", "3", "2x3", "5", "2x4"])
+def test_more_unequal_parts(mesh: str) -> None:
+    for seed in range(100, 160):
+        check(odds(), mesh, seed)
 
 
 @pytest.mark.slow

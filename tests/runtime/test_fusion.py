@@ -44,11 +44,16 @@ def move(read: str, result: str) -> Line:
 SHAPES: Mapping[str, tuple[int, ...]] = {"x": (B, K), "w": (N, K), "bias": (N,), "column": (B, 1), "one": (1,), "n": (N, N), "m": (N, N)}
 
 
+def even(shape: tuple[int, ...], dtype: str = "float32") -> Local:
+    """As large on every rank."""
+    return Local(shape, shape, dtype)
+
+
 def fused(*items: Line, outputs: tuple[str, ...] = ("out",), views: Mapping[str, str] | None = None, **dtypes: str) -> Mapping[int, Pair]:
     """What is found; values are ``[B, N]`` float32 but for ``SHAPES``, and their own memory but for ``views``."""
     names = {name for item in items for name in (*item.reads, *item.writes)}
     root = {name: (views or {}).get(name, name) for name in names}
-    return find_fusion(items, root, outputs, lambda name: Local(SHAPES.get(name, (B, N)), dtypes.get(name, "float32")))
+    return find_fusion(items, root, outputs, lambda name: even(SHAPES.get(name, (B, N)), dtypes.get(name, "float32")))
 
 
 LINEAR = contraction("b k, n k -> b n", ("x", "w"), "y")
@@ -80,13 +85,22 @@ ADD = pointwise("aten.add.Tensor", ("y", "bias"), "out")
 def test_what_is_no_pair(items: tuple[Line, ...]) -> None:
     shapes = {"a": (2, B, K), "c": (2, N, K)}
     root = {name: name for item in items for name in (*item.reads, *item.writes)}
-    found = find_fusion(items, root, ["out"], lambda name: Local({**SHAPES, **shapes}.get(name, (B, N)), "float32"))
+    found = find_fusion(items, root, ["out"], lambda name: even({**SHAPES, **shapes}.get(name, (B, N))))
     assert not found
 
 
 def test_a_product_that_leaves_and_one_of_another_dtype_are_no_pair() -> None:
     assert not fused(LINEAR, ADD, outputs=("y", "out"))
     assert not fused(LINEAR, ADD, bias="float64")
+
+
+def test_a_row_that_is_as_long_as_the_largest_part_alone_is_no_pair() -> None:
+    """Three columns on 4 ranks are 1, 1, 1 and none; a row of one entry is there on every rank."""
+    rows = {"x": even((B, K)), "w": Local((1, K), ((3, (0,)), K), "float32"), "y": Local((B, 1), (B, (3, (0,))), "float32")}
+    root = {name: name for name in ("x", "w", "y", "bias", "out")}
+    for lengths, number in (((1,), 0), (((3, (0,)),), 1)):
+        local = {**rows, "out": rows["y"], "bias": Local((1,), lengths, "float32")}
+        assert len(find_fusion((LINEAR, ADD), root, ["out"], local.__getitem__)) == number
 
 
 MAKE = pointwise("aten.mul.Tensor", ("a", "b"), "t")

@@ -58,16 +58,16 @@ def peak_by_intervals(schedule: Schedule, optimizer: str) -> int:
             for part in call.parts:
                 storage[part.target] = part.target if call.unpacks else call.id
             if not call.unpacks:
-                take(call.id, at, sum(math.prod(part.target_shape) * part.itemsize for part in call.parts))
+                take(call.id, at, sum(math.prod(part.shapes.target) * part.itemsize for part in call.parts))
         elif item.kind == "wait":
             call = calls[item.of]
             staging = 0
             if call.packs and call.kind != "all_reduce":
-                staging += sum(math.prod(part.source_shape) * part.itemsize for part in call.parts)
+                staging += sum(math.prod(part.shapes.source) * part.itemsize for part in call.parts)
             if call.unpacks:
-                staging += sum(math.prod(part.target_shape) * part.itemsize for part in call.parts)
+                staging += sum(math.prod(part.shapes.target) * part.itemsize for part in call.parts)
                 for part in call.parts:
-                    take(part.target, at, math.prod(part.target_shape) * part.itemsize)
+                    take(part.target, at, math.prod(part.shapes.target) * part.itemsize)
             extra.append((began[call.id], at, staging))
         for value in item.reads if item.kind == "free" else ():
             dies[storage[value]] = max(at, dies.get(storage[value], 0))

@@ -87,6 +87,27 @@ def test_what_is_written_over(ops: tuple[Op, ...], leaves: str, expected: dict[s
     assert over(make_schedule(graph, Assignment(whole, chosen), machine("1"))) == expected
 
 
+@pytest.mark.parametrize(("columns", "expected"), [(4, {"out": "t"}), (3, {})])
+def test_what_is_as_large_on_the_first_rank_alone_is_not_written_over(columns: int, expected: dict[str, str]) -> None:
+    """A column is as large as each rank's part of 4 columns on 4 ranks; of 3 columns the last rank has none."""
+    ops = (MAKE, op("aten.add.Tensor", ("t", "wide"), "out"))
+    shapes = {"a": (4, 1), "b": (4, 1), "t": (4, 1), "wide": (4, columns), "out": (4, columns)}
+    tensors = {name: Tensor(name, shape, "float32") for name, shape in shapes.items()}
+    specs = {"a": "R R", "b": "R R", "t": "R R", "wide": "R S0", "out": "R S0"}
+    inputs = tuple(GraphInput(name, "input", name) for name in ("a", "b", "wide"))
+    leaving = (GraphOutput("out", "output", "out"),)
+    graph = Graph("train", tensors, inputs, ops, leaving, {"args": (), "kwargs": {}, "loss_args": (), "outputs": {}})
+    chosen = {
+        item.name: next(
+            strategy for strategy in strategies(find_rule(item, tensors), [tensors[name] for name in (*item.inputs, *item.outputs)], (4,))
+            if [str(spec) for spec in (*strategy.inputs, *strategy.outputs)] == [specs[name] for name in (*item.inputs, *item.outputs)]
+        )
+        for item in ops
+    }  # fmt: skip
+    placed = {name: ShardingSpec.parse(specs[name]) for name in ("a", "b", "wide")}
+    assert over(make_schedule(graph, Assignment(placed, chosen), machine("4"))) == expected
+
+
 def schedule_of(mesh: str = "dp=2") -> Schedule:
     graph = capture_graph(Residual(), (torch.zeros(4, 8),), {})
     return find_plan(graph, machine(mesh), baselines=False).schedule

@@ -79,7 +79,8 @@ def schedule_seconds(schedule: Schedule) -> float:
 
 @dataclass(frozen=True)
 class Copying:
-    """What a collective copies: bytes of its source and its target on a rank, and whether it must even when it is alone."""
+    """What a collective copies: bytes of its source and its target on a rank as they travel, and whether it must even when it is alone;
+    ``filled``: with unequal parts among them all are copied."""
 
     source: float = 0.0
     target: float = 0.0
@@ -87,6 +88,7 @@ class Copying:
     unpacks: bool = False
     unpacks_shared: bool = False
     dtype: str = "float32"
+    filled: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ class Rules:
     def copies(self, group: Sequence[Task]) -> float:
         """Seconds that the wait for one call takes."""
         first, shared = group[0].copying, len(group) > 1
-        packs = first.packs or shared
-        unpacks = first.unpacks or (shared and first.unpacks_shared)
+        filled = any(task.copying.filled for task in group)
+        packs = first.packs or shared or filled
+        unpacks = first.unpacks or (shared and first.unpacks_shared) or filled
         copied = sum(task.copying.source * packs + task.copying.target * unpacks for task in group)
         return self.copy(copied, first.dtype) if copied else 0.0
 
@@ -362,7 +365,7 @@ class Timing:
                     links, latency = self.machine.links(step.axes), self.machine.latency_seconds(step.kind, step.axes)
                     alike = (step.kind, step.axes, step.reduction) if step.kind in SHARED_CALLS else (tensor, source, target, len(tasks))
                     packs, gathers = step.kind == "all_reduce" or part.cuts_inside, step.kind == "all_gather"
-                    copying = Copying(part.source_bytes, part.target_bytes, packs, part.joins_inside, gathers, part.dtype)
+                    copying = Copying(part.sent_bytes, part.came_bytes, packs, part.joins_inside, gathers, part.dtype, part.filled)
                     tasks.append(Task("call", step.seconds, (), links, latency, alike, copying))
                 else:
                     tasks.append(Task("cut"))

@@ -54,7 +54,7 @@ def test_a_plan_in_a_file_is_the_plan() -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        ({"spec": "S0 R"}, "cannot be split in 8"),
+        ({"spec": "S0 R"}, "here float32"),
         ({"spec": "S0/2 R"}, "here float32"),
         ({"spec": "R S0"}, "has the spec"),
         ({"blocks": (0, 2)}, "here float32"),

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from autopar.graph import DTYPE_BYTES, Tensor
-from autopar.reshard import find_reshard
-from autopar.schedule.collectives import copied_alone
-from autopar.schedule.ordering import shape_after
+from autopar.reshard import copied_alone, find_reshard
 from autopar.search.resharding import MANY, Resharding
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
@@ -25,11 +23,9 @@ def price(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, on: Machin
     if found is None:
         return math.inf, 0.0, 0.0, 0.0, 0.0
     held, copies, least = dict.fromkeys(LINKS, 0.0), 0.0, 0.0
-    shape = source.local_shape(tensor.shape, on.mesh.sizes)
-    for step in found.steps:
-        before, shape = shape, shape_after(shape, step)
+    for step, shapes in zip(found.steps, found.shapes, strict=True):
         if step.is_collective:
-            copied = copied_alone(step, before, shape) * DTYPE_BYTES[tensor.dtype]
+            copied = copied_alone(step, shapes) * DTYPE_BYTES[tensor.dtype]
             copies += on.copy_seconds(copied, tensor.dtype)
             least += copied * on.copy_seconds(MANY, tensor.dtype) / MANY
             for link in on.links(step.axes):
@@ -41,12 +37,12 @@ def price(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, on: Machin
 @pytest.mark.parametrize(
     ("mesh", "shape"),
     [("2x4", (8, 16, 3)), ("8x8", (64, 128)), ("2x2x2", (8, 1, 16, 6)), ("4x4x4", (64, 16, 32)), ("2x2x2x2", (16, 4, 8)), ("2x2x2", ()),
-     ("2x1x2x2", (8, 8))],
+     ("2x1x2x2", (8, 8)), ("4", (7, 6, 5)), ("2x3", (7, 9)), ("2x2", (7, 9)), ("2x2x2", (7, 9, 4))],
 )  # fmt: skip
 def test_a_table_holds_the_price_of_every_reshard(mesh: str, shape: tuple[int, ...], reduction: str) -> None:
     on = Machine(Mesh.parse(mesh), load_hardware("h100-sxm"))
     tensor, draw = Tensor("t", shape, "bfloat16"), random.Random(len(mesh))
-    specs = all_specs(shape, on.mesh.sizes, reduction)
+    specs = all_specs(shape, on.mesh.sizes, reduction, uneven=True)
     sources, targets = (draw.sample(specs, min(PAIRS, len(specs))) for _ in range(2))
     tables = Resharding(on, LINKS).tables(tensor, sources, targets)
     for source, row in zip(sources, tables, strict=True):

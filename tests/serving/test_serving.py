@@ -51,6 +51,17 @@ def test_tokens_are_those_of_one_device(growing: bool) -> None:
     assert len({token for row in found.tolist() for token in row}) > 8, "the model says the same whatever it is asked"
 
 
+def test_rows_that_ranks_do_not_share_evenly() -> None:
+    """A cache of three rows is two on one rank and one on the other."""
+    serving = autopar.plan_serving(
+        causal(), batch=3, prompt=(3, 5), tokens=7, lengths=(6, 8, 12), cache=past(3), mesh="dp=2", hardware="cpu-cluster",
+        constraints={"cache.layers.*": "S0 R R R"},
+    )  # fmt: skip
+    ids, mask = padded(ROWS[:3])
+    assert not any(list(autopar.check(plan)) for plan in serving.plans.values())
+    assert simulated(causal(), serving, past(3), ids, mask, 7).tolist() == greedy(causal(), ROWS[:3], 7)
+
+
 def test_a_cache_is_verified_like_any_buffer() -> None:
     model = autopar.cached(causal(), 4, 12, past(4))
     ids, mask = padded(ROWS)

@@ -1,0 +1,126 @@
+"""Which dims a search may split in unequal parts.
+
+Waste is bounded (``MOST_WASTE``, ``LARGEST``), and so are the choices: a dim that the axes do not divide is offered where it is, through
+operators that may split it so, one with a dim of what enters the model: a weight's vocabulary or odd width, a batch. Any other would have
+to be cut just before an operator and gathered just after it. Operators of equal shapes are offered alike, so that equal layers stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from autopar.graph import Graph, Op
+from autopar.rules import ShardingRule, find_rule
+from autopar.sharding import ShardingSpec
+from cost_models import Machine
+
+MOST_WASTE = 4 / 3
+"""The largest part times the number of parts, over the whole: 6 rows on 4 ranks are 2, 2, 2 and none."""
+LARGEST = 3 / 5
+"""Of the whole, the largest part at most: 2 of 3 elements on one of 2 ranks are little gained."""
+
+Shape = tuple[int, ...]
+
+
+def is_offered(extent: int, size: int) -> bool:
+    """Whether an axis of ``size`` may split a dim that it does not divide; one with less than one for each rank it may not.
+
+    >>> [is_offered(extent, 4) for extent in (50257, 6, 5, 4, 3)]
+    [True, True, False, False, False]
+    """
+    each = -(-extent // size)
+    return extent % size != 0 and extent > size and each * size <= extent * MOST_WASTE and each <= extent * LARGEST
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """What may be split in unequal parts.
+
+    Args:
+        sizes: of the mesh's axes; of those that split in equal parts alone, 1.
+        dims: by shape of a tensor.
+        factors: by signature of an operator.
+    """
+
+    sizes: tuple[int, ...]
+    dims: Mapping[Shape, frozenset[int]] = field(default_factory=dict)
+    factors: Mapping[object, frozenset[str]] = field(default_factory=dict)
+
+    def allows(self, spec: ShardingSpec, shape: Shape, sizes: Sequence[int]) -> bool:
+        """Whether a spec splits every dim in equal parts, or in unequal ones that waste little."""
+        return all(
+            extent % spec.parts(dim, sizes) == 0 or is_offered(extent, spec.parts(dim, self.sizes)) for dim, extent in enumerate(shape)
+        )  # fmt: skip
+
+
+def signature(op: Op, graph: Graph) -> object:
+    """What the strategies of an operator depend on."""
+    shown = tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
+    return op.target, op.args, op.kwargs, shown
+
+
+def find_uneven(graph: Graph, machine: Machine, even: Set[int] = frozenset()) -> Uneven:
+    """The dims and factors that a search is offered; none where only collectives are priced, and waste would not be seen.
+
+    Args:
+        even: the axes that split in equal parts alone.
+    """
+    priced = machine.cost_model != "communication"
+    sizes = tuple(size if priced and axis not in even else 1 for axis, size in enumerate(machine.mesh.sizes))
+    odd = {extent for item in graph.inputs for extent in graph.tensors[item.tensor].shape if _odd(extent, sizes)}
+    if not odd:
+        return Uneven(sizes)
+    together = _Together()
+    ruled = [(op, find_rule(op, graph.tensors)) for op in graph.ops]
+    for op, rule in ruled:
+        for name in _factors(rule, odd):
+            together.join(list(_places(op, rule, name)))
+    entering = {
+        together.root((item.tensor, dim))
+        for item in graph.inputs
+        if item.blocks is None and item.kind != "tangent"
+        for dim, extent in enumerate(graph.tensors[item.tensor].shape)
+        if extent in odd
+    }
+    factors: dict[object, set[str]] = {}
+    dims: dict[Shape, set[int]] = {}
+    for op, rule in ruled:
+        for name in _factors(rule, odd):
+            places = list(_places(op, rule, name))
+            if together.root(places[0]) in entering:
+                factors.setdefault(signature(op, graph), set()).add(name)
+                for tensor, dim in places:
+                    dims.setdefault(graph.tensors[tensor].shape, set()).add(dim)
+    return Uneven(sizes, {shape: frozenset(some) for shape, some in dims.items()}, {key: frozenset(some) for key, some in factors.items()})
+
+
+def _odd(extent: int, sizes: Sequence[int]) -> bool:
+    return any(is_offered(extent, size) for size in sizes)
+
+
+def _factors(rule: ShardingRule, odd: set[int]) -> list[str]:
+    """The factors of such extents that unequal parts may be made of."""
+    return [name for name in rule.free if rule.extent[name] in odd and name not in rule.equal]
+
+
+def _places(op: Op, rule: ShardingRule, factor: str) -> list[tuple[str, int]]:
+    """The dims that a factor is: tensor and dim."""
+    terms = zip((*op.inputs, *op.outputs), rule.inputs + rule.outputs, strict=True)
+    return [(tensor, dim) for tensor, term in terms for dim, names in enumerate(term) if names == (factor,)]
+
+
+class _Together:
+    """Dims that are split alike, in sets."""
+
+    def __init__(self) -> None:
+        self.parent: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def root(self, place: tuple[str, int]) -> tuple[str, int]:
+        while place in self.parent:
+            place = self.parent[place]
+        return place
+
+    def join(self, places: Sequence[tuple[str, int]]) -> None:
+        first, *others = dict.fromkeys(map(self.root, places))
+        self.parent.update(dict.fromkeys(others, first))
