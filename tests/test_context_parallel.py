@@ -28,7 +28,7 @@ from cost_models import Machine, Mesh, load_hardware
 def test_where_only_queries_can_be_split_the_plan_splits_them_and_is_verified(name: str, heads: dict[str, Any], mesh: str) -> None:
     torch.manual_seed(0)
     made = zoo.build(name, layers=1, batch=1, **heads)
-    plan = autopar.plan(made.model, made.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication")
+    plan = autopar.plan(made.model, made.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication", time_limit=600)
     forward, backward = (op for op in plan.ops if op.op.startswith("autopar.attention"))
     keys = " ".join(["R R R R", *(f"+P{axis}" for axis in range(len(plan.mesh)))])
     q, k, v = (entry.spec for entry in forward.inputs)
