@@ -21,13 +21,15 @@ from autopar.schedule import Schedule
 
 
 def run_step(
-    executable: Executable | Graphs, enter: Callable[[int], Sequence[Values]], observed: list[Observed] | None = None, *,
+    executable: Executable | Graphs, at: Sequence[int], enter: Callable[[int], Sequence[Values]],
+    observed: list[Observed] | None = None, *,
     draw: int | None = None, trains: bool = True,
 ) -> Sequence[Values]:  # fmt: skip
     """Runs forward and backward of each microbatch.
 
     Args:
-        enter: the graph inputs' local parts of a microbatch, for each rank that the backend hosts.
+        at: the ranks that the backend hosts.
+        enter: the graph inputs' local parts of a microbatch, for each of them.
         observed: the collectives that are executed are appended.
         draw: chooses the masks of dropout, which differ between microbatches; the step that is under way when not given.
         trains: whether backward runs at all.
@@ -54,7 +56,7 @@ def run_step(
                 del found
             if not trains or graph.mode != "train":
                 continue
-            for rank, held, mine in zip(executable.backend.ranks, ranks, sums or [None] * len(ranks), strict=True):
+            for rank, held, mine in zip(at, ranks, sums or [None] * len(ranks), strict=True):
                 held.update(_zeros(schedule, rank, held) if mine is None else mine)
             sums = []
             with loss_gradient(weight):
@@ -97,7 +99,7 @@ class AccumulatedCall(Call):
         def enter(number: int) -> list[Values]:
             return [self.locals | {name: part(number) for name, part in self.cut.items()}]
 
-        (values,) = run_step(self.step.executable, enter, self.observed, draw=self.number, trains=keep)
+        (values,) = run_step(self.step.executable, (self.step.place.rank,), enter, self.observed, draw=self.number, trains=keep)
         if keep:
             self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
         return tuple(self.step.leave(value, values[value]) for _, value in self.leaving)

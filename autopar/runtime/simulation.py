@@ -55,7 +55,7 @@ def simulate(schedule: Schedule, values: Mapping[str, Tensor], *, dropout: bool 
     executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"), dropout=dropout)
     scattered = {item.tensor: scatter_all(schedule, item.tensor, values[item.tensor]) for item in schedule.graph.inputs}
     observed: list[Observed] = []
-    ranks = run_step(executable, lambda number: entering(scattered, number, mesh.ranks), observed)
+    ranks = run_step(executable, range(mesh.ranks), lambda number: entering(scattered, number, mesh.ranks), observed)
     parts = tuple([held[value] for held in ranks] for _, value in schedule.outputs)
     outputs = tuple(gather(local, schedule.specs[value], mesh) for local, (_, value) in zip(parts, schedule.outputs, strict=True))
     return Simulation(outputs, parts, tuple(observed))

@@ -418,7 +418,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
         measured = turn == min(1, case.turns - 1)
         count = [part for parts in scattered.values() for one in parts for part in one]
         with LiveMemory([*count, *_states(optimizer)]) if measured else nullcontext() as memory:
-            ranks = run_step(executable, lambda number: entering(scattered, number, mesh.ranks), observed)
+            ranks = run_step(executable, range(mesh.ranks), lambda number: entering(scattered, number, mesh.ranks), observed)
         if memory is not None:
             trial.peak_bytes = memory.peak // mesh.ranks
         whole: dict[tuple[str, str], torch.Tensor] = {}
