@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -14,7 +12,7 @@ from autopar.dialect import recurrence as bodies
 from autopar.graph import Op, Tensor
 from autopar.importer.rewrite.recurrences import CELLS, recurrences
 from autopar.rules import launches
-from cost_models import load_hardware
+from benchmarks.models import stressed
 from tests.test_dialect import registered
 
 ops = torch.ops.autopar
@@ -115,10 +113,7 @@ def test_a_network_has_as_many_operators_however_many_steps():
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_network_is_split_over_the_batch(dropout):
     model, arguments = Tagger(dropout), batch()
-    real = load_hardware("h100-sxm")
-    free = replace(real.node, latency_seconds=1e-12, bandwidth=1e15)
-    hardware = replace(real, node=free, network=free, efficiencies=(), kernel_launch_seconds=1e-12, memory_bandwidth=1e6)
-    plan = autopar.plan(model, arguments, mesh="2x2", hardware=hardware, time_limit=600)
+    plan = autopar.plan(model, arguments, mesh="2x2", hardware=stressed(), time_limit=600)
     cut = [row.outputs[0].spec for row in plan.ops if row.op == "autopar.recurrence.default"]
     assert len(cut) == 4
     assert all(spec.split()[2].startswith("S") for spec in cut), cut

@@ -10,11 +10,13 @@ known_values   conditions whose answer is known, though tensors are stand-ins
 sets           sets in an order that does not depend on the hash seed
 repeats        equal layers traced once
 rewrite        its operators in the dialect
+unsorted       rows sorted by expert, left in the order of their tokens
 blocks         weights that are several in one (queries, keys and values), held as such
 joint          traced to one functional graph, forward and backward
 lowering       that as Op and Tensor
 provenance     the module path and source line of a node
 groups         equal layers
+storing        what a call changes of a buffer, changed where it lies
 microbatches   the call of one microbatch, and what their losses add up to
 diagnosis      errors at the user's line
 """

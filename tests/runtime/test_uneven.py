@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from autopar.runtime import export_program, load_safetensors
 from autopar.runtime.placement import from_placements
 from autopar.target import Target
 from autopar.verify import verify
-from cost_models import Hardware, load_hardware
+from benchmarks.models import stressed
 from tests.runtime.test_training import gradients, on_ranks, same, whole
 
 
@@ -69,17 +68,6 @@ def plan_of(mesh: str) -> Plan:
     return autopar.plan(model(), batch(), mesh=mesh, hardware="cpu-cluster", constraints=PINS[mesh])
 
 
-@lru_cache
-def everything_split() -> Hardware:
-    """Arithmetic is dear and links are not: whatever can be split is."""
-    real = load_hardware("h100-sxm")
-    free = replace(real.node, latency_seconds=1e-12, bandwidth=1e15)
-    return replace(
-        real, name="dear", node=free, network=free, kernel_launch_seconds=1e-12, memory_bandwidth=1e8, efficiencies=(),
-        peak_flops=tuple((dtype, flops * 1e-6) for dtype, flops in real.peak_flops),
-    )  # fmt: skip
-
-
 def train(module: nn.Module, steps: int, optimizer: torch.optim.Optimizer, *given: Tensor) -> list[float]:
     losses = []
     for _ in range(steps):
@@ -105,7 +93,7 @@ def test_plans_check_and_run_right(mesh: str) -> None:
 
 @pytest.mark.parametrize("mesh", ["dp=2", pytest.param("dp=2,tp=2", marks=pytest.mark.slow), pytest.param("tp=4", marks=pytest.mark.slow)])
 def test_the_search_splits_them_where_it_pays_and_ranks_compute_what_one_device_does(mesh: str) -> None:
-    plan = autopar.plan(model(), batch(), mesh=mesh, hardware=everything_split())
+    plan = autopar.plan(model(), batch(), mesh=mesh, hardware=stressed())
     sizes = tuple(plan.mesh.values())
     uneven = [
         row.name for row in plan.ops for entry in row.outputs
