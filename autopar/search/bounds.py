@@ -56,7 +56,7 @@ class Term:
 PATHS = 3
 """Paths taken from each answer and phase: parallel branches (the queries', keys' and values' projections) are all to count."""
 
-Sums = Mapping[Term, float]
+NOWHERE: Mapping[int, Sequence[float]] = {}
 
 
 @dataclass(frozen=True)
@@ -263,19 +263,27 @@ class Cuts:
             found.update((term, 1 / len(terms)) for term in terms)
         return Mixture(found, self.slowdown)
 
-    def best(self) -> tuple[Mixture, float]:
-        """The weights with the highest bound that the answers allow, and that bound: a linear program of a few rows."""
+    def best(self, beyond: Mapping[int, Sequence[float]] = NOWHERE, dearest: float = 0.0) -> tuple[Mixture, float, Mapping[int, float]]:
+        """The weights with the highest bound that the answers allow, and that bound: a linear program of a few rows.
+
+        Args:
+            beyond: where bytes have a price too (``renting``): times, and what each answer holds there beyond what is allowed.
+            dearest: the highest price at any of these; the third value are those that go with the weights.
+        """
         problem = pulp.LpProblem("weights", pulp.LpMaximize)
         weight = {term: problem.add_variable(f"w{number}", 0, 1) for number, term in enumerate(self.terms)}
+        price = {time: problem.add_variable(f"p{time}", 0, 1) for time in beyond}
         top = problem.add_variable("bound")
         scale = max(max(answer.sum_of(term, self.slowdown) for term in self.terms) for answer in self.answers) or 1.0
         problem += top
         for phase in PHASES:
             problem += pulp.lpSum(weight[term] for term in self.terms if term.phase == phase) == 1
-        for answer in self.answers:
+        for number, answer in enumerate(self.answers):
             sums = pulp.lpSum(weight[term] * (answer.sum_of(term, self.slowdown) / scale) for term in self.terms)
-            problem += top <= sums + answer.optimizer / scale
+            rents = pulp.lpSum(price[time] * (dearest * over[number] / scale) for time, over in beyond.items())
+            problem += top <= sums + rents + answer.optimizer / scale
         problem.solve(pulp.HiGHS(msg=False))
         found = {term: max(weight[term].value(), 0.0) for term in self.terms}
         total = {phase: sum(value for term, value in found.items() if term.phase == phase) for phase in PHASES}
-        return Mixture({term: value / total[term.phase] for term, value in found.items() if value}, self.slowdown), top.value() * scale
+        mixture = Mixture({term: value / total[term.phase] for term, value in found.items() if value}, self.slowdown)
+        return mixture, top.value() * scale, {time: dearest * max(price[time].value() or 0.0, 0.0) for time in beyond}

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from autopar.search.bounds import Cuts
 from autopar.search.building import build_model
 from autopar.search.folded import folded
 from autopar.search.folding import Folding
-from autopar.search.model import InSequence, Model, Node
+from autopar.search.model import Model, Node
 from autopar.search.pins import Pins
 from autopar.search.renting import dearest
 from autopar.search.space import Space
@@ -34,7 +35,7 @@ def pooled(space: Space, folding: Folding | None, limit: int) -> float:
     tied = folded(model, folding) if folding is not None else model
     assert tied is not None, "on one rank all layers are offered the same"
     middle = sum(op.phase == "forward" for op in space.graph.ops)
-    return max(dearest(tied, InSequence(), total, middle), 0.0)
+    return max(dearest(tied, Cuts(tied, 0.0).first(), total, (middle,)), 0.0)
 
 
 def _alone(space: Space) -> Model:

@@ -15,7 +15,7 @@ from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
 from autopar.search.model import TIES, InSequence, Weights
-from autopar.search.renting import dearest, fullest, lightly_again
+from autopar.search.renting import dearest
 from autopar.search.scarcity import (
     TIGHT,
     binds,
@@ -209,7 +209,7 @@ class Search(Trials):
             if gained:
                 center = mixture
             idle = 0 if gained or self.gained else idle + 1
-            wanted, most = cuts.best()
+            wanted, most, _ = cuts.best()
             patience = PATIENT if self.plain is not None and not self.large else self.idle
             if (self.large and not self.folded) or idle >= patience or most <= self.aim * (1 + GAIN):
                 return
@@ -230,17 +230,18 @@ class Search(Trials):
 
     def _rent(self) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
-        if not self.proves or self.start is None or not isinstance(self.weights, Mixture):
+        if not self.proves or not isinstance(self.weights, Mixture):
             return
-        model, time = self.model, fullest(self.model, self.problem, self.start)
+        model = self.model
         if self.apart:
-            model = lightly_again(build_model(model.space, again=1, share=0.0))
+            model = build_model(model.space, again=1, share=0.0)
             if isinstance(self.model, FoldedModel):
                 tied = folded(model, self.model.fold)
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
+        times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
         until = perf_counter() + min(self.left, TURN * self.time_limit)
-        self.bound = max(self.bound, dearest(model, self.weights.without_paths(), float(self.limit), time, until))
+        self.bound = max(self.bound, dearest(model, self.weights.without_paths(), float(self.limit), times, until))
 
     def _polish(self) -> None:
         """More limits for the best schedule."""
