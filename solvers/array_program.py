@@ -202,6 +202,8 @@ class _Program:
         excess = np.cumsum(change)[:-1] / core.capacity.clip(1) - core.capacity / core.capacity.clip(1)
         exact = None if picked is None else profile(core, picked) - core.capacity
         broken = excess > 1e-7 if exact is None else exact > 0
+        if picked is None:
+            broken[list(self.times)] = False  # the model has these rows, and keeps to them within its tolerance
         added: list[int] = []
         for moment in np.argsort(-excess, kind="stable").tolist():
             if len(added) == ROWS_AT_ONCE or not broken[moment]:
@@ -209,6 +211,7 @@ class _Program:
             if all(abs(moment - other) >= LEAST_DISTANCE for other in added):
                 added.append(moment)
                 if moment in self.times:
+                    assert picked is not None
                     self._cut(moment, picked)
                 else:
                     self._add_time(moment, owner)
@@ -218,19 +221,13 @@ class _Program:
         core = self.core
         live = np.flatnonzero((core.item_begin <= moment) & (moment < core.item_end))
         room = float(max(1, core.capacity[moment]))
-        self.model.addRow(
-            -np.inf,
-            float(core.capacity[moment]) / room,
-            len(live),
-            owner[live].astype(np.int32),
-            core.item_usage[live].astype(float) / room,
-        )
+        choices, place = np.unique(owner[live], return_inverse=True)  # HiGHS takes no row in which a column stands twice
+        usage = np.bincount(place, core.item_usage[live], len(choices))
+        self.model.addRow(-np.inf, float(core.capacity[moment]) / room, len(choices), choices.astype(np.int32), usage / room)
         self.times.add(moment)
 
-    def _cut(self, moment: int, picked: Ints | None) -> None:
+    def _cut(self, moment: int, picked: Ints) -> None:
         """The choices that together exceed the room at a time already in the model cannot all be made."""
-        if picked is None:
-            return
         flat = self.core.node_ptr[:-1] + picked
         owner = np.repeat(np.arange(len(self.core.costs)), np.diff(self.core.item_ptr))
         live = owner[(self.core.item_begin <= moment) & (moment < self.core.item_end)]

@@ -58,6 +58,17 @@ def test_reduced_costs_leave_out_no_better_answer(monkeypatch):
     assert len(left_out) > 10 and min(left_out) >= 5
 
 
+def test_cores_that_nothing_has_reduced_end_too():
+    """A choice may have several items at one time there."""
+    for seed in range(200):
+        problem = random_problem(seed, most_nodes=8)
+        record = Record(problem, 0.0, np.inf, 1e-6, 0)
+        array_program.solve_core(record, unreduced(problem))
+        best = brute_force(problem)
+        assert (record.objective, record.infeasible) == (best, best is None), seed
+        assert best is None or record.bound == best, seed
+
+
 def test_messages_claim_no_more_than_is_true():
     optimal = 0
     for seed in range(150):
