@@ -2,7 +2,8 @@
 
 After propagation every row of every table has the minimum 0, so that the worst regret over each neighbour is at least 0 and the sum
 can stop as soon as it exceeds what the choice saves. Equal choices are told apart by their number. No node loses choices in the
-same sweep as a neighbour whose comparison counted on them: removals only shrink what is compared, so order does not matter.
+same sweep as a neighbour whose comparison counted on them: removals only shrink what is compared, so order does not matter. A node
+is looked at anew only where an edge of it has changed, or memory is compared, or costs with an upper bound.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import numpy as np
 from solvers.arrays import Ints
 from solvers.compiled import kernel, kernel_or
 from solvers.memory import Memory
-from solvers.network import NEVER, Network, far, wake_around
+from solvers.network import NEVER, UPPER, Network, far, wake_around
 from solvers.tables import choices, costs, keep, remaining, steps
 
 
 @kernel
 def dominate(net: Network, items: Memory, visits: Ints, most_visits: int) -> int:
     """Remove dominated choices of nodes visited less than ``most_visits`` times; returns how many went."""
-    removed = 0
+    removed, waiting = 0, net.changed.copy()
+    net.changed[:] = 0  # what changes during the sweep is propagated after it, and looked at again then
     for i in range(len(net.present)):
         if net.present[i] == 0 or visits[i] >= most_visits or net.live_count[i] < 2:
             continue
         visits[i] += 1
+        if waiting[i] == 0 and net.changed[i] == 0 and len(items.capacity) == 0 and net.scalars[UPPER] >= NEVER:
+            continue  # it would find what it found: moved minima change neither side of a comparison
         before = net.live_count[i]
         thin(net, items, i)
         if net.live_count[i] < before:

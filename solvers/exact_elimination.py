@@ -25,8 +25,10 @@ LARGEST = 4e7
 """Entries looked at for one node."""
 POOL = 12 * 10**7
 """Entries of all tables (8 bytes each, and 2 for the choice behind it)."""
-ORDERS = 16
-"""Orders of elimination tried."""
+ORDERS, FIRST = 16, 2
+"""Orders of elimination tried; and those after which no other is where they all leave more than ``FEW`` nodes: others leave a few more or
+less."""
+FEW = 10
 PACE, SHARE = 5e7, 0.25
 """Entries looked at in a second, about, and the share of the time left that the sweep may take."""
 SAFETY = 1e-12
@@ -54,27 +56,36 @@ def _eliminate(graph: Pairs, costs: Floats, seed: int, most: float) -> Ints | No
     nodes = len(graph.split)
     nobody, choices = np.zeros(nodes, dtype=np.uint8), np.zeros(nodes, dtype=np.int64)
     work = desk(graph, 0)._replace(pool=np.empty(POOL), best=np.empty(0, dtype=np.int16))
-    for jitter in _jitters(nodes, seed):
-        if plan_order(graph, nobody, jitter, LARGEST, work) == nodes:
+    least = nodes
+    for turn, jitter in enumerate(_jitters(nodes, seed)):
+        count = plan_order(graph, nobody, jitter, LARGEST, work)
+        least = min(least, nodes - count)
+        if count == nodes:
             scopes = np.split(work.scope[: work.scope_ptr[nodes]], work.scope_ptr[1:nodes])
             if _entries(graph, work.order, scopes).sum() > most:
                 return None
             sweep(graph, costs, choices, nobody, jitter, LARGEST, work._replace(best=np.empty(POOL, dtype=np.int16)))
             return choices
+        if turn + 1 == FIRST and least > FEW:
+            break
     return None
 
 
 def _eliminate_plain(graph: Pairs, costs: Floats, seed: int, most: float) -> Ints | None:
     nodes = len(graph.split)
     nobody, choices = np.zeros(nodes, dtype=np.uint8), np.zeros(nodes, dtype=np.int64)
-    for jitter in _jitters(nodes, seed):
+    least = nodes
+    for turn, jitter in enumerate(_jitters(nodes, seed)):
         order, scopes = elimination_numpy.plan(graph, nobody, jitter, LARGEST)
+        least = min(least, nodes - len(order))
         if len(order) == nodes:
             entries = _entries(graph, order, scopes)
             if entries.sum() > most or (entries / np.diff(graph.ptr)[order]).sum() > POOL:
                 return None
             elimination_numpy.eliminate(graph, costs, choices, order, scopes)
             return choices
+        if turn + 1 == FIRST and least > FEW:
+            break
     return None
 
 

@@ -32,6 +32,7 @@ class Network(NamedTuple):
     cost: Ints  # [C]
     present: NDArray[np.uint8]  # [N] 0: fixed, merged or eliminated
     heavy: NDArray[np.uint8]  # [N] 1: has memory items
+    changed: NDArray[np.uint8]  # [N] 1: an edge of it has changed since dominance looked at it
     degree: Ints  # [N]
     head: Ints  # [N] first edge end
     following: Ints  # [2 E] next edge end of the same node, -1 at the end
@@ -92,6 +93,7 @@ def far(net: Network, end: int) -> int:
 @kernel
 def kill(net: Network, e: int) -> None:
     net.edge_live[e] = 0
+    net.changed[net.eu[e]] = net.changed[net.ev[e]] = 1
     net.degree[net.eu[e]] -= 1
     net.degree[net.ev[e]] -= 1
     wake_node(net, net.eu[e])
@@ -127,6 +129,7 @@ def unmark(net: Network, node: int) -> None:
 
 @kernel
 def wake_edge(net: Network, e: int) -> None:
+    net.changed[net.eu[e]] = net.changed[net.ev[e]] = 1
     if net.edge_waits[e] == 0:
         net.edge_waits[e] = 1
         net.edge_queue[net.scalars[EDGE_TAIL]] = e

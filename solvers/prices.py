@@ -45,6 +45,8 @@ CUT, GROW = 0.7, 1.1
 """Factors of the step after a run without progress and after progress."""
 LEAST_STEP, NEXT_STEP = 0.003, 0.05
 """A step cut below the first begins anew with the second."""
+CONVERGED = 1e-9
+"""Without prices, passes end once a few gain less than this share of the bound."""
 PROGRESS = 1e-5
 """A bound counts as better when it grows by this share."""
 
@@ -104,6 +106,8 @@ class Dual:
                 self.bad, self.step = 0, min(1.0, self.step * GROW)
             else:
                 self.bad += 1
+            if not len(self.prices) and value <= before + CONVERGED * abs(before):
+                return
             if self.bad >= PATIENCE:
                 self.step *= CUT
                 self.bad = 0

@@ -110,6 +110,7 @@ def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
         cost=np.where(problem.costs >= INFINITE, NEVER, problem.costs),
         present=np.ones(nodes, dtype=np.uint8),
         heavy=heavy.astype(np.uint8),
+        changed=np.ones(nodes, dtype=np.uint8),
         degree=np.zeros(nodes, dtype=np.int64),
         head=np.full(nodes, -1, dtype=np.int64),
         following=np.full(2 * edges, -1, dtype=np.int64),

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from solvers import Problem, evaluate
+from solvers import Problem, evaluate, reduction
 from solvers.dominance import dominate
 from solvers.memory import drop_too_large, heavy_nodes, memory, rebuild
 from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, Network, undo
@@ -140,3 +140,25 @@ def test_dominance_alone_keeps_the_best():
             dominated += dominate(net, items, np.zeros(problem.num_nodes, dtype=np.int64), 3)
             assert _best(net, problem) == best, seed
     assert dominated > 100
+
+
+def test_looking_again_at_what_has_not_changed_finds_nothing(monkeypatch):
+    """Dominance leaves out nodes that no edge has changed around since it looked at them: the core is the same as of looking at all."""
+
+    def everywhere(net: Network, *arguments: object) -> int:
+        net.changed[:] = 1
+        return dominate(net, *arguments)
+
+    left = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        edges = [(u, v, rng.integers(0, 4, (5, 5))) for u, v in itertools.combinations(range(20), 2) if rng.random() < 0.2]
+        problem = Problem.build([rng.integers(0, 6, 5) for _ in range(20)], edges, name="dense")
+        found = reduce(problem)
+        with monkeypatch.context() as patch:
+            patch.setattr(reduction, "dominate", everywhere)
+            wanted = reduce(problem)
+        for name in ("node_ptr", "costs", "edges", "edge_costs", "constant"):
+            assert np.array_equal(getattr(found, name), getattr(wanted, name)), (seed, name)
+        left += found.num_nodes
+    assert left > 100
