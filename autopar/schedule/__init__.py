@@ -21,11 +21,11 @@ liveness       how much memory
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout
 from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import Instruction, Limits, Schedule
-from autopar.schedule.liveness import Memory, memory
+from autopar.schedule.liveness import Memory, between, memory
 from autopar.schedule.passes import make_schedule, ordered, run_passes
 from autopar.schedule.simulation import Slot, makespan, simulate, simulated, step_seconds
 
 __all__ = [
-    "AGAIN", "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "make_schedule",
-    "makespan", "memory", "ordered", "run_passes", "simulate", "simulated", "step_seconds",
+    "AGAIN", "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "between",
+    "make_schedule", "makespan", "memory", "ordered", "run_passes", "simulate", "simulated", "step_seconds",
 ]  # fmt: skip

@@ -86,6 +86,20 @@ def held(schedule: Schedule, optimizer: str) -> list[int]:
     return found
 
 
+def between(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of a rank between forward and backward: what rests, what came in, and what forward makes for backward or for the caller. In no
+    order is less held at the peak, so that what ``ordered`` makes tells it before any pass."""
+    graph, root = schedule.graph, schedule.storage
+    trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
+    states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
+    made = {value for item in schedule.instructions if item.half == "forward" for value in item.writes}
+    wanted = {value for item in schedule.instructions if item.half == "backward" for value in item.reads}
+    wanted.update(value for _, value in schedule.outputs)
+    entering = _entering(schedule)
+    kept = {root[value] for value in made & wanted} - entering.keys()
+    return states + sum(entering.values()) + sum(storage_bytes(schedule, name) for name in kept)
+
+
 def _entering(schedule: Schedule) -> dict[str, int]:
     """What is there from the beginning of the last microbatch on: what came in, of cut inputs for all microbatches, and the sums."""
     graph = schedule.graph

@@ -140,7 +140,8 @@ class _Placing:
                 made.setdefault(self.found[item.id].ready, []).append(item)
         numbered = list(enumerate(fixed))
         for phase in ("forward", "backward"):
-            gathers = [item for item in self.soft if item.half == phase and item.kind == "start" and self.found[item.id].ahead]
+            soft = [item for item in self.soft if item.half == phase]
+            gathers = [item for item in soft if item.kind == "start" and self.found[item.id].ahead]
             gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
             for index, item in numbered:
@@ -149,16 +150,16 @@ class _Placing:
                 self._run_ahead(index)
                 arrived = len(self.done)
                 for value in item.reads:
-                    self._arrive(value)
+                    if value in self.producer:
+                        self._finish(self.producer[value])
                 if len(self.done) > arrived:
                     self._run_ahead(index)
                 self.out.append(item)
                 for other in made.get(index, ()):
                     self._made(other, index + 1)
             self.held_back.clear()
-            for item in self.soft:
-                if item.half == phase:
-                    self._finish(item)
+            for item in soft:
+                self._finish(item)
         return self.out
 
     def _run_ahead(self, index: int) -> None:
@@ -226,7 +227,7 @@ class _Placing:
             elif maker is not None:
                 self._finish(maker)
         window = self.found[item.id]
-        if window.ahead:
+        if window.ahead and self.ahead + self._held(item) > self.limit:
             self._make_room(item)
         self.out.append(item)
         if window.ahead:

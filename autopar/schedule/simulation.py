@@ -37,9 +37,15 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
     ends: dict[str, float] = {}
     arrives: dict[str, float] = {}
     slots = []
+    links_of: dict[str, tuple[str, ...]] = {}
     for item in instructions:
-        if item.kind in ("run", "add"):
-            links = tuple([stream for stream in item.streams if stream != COMPUTE]) if item.stream != COMPUTE else ()
+        kind = item.kind
+        if kind == "free" or kind == "slice":
+            continue
+        links = links_of.get(item.stream)
+        if links is None:
+            links = links_of[item.stream] = tuple(stream for stream in item.streams if stream != COMPUTE)
+        if kind == "run" or kind == "add":
             if links:
                 begin = max([now, *[free.get(link, 0.0) for link in links]])
                 end = begin + item.seconds
@@ -49,17 +55,22 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
                 begin, end = now, beside(now, item.seconds, busy, slowdown)
             now = end
             slots.append(Slot(item, begin, end))
-        elif item.kind == "start":
-            links = item.streams
-            arrived = max([now, *[arrives.get(value, 0.0) for value in item.reads]])
-            begin = max([arrived, *[free.get(link, 0.0) for link in links]])
+        elif kind == "start":
+            arrived = now
+            for value in item.reads:
+                arrived = max(arrived, arrives.get(value, 0.0))
+            begin = arrived
+            for link in links:
+                begin = max(begin, free.get(link, 0.0))
             end = begin + item.seconds
-            free.update(dict.fromkeys(links, end))
-            arrives.update(dict.fromkeys(item.writes, end))
+            for link in links:
+                free[link] = end
+            for value in item.writes:
+                arrives[value] = end
             ends[item.of], busy = end, max(busy, end) if links else busy
             slots.append(Slot(item, begin, end, now, 0.0 if overlaps else arrived - now))
             now = now if overlaps else arrived
-        elif item.kind == "wait":
+        else:
             arrived = max(now, ends[item.of])
             end = beside(arrived, item.seconds, busy, slowdown)
             slots.append(Slot(item, now, end, now, arrived - now))

@@ -68,10 +68,12 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
         mine = [item for item in soft if (item.phase == "forward") == (phase == "forward")]
         first: list[tuple[int, int]] = []
         for item in mine:
-            made = [ready[value] for value in item.reads if value in ready]
-            after, level = max([index for index, _ in made], default=begin), max([depth for _, depth in made], default=0)
+            made, after, level = [ready[value] for value in item.reads if value in ready], begin, 0
+            for index, depth in made:
+                after, level = max(after, index), max(level, depth)
             first.append((after, level + (item.kind != "add")))
-            ready.update(dict.fromkeys(item.writes, first[-1]))
+            for value in item.writes:
+                ready[value] = first[-1]
         for item, (after, level) in zip(reversed(mine), reversed(first), strict=True):
             before = min([due.get(value, end) for value in item.writes])
             for value in item.reads:

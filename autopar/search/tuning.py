@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 
 from autopar.graph import Graph
-from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, memory, ordered, run_passes, simulated, step_seconds
+from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.passes import ENDING, Placed, default_limits
 from cost_models import Machine
 
@@ -117,6 +118,11 @@ class Tuning:
         self.left_out = [0] * len(samples)
         """What layers that a sample does not have hold at the peak."""
 
+    @cached_property
+    def least(self) -> int:
+        """Bytes that it holds under any limits."""
+        return round(sum(weight * between(sample.first, self.optimizer) for weight, sample in self.samples))
+
     def look(self, limits: Limits) -> None:
         """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
         self.looked.add(limits)
@@ -140,7 +146,7 @@ class Tuning:
         found = Timed(self.assignment, whole, simulated(whole), seconds, step, held, tuple(freed))
         if found.better(self.best, self.limit):
             self.best = found
-        if found.memory.peak > self.limit and limits.ahead_bytes:
+        if found.memory.peak > self.limit and limits.ahead_bytes and self.least <= self.limit:
             within = replace(limits, held_bytes=max(self.limit - found.memory.optimizer, 1))
             if within not in self.looked:
                 self.look(within)
@@ -153,12 +159,12 @@ class Tuning:
     def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf) -> Timed:
         """The best of those looked at before and a few more: see ``best_schedule``."""
         before = len(self.looked)
-        first = start or default_limits(self.machine)
+        timed = self.machine.cost_model != "communication"
+        first = LEAN if timed and self.least > self.limit else start or default_limits(self.machine)
         if first in self.looked:
             before -= 1
         else:
             self.look(first)
-        timed = self.machine.cost_model != "communication"
         best = self.best
         assert best is not None
         if best.memory.peak > self.limit and timed and LEAN not in self.looked:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from autopar.graph import DTYPE_BYTES
-from autopar.schedule import Schedule, memory
+from autopar.schedule import Schedule, between, memory
 from autopar.schedule.freeing import free
 from cost_models import optimizer_bytes
 from tests.schedule.cases import CASES, Case, graph_of
@@ -106,6 +106,18 @@ def test_bytes_of_instructions_are_what_they_take_and_give_back(case: Case) -> N
         call = schedule.collectives.get(root)
         leaving += call.target_bytes if call is not None and not call.unpacks else schedule.values[root].bytes
     assert taken - given - staging == leaving
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_held_between_forward_and_backward_is_held_in_any_order(case: Case) -> None:
+    stages = dict(case.stages())
+    assert between(stages["order"], "adamw") <= memory(stages["free"], "adamw").peak
+
+
+def test_much_of_what_is_held_is_held_between_forward_and_backward() -> None:
+    """The bound says something: where layers are many, that is most of the peak."""
+    stages = dict(Case("gpt2", "x=2", 0).stages())
+    assert between(stages["order"], "sgd") > 0.5 * memory(stages["free"], "sgd").peak
 
 
 def test_freeing_late_costs_memory() -> None:

@@ -8,7 +8,7 @@ from autopar.schedule import memory
 from autopar.search.baselines import find_baselines
 from autopar.search.pins import Pins
 from autopar.search.space import Space
-from autopar.search.tuning import LADDERS, LEAN, _within, best_schedule, schedule_below
+from autopar.search.tuning import LADDERS, LEAN, Sample, Tuning, _within, best_schedule, schedule_below
 from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import random_graph
 
@@ -51,3 +51,13 @@ def test_what_takes_too_long_is_not_looked_at() -> None:
     assert again is not None
     assert again.seconds == found.seconds
     assert again.memory == memory(found.schedule, "adamw")
+
+
+def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:
+    on = space()
+    plan = find_baselines(on)[0]["ddp"]
+    samples = (Sample(1.0, on.graph, plan),)
+    least = Tuning(plan, samples, on.machine, "adamw", 1).least
+    short, enough = (Tuning(plan, samples, on.machine, "adamw", limit) for limit in (least - 1, least))
+    assert short.run(None, tries=24).memory.peak >= least and short.looked == {LEAN}
+    assert enough.run(None, tries=24).memory.peak >= least and len(enough.looked) > 1
