@@ -19,30 +19,27 @@ from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.legality import check_legal
-from autopar.schedule.passes import default_limits
 from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import floor_of
 from autopar.search.building import build_model
-from autopar.search.folded import FoldedModel, folded
+from autopar.search.folded import folded
 from autopar.search.folding import Folding, fold
 from autopar.search.merging import mergings
 from autopar.search.model import Model
 from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
 from autopar.search.pooled import pooled
-from autopar.search.recompute import with_policies
-from autopar.search.rounds import TUNED, Search
+from autopar.search.rounds import Search
 from autopar.search.space import Space
-from autopar.search.trials import GAIN, PROOF, Asked, Progress, Trials
+from autopar.search.trials import GAIN, PROOF, Asked, Progress
 from autopar.search.tuning import Timed
+from autopar.search.written import Written
 from autopar.sharding import ALL_ORDERS
 from cost_models import Machine
 
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
-ROOMY = 0.8
-"""Share of the memory limit below which a plan that gathers less ahead does not do so for want of memory."""
 LOOKS = 3
 """So many times it looks around the best plan, at most."""
 
@@ -188,13 +185,14 @@ def _find(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: _Cloc
     folding = fold(graph) if machine.cost_model != "communication" else None
     kept = folding.pins(pins) if folding is not None else None
     found: Found | None
+    written = Written()
     if folding is not None and kept is not None:
         space = shared.space("folded", lambda: _enumerated(Space(folding.graph, machine, asked.optimizer, kept), clock))
         if _too_many(space):
             found = _nearby(space, folding, pins, asked, clock, known)
         else:
             model = folded(shared.model("folded", lambda: _model(space, clock)), folding)
-            found = _search(model, space, pins, asked, clock, known) if model is not None else None
+            found = _search(model, space, pins, asked, clock, known, written) if model is not None else None
         if found is not None:
             return found
     every = shared.space("whole", lambda: _enumerated(Space(graph, machine, asked.optimizer, pins), clock))
@@ -202,7 +200,7 @@ def _find(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: _Cloc
     if found is None and perf_counter() > asked.began + asked.time_limit and _too_many(every):
         hint = "allow more time (--time-limit), or name fewer axes"
         raise TimeLimitError(f"no plan was found in {asked.time_limit:g} s among plans of merged axes and those near them", hint)
-    found = found or _search(shared.model("whole", lambda: _model(every, clock)), every, pins, asked, clock, known)
+    found = found or _search(shared.model("whole", lambda: _model(every, clock)), every, pins, asked, clock, known, written)
     assert found is not None
     return found
 
@@ -251,7 +249,7 @@ def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clo
             return best
         around = replace(asked, proves=False, bounds=[bound], baselines=asked.baselines and best is None)
         try:
-            looked = _search(tied, space, pins, around, clock, known, plans)
+            looked = _search(tied, space, pins, around, clock, known, Written(), plans)
         except InfeasibleError:
             return best
         if looked is None or looked.timed is None or looked.plan is None:
@@ -279,13 +277,15 @@ def _model(space: Space, clock: _Clock) -> Model:
 
 
 def _search(
-    model: Model, space: Space, pins: Pins, asked: Asked, clock: _Clock, known: list[Timed], plans: Sequence[Assignment] = ()
-) -> Found | None:
+    model: Model, space: Space, pins: Pins, asked: Asked, clock: _Clock, known: list[Timed], written: Written,
+    plans: Sequence[Assignment] = (),
+) -> Found | None:  # fmt: skip
     """The search on one model; None where the memory limit decides and the model is folded, which prices memory roughly.
 
     Args:
         space: all choices, where those of the model are a part of them.
         known: schedules found before; that of a search left for another model is added.
+        written: the plans written by hand, as far as a search left for another model has scheduled them.
         plans: assignments to begin from.
     """
     limit = asked.limit
@@ -299,23 +299,9 @@ def _search(
     begun = [search.schedule(plan, None, tries=search.tries) for plan in plans]
     for timed in sorted(begun, key=lambda timed: (timed.memory.peak > limit, timed.seconds)):
         search.offer(timed, "merged axes")
-    rivals: dict[str, Timed] = {}
-    contradicted: dict[str, str] = {}
     if asked.baselines:
-        assignments, contradicted = _rivals(model, space, pins)
-        for name, assignment in assignments.items():
-            if rivals and search.left <= 0:
-                break
-            rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
-        if again:
-            rivals.update(_leaner(rivals, search))
-        by_worth = sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
-        for name in by_worth[: TUNED if search.large else 0]:
-            rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
-        for name in by_worth:
-            rivals[name] = search.sure(rivals[name])
-            search.offer(rivals[name], "baseline")
-        search.rivals = tuple(rivals.values())
+        written.schedule(search, space, pins, again)
+    search.rivals = tuple(written.rivals.values())
     clock.lap("baselines")
     if search.left <= 0 and (search.best is None or search.best.memory.peak > limit):
         raise TimeLimitError(
@@ -330,6 +316,7 @@ def _search(
     if not ended:
         known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
         asked.bounds.append(search.bound)
+        written.unfold(model)
         return None
     clock.lap("solve")
     best, free = search.best, search.best
@@ -341,51 +328,14 @@ def _search(
     return Found(
         best.schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.method, space.optimizer, best.memory,
-        {name: _baseline(rival, limit, times) for name, rival in rivals.items()},
-        contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
+        {name: _baseline(rival, limit, times) for name, rival in written.rivals.items()},
+        written.contradicted, dict(space.unknown), search.sizes, clock.laps, search.interrupted,
         times * max(best.seconds - free.seconds, 0.0), replace(best, assignment=model.whole(best.assignment)), best.assignment,
     )  # fmt: skip
 
 
-def _rivals(model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
-    """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
-    found, contradicted = find_baselines(space)
-    if isinstance(model, FoldedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
-        return find_baselines(replace(space, graph=model.whole_graph, pins=pins))
-    return found, contradicted
-
-
 def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
     return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
-
-
-def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
-    """Of baselines that do not fit, or give up overlap to fit, the first that does without under one policy of recomputation after another
-    (``NAME+POLICY``), as long as they keep nothing as busy as all that fit take, and what stays of a step to the next fits."""
-    model, limit = search.model, search.limit
-    found: dict[str, Timed] = {}
-    best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
-    for name in sorted(rivals, key=lambda name: rivals[name].seconds):
-        if not _binds(rivals[name], search) or rivals[name].busiest_seconds() >= best or rivals[name].memory.resting > limit:
-            continue
-        plan = rivals[name].assignment
-        graph = model.space.graph if len(plan.strategies) == len(model.space.graph.ops) else model.whole_graph
-        for policy, leaner in with_policies(graph, plan, model.space.machine):
-            if search.left <= 0:
-                return found
-            tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)
-            found[f"{name}+{policy}"] = tried
-            if tried.memory.peak <= limit:
-                best = min(best, tried.seconds)
-                if not _binds(tried, search):
-                    break
-    return found
-
-
-def _binds(rival: Timed, search: Trials) -> bool:
-    """Whether memory keeps a plan from fitting, or from gathering ahead as it would."""
-    short = rival.schedule.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
-    return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY * search.limit)
 
 
 class _Clock:

@@ -47,8 +47,6 @@ CHANGING, MOST_CHANGING = 0.2, 0.9
 for all to be chosen so, answers under any prices come to less than that does."""
 ROUGH = 0.01
 """The gap at which solves under these prices stop."""
-TUNED = 2
-"""Of a large problem so many of the best baselines have limits of their own tried."""
 JOINT, MOST_JOINT = 100_000, 60_000
 """Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
 becomes then, up to which all times of theirs are told apart."""
@@ -66,7 +64,7 @@ class Search(Trials):
     def run(self) -> bool:
         """All rounds, and an error when nothing fits. Ctrl-C ends them with the best so far, if there is one.
 
-        Returns False where a folded model is left for the whole one, because memory is short."""
+        Returns False where a folded model is left for the whole one, because memory is short and a gap is left."""
         solving = perf_counter()
         try:
             if self.left <= 0:
@@ -82,7 +80,8 @@ class Search(Trials):
                 raise
         self.seconds = perf_counter() - solving
         short = self.best is None or self.best.memory.peak > self.limit
-        if self.folded and (short or (self.short and not self.large)) and self.left > 0 and not self.interrupted:
+        wanting = short or (self.short and not self.large and self.reached > TIGHT)
+        if self.folded and wanting and self.left > 0 and not self.interrupted:
             return False
         if short and self.folded:
             raise too_late(self)
@@ -175,9 +174,10 @@ class Search(Trials):
         if self.proves and (self.left > 0 or self.best is None):
             self._prove()
             self._call()
+        if self.folded and self.short and self.left > 0:
+            self._rent()  # what is paid for memory is in no claim: few of them are more, and need a proof
         self._settle()
         if self.folded and self.short and self.left > 0:
-            self._rent()
             keep_less(self, exposure)
             self._polish()
             keep_apart(self, exposure)

@@ -1,0 +1,104 @@
+"""The plans written by hand, as a search schedules them: what it begins from and what it is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from autopar.schedule import Assignment
+from autopar.schedule.passes import default_limits
+from autopar.search.baselines import find_baselines
+from autopar.search.folded import FoldedModel
+from autopar.search.model import Model
+from autopar.search.pins import Pins
+from autopar.search.recompute import with_policies
+from autopar.search.space import Space
+from autopar.search.trials import Trials
+from autopar.search.tuning import Timed
+
+ROOMY = 0.8
+"""Share of the memory limit below which a plan that gathers less ahead does not do so for want of memory."""
+TUNED = 2
+"""So many of the best have limits of their own tried, where not all have: of a large problem, and of plans made leaner."""
+
+
+@dataclass
+class Written:
+    """The plans by name, once they are scheduled.
+
+    Args:
+        rivals: each as short as was found, and leaner ones where memory binds.
+        contradicted: the reasons why others are none, by name.
+    """
+
+    rivals: dict[str, Timed] = field(default_factory=dict)
+    contradicted: dict[str, str] = field(default_factory=dict)
+
+    def schedule(self, search: Trials, space: Space, pins: Pins, again: bool) -> None:
+        """Schedules all of them, unless an earlier search has, and offers them.
+
+        Args:
+            again: second runs may be among what makes them fit.
+        """
+        rivals, limit = self.rivals, search.limit
+        if not rivals:
+            assignments, self.contradicted = _assignments(search.model, space, pins)
+            for name, assignment in assignments.items():
+                if rivals and search.left <= 0:
+                    break
+                rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
+            leaner = _leaner(rivals, search) if again else {}
+            untuned = {*rivals, *leaner} if search.large else {*leaner}
+            rivals.update(leaner)
+            for name in [name for name in _by_worth(rivals, limit)[:TUNED] if name in untuned]:
+                rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
+        for name in _by_worth(rivals, limit):
+            rivals[name] = search.sure(rivals[name])
+            search.offer(rivals[name], "baseline")
+
+    def unfold(self, model: Model) -> None:
+        """Makes them plans of the graph that is planned, for a search that follows on it."""
+        for name, rival in self.rivals.items():
+            self.rivals[name] = replace(rival, assignment=model.whole(rival.assignment))
+
+
+def _by_worth(rivals: Mapping[str, Timed], limit: int) -> list[str]:
+    return sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
+
+
+def _assignments(model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
+    """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
+    found, contradicted = find_baselines(space)
+    if isinstance(model, FoldedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
+        return find_baselines(replace(space, graph=model.whole_graph, pins=pins))
+    return found, contradicted
+
+
+def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
+    """Of baselines that do not fit, or give up overlap to fit, the first that does without under one policy of recomputation after another
+    (``NAME+POLICY``), as long as they keep nothing as busy as all that fit take, and what stays of a step to the next fits."""
+    model, limit = search.model, search.limit
+    found: dict[str, Timed] = {}
+    best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
+    for name in sorted(rivals, key=lambda name: rivals[name].seconds):
+        if not _binds(rivals[name], search) or rivals[name].busiest_seconds() >= best or rivals[name].memory.resting > limit:
+            continue
+        plan = rivals[name].assignment
+        graph = model.space.graph if len(plan.strategies) == len(model.space.graph.ops) else model.whole_graph
+        for policy, leaner in with_policies(graph, plan, model.space.machine):
+            if search.left <= 0:
+                return found
+            tried = search.schedule(leaner, None, tries=0)
+            found[f"{name}+{policy}"] = tried
+            if tried.memory.peak <= limit:
+                best = min(best, tried.seconds)
+                if not _binds(tried, search):
+                    break
+    return found
+
+
+def _binds(rival: Timed, search: Trials) -> bool:
+    """Whether memory keeps a plan from fitting, or from gathering ahead as it would."""
+    short = rival.schedule.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
+    return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY * search.limit)
