@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -23,6 +23,9 @@ ALL_ORDERS = 2
 """Up to so many axes, the search splits a dim by several in any order, and contractions may take partial sums. On more axes the innermost
 is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
 would be thousands for one operator, and a problem of hundreds of millions of entries. Its bound then is one on plans of that kind."""
+
+Orders = Callable[[tuple[int, ...]], Iterable[tuple[int, ...]]]
+"""The orders in which some axes may split a dim: ``itertools.permutations``, or ``innermost_first``."""
 
 _DIM = re.compile(r"^(R|S(\d+)(?:/(\d+))?)$")
 _NAMED = re.compile(r"\(([^()]*)\)")
@@ -279,11 +282,18 @@ class Blocks:
         return ShardingSpec((*own.dims[: self.dim], axes[:cut], axes[cut:], *own.dims[self.dim + 1 :]), own.partial)
 
 
-def splits(shape: Sequence[int], sizes: Sequence[int], uneven: Set[int] = frozenset()) -> Iterator[ShardingSpec]:
+def innermost_first(axes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The one order of axes with the innermost major: see ``ALL_ORDERS``."""
+    yield tuple(sorted(axes, reverse=True))
+
+
+def splits(
+    shape: Sequence[int], sizes: Sequence[int], uneven: Set[int] = frozenset(), orders: Orders = itertools.permutations
+) -> Iterator[ShardingSpec]:
     """Every legal spec without partial sums of a tensor of ``shape``, replicated first.
 
-    An axis splits at most one dim; a dim is split only by axes whose product divides it, or, if it is among ``uneven``, by one alone; both
-    orders of several axes on one dim are given. Axes of size 1 are left out.
+    An axis splits at most one dim; a dim is split only by axes whose product divides it, or, if it is among ``uneven``, by one alone; of
+    several axes on one dim all ``orders`` are given. Axes of size 1 are left out.
     """
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     for dims in itertools.product(range(-1, len(shape)), repeat=len(axes)):
@@ -293,7 +303,7 @@ def splits(shape: Sequence[int], sizes: Sequence[int], uneven: Set[int] = frozen
             for dim, (extent, some) in enumerate(zip(shape, chosen, strict=True))
         ):
             continue
-        for order in itertools.product(*(itertools.permutations(some) for some in chosen)):
+        for order in itertools.product(*map(orders, chosen)):
             yield ShardingSpec(tuple(order))
 
 

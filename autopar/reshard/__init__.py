@@ -2,7 +2,9 @@
 
 face           ``autopar.reshard``: texts, read and checked
 planning       specs -> the search's question; its answer -> steps
-search         the cheapest way from one layout to another
+moves          what is asked of a search, its moves, its answer
+trees          the cheapest ways from one layout to all others, where layouts can be listed
+search         the cheapest way from one layout to another, where they are too many
 letters, cuts  the parts of mesh axes that the search moves
 permutation    which rank sends to which in a permute
 steps          Step and Reshard, with their price

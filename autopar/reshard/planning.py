@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+from autopar.reshard import search, trees
 from autopar.reshard.cuts import MOST_PRIMES, cuts, joined, prime_cut
+from autopar.reshard.moves import Move, Question, Way
 from autopar.reshard.permutation import Placed, moving_parts, permute_sources
-from autopar.reshard.search import Move, Question, Way, solve
 from autopar.reshard.steps import Reshard, Step, filled_up, halfway
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
@@ -151,7 +152,8 @@ def find_moves(
     best, parts = Way((), math.inf), tuple[SubAxis, ...]()
     for cut in cuts(machine, tuple(kept))[: None if fine else 1]:
         before, after = (tuple([cut.spell(spec.dims[dim]) for dim in order]) for spec in (source, target))
-        way = solve(Question(cut.alphabet, capacities, before, after, cut.spell(reduced), float(full), best.seconds))
+        question = Question(cut.alphabet, capacities, before, after, cut.spell(reduced), float(full), best.seconds)
+        way = trees.solve(question) if trees.listed(question) else search.solve(question)
         if way is not None and way.seconds < best.seconds * (1 - 1e-9):
             best, parts = way, cut.parts
         if not best.seconds:

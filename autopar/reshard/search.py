@@ -1,16 +1,6 @@
 """The cheapest way from one layout to another: A* over layouts written in letters (parts of mesh axes).
 
-The moves, with L the fraction of the tensor that a rank holds before the move and n the parts that move:
-
-    slice           a free letter becomes the minor end of a dim                          0 received
-    all_gather      a minor suffix of a dim is dropped                                    (n - 1) L
-    all_to_all      a minor suffix of a dim becomes the minor end of another              (n - 1) / n L
-    permute         any other arrangement, free letters included, with equal counts       L
-    reduce_scatter  partial letters become the minor end of a dim                         (n - 1) / n L
-    all_reduce      partial letters become free                                           2 (n - 1) / n L
-
-A move costs what the links of its letters ask for its kind: a latency, and what a rank receives over a bandwidth. The bound of
-``letters`` never exceeds the cost that is left, so the first way found to the target is the cheapest.
+The bound of ``letters`` never exceeds the cost that is left, so the first way found to the target is the cheapest.
 """
 
 from __future__ import annotations
@@ -23,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.reshard.letters import Alphabet, LetterLayout, Letters, Match
+from autopar.reshard.moves import Move, Question, State, Way, moves_from, with_word
 
 MOST_LAYOUTS = 300
 """How many layouts a search under a limit looks at before it gives up on doing better."""
@@ -32,50 +23,7 @@ TENSORS, TARGETS = 8, 32
 from tensor to tensor, and by targets."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is searched for; all that the answer depends on.
-
-    Args:
-        alphabet: every letter that may be used; compared by identity, since ``letters.alphabet`` gives equal letters one alphabet.
-        capacities: for each dim, a number that all and only the legal products of letter sizes divide.
-        source, target: the layouts.
-        partial: the letters to be reduced.
-        bytes: of the full tensor.
-        limit: seconds; only a cheaper way is of interest.
-    """
-
-    alphabet: Alphabet
-    capacities: tuple[int, ...]
-    source: LetterLayout
-    target: LetterLayout
-    partial: Letters
-    bytes: float
-    limit: float = math.inf
-
-
-@dataclass(frozen=True)
-class Move:
-    """One move: its letters (none for a permute), the dims, and the layout before and after."""
-
-    kind: str
-    letters: Letters
-    dims: tuple[int, ...]
-    before: LetterLayout
-    after: LetterLayout
-
-
-@dataclass(frozen=True)
-class Way:
-    """An answer: the moves, and their seconds."""
-
-    moves: tuple[Move, ...]
-    seconds: float
-
-
-State = tuple[LetterLayout, Letters]
-"""A layout and the letters over which its value is still partial."""
-Child = tuple[float, float, str, Letters, tuple[int, ...], State]
+Priced = tuple[float, float, str, Letters, tuple[int, ...], State]
 """Seconds, fraction received, kind, letters and dims of a move, and where it leads."""
 
 
@@ -105,15 +53,11 @@ def solve(question: Question) -> Way | None:
     moves.reverse()
     for dim, want in enumerate(question.target):
         if extra := want[len(layout[dim]) :]:
-            after = _with(layout, dim, want)
+            after = with_word(layout, dim, want)
             moves.append(Move("slice", extra, (dim,), layout, after))
             layout = after
     assert layout == question.target
     return Way(tuple(moves), seconds)
-
-
-def _with(layout: LetterLayout, dim: int, letters: Letters) -> LetterLayout:
-    return layout[:dim] + (letters,) + layout[dim + 1 :]
 
 
 @lru_cache(maxsize=TARGETS)
@@ -123,7 +67,7 @@ def known(alphabet: Alphabet, target: LetterLayout, size: float) -> dict[State, 
 
 
 @lru_cache(maxsize=TENSORS)
-def moves_of(alphabet: Alphabet, capacities: tuple[int, ...], size: float) -> dict[State, tuple[Child, ...]]:
+def moves_of(alphabet: Alphabet, capacities: tuple[int, ...], size: float) -> dict[State, tuple[Priced, ...]]:
     """The moves from states of a tensor, as searches have found them."""
     return {}
 
@@ -207,7 +151,7 @@ class _Search:
         return tuple(tuple([new.get(x, x) for x in letters]) for letters in state[0]), tuple(sorted([new.get(x, x) for x in state[1]]))
 
     def bound(self, state: State) -> float:
-        """Seconds that any way from here to the target takes at least; 0 when slices are enough."""
+        """Seconds that any way from here to the target takes at least; 0 when slices are enough, and never else."""
         layout, partial = state
         matches = [self.matches[dim].get(have) or self.match(dim, have) for dim, have in enumerate(layout)]
         wrong = shrinks = 0
@@ -220,7 +164,7 @@ class _Search:
             return 0.0
         steps = min(wrong, shrinks + 1) + bool(partial)
         missing = _missing(self.alphabet.ranks, self.target_volume, both, self.count(partial))
-        best = 0.0
+        best = math.ulp(0.0)
         for index, divide in enumerate(self.alphabet.divides):
             (slow, fast), (slow_inverse, fast_inverse) = divide.latency, divide.inverse
             crossing = 0.0
@@ -246,51 +190,17 @@ class _Search:
         latency, inverse = self.alphabet.figures(kind, letters)
         return latency + received * self.question.bytes * inverse
 
-    def moves(self, state: State) -> tuple[Child, ...]:
+    def moves(self, state: State) -> tuple[Priced, ...]:
         """Every move but permutes."""
         made = self.made.get(state)
         if made is None:
-            made = self.made[state] = tuple(self.moves_from(state))
+            made = self.made[state] = tuple(
+                (self.price(kind, letters, received) if received else 0.0, received, kind, letters, dims, state)
+                for received, kind, letters, dims, state in moves_from(self.alphabet, self.question.capacities, state)
+            )
         return made
 
-    def moves_from(self, state: State) -> Iterator[Child]:
-        """The same, one after another."""
-        layout, partial = state
-        counts = [self.count(letters) for letters in layout]
-        block = 1 / math.prod(counts)
-        used = {letter for letters in layout for letter in letters}.union(partial)
-        for letter, size in enumerate(self.sizes):
-            if letter not in used:
-                for dim in self.room(counts, size):
-                    yield 0.0, 0.0, "slice", (letter,), (dim,), (_with(layout, dim, layout[dim] + (letter,)), partial)
-        for dim, letters in enumerate(layout):
-            for cut in range(len(letters)):
-                moved = letters[cut:]
-                parts = self.count(moved)
-                without = _with(layout, dim, letters[:cut])
-                received = (parts - 1) * block
-                yield self.price("all_gather", moved, received), received, "all_gather", moved, (dim,), (without, partial)
-                received /= parts
-                seconds = self.price("all_to_all", moved, received)
-                for to in self.room(counts, parts):
-                    if to != dim:
-                        yield seconds, received, "all_to_all", moved, (dim, to), (_with(without, to, without[to] + moved), partial)
-        for size in range(1, len(partial) + 1):
-            for moved in itertools.permutations(partial, size):
-                parts = self.count(moved)
-                left = tuple(letter for letter in partial if letter not in moved)
-                received = (parts - 1) / parts * block
-                if moved == tuple(sorted(moved)):
-                    yield self.price("all_reduce", moved, 2 * received), 2 * received, "all_reduce", moved, (), (layout, left)
-                seconds = self.price("reduce_scatter", moved, received)
-                for dim in self.room(counts, parts):
-                    yield seconds, received, "reduce_scatter", moved, (dim,), (_with(layout, dim, layout[dim] + moved), left)
-
-    def room(self, counts: list[int], parts: int) -> list[int]:
-        """The dims that can be cut in ``parts`` more."""
-        return [dim for dim, capacity in enumerate(self.question.capacities) if capacity % (counts[dim] * parts) == 0]
-
-    def permutes(self, node: _Node) -> Iterator[Child]:
+    def permutes(self, node: _Node) -> Iterator[Priced]:
         """The arrangements with the same counts. Their cost depends on the counts and links alone, so that of all layouts
         that can be permuted into each other over the same links only the cheapest one needs to try."""
         layout, partial = node.state

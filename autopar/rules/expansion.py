@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.rules.rule import Dims, Mirror, ShardingRule
-from autopar.sharding import InnerCollective, ShardingSpec, Strategy
+from autopar.sharding import InnerCollective, Orders, ShardingSpec, Strategy
 
 MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
 """The families that ``must_split`` is about (design: the communication model)."""
@@ -26,7 +26,8 @@ MIRRORED = " mirrored"
 
 
 def strategies(
-    rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[int], *, must_split: bool = False, uneven: Set[str] | None = None
+    rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[int], *,
+    must_split: bool = False, uneven: Set[str] | None = None, orders: Orders = itertools.permutations, partial_inputs: bool = True,
 ) -> tuple[Strategy, ...]:  # fmt: skip
     """Every legal way to run an operator on a mesh, without doubles, in an order that depends on nothing else.
 
@@ -37,9 +38,12 @@ def strategies(
         must_split: contractions, convolutions and attention keep only the strategies that give a largest set of axes to factors
             and have no partial inputs.
         uneven: the factors that may be split in unequal parts, as far as the rule allows it; all when not given.
+        orders: in which orders several axes may split a dim, or be given to a factor.
+        partial_inputs: also those with inputs that are still to be reduced.
     """
     itemsizes = tuple(DTYPE_BYTES[tensor.dtype] for tensor in tensors) if rule.inner or rule.mirror else ()
-    return _expand(rule, itemsizes, tuple(sizes), must_split, frozenset(rule.free if uneven is None else uneven))
+    free = frozenset(rule.free if uneven is None else uneven)
+    return _expand(rule, itemsizes, tuple(sizes), must_split, free, orders, partial_inputs)
 
 
 def plain_factors(strategy: Strategy) -> dict[str, Axes]:
@@ -49,24 +53,31 @@ def plain_factors(strategy: Strategy) -> dict[str, Axes]:
 
 @lru_cache(maxsize=65536)
 def _expand(
-    rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ...], must_split: bool, uneven: frozenset[str]
+    rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ...], must_split: bool, uneven: frozenset[str], orders: Orders,
+    partial_inputs: bool,
 ) -> tuple[Strategy, ...]:  # fmt: skip
     expansion = _Expansion(rule, itemsizes, sizes)
     found: dict[tuple[int, ...], Strategy] = {}
-    for factors, flows, mirrored in _assignments(rule, sizes, uneven):
-        for ordered in itertools.product(*(itertools.permutations(axes) for axes in factors.values())):
-            strategy = expansion.strategy(dict(zip(factors, ordered, strict=True)), flows, mirrored)
+    several = dict.fromkeys(names for term in rule.inputs + rule.outputs for names in term if len(names) > 1)
+    for factors, flows, mirrored in _assignments(rule, sizes, uneven, range(len(rule.flows) if partial_inputs else 0)):
+        for ordered in itertools.product(*map(orders, factors.values())):
+            given = dict(zip(factors, ordered, strict=True))
+            words = (tuple([axis for name in names for axis in given.get(name, ())]) for names in several)
+            if not all(word in orders(word) for word in words):
+                continue
+            strategy = expansion.strategy(given, flows, mirrored)
             key = *map(id, strategy.inputs + strategy.outputs), int(mirrored)  # equal specs are one object here
-            found.setdefault(key, strategy)
+            if partial_inputs or not any(spec.partial for spec in strategy.inputs):
+                found.setdefault(key, strategy)
     result = tuple(found.values())
     return _splitting(result) if must_split and rule.family in MUST_SPLIT else result
 
 
 def _assignments(
-    rule: ShardingRule, sizes: tuple[int, ...], uneven: frozenset[str]
+    rule: ShardingRule, sizes: tuple[int, ...], uneven: frozenset[str], offered: Iterable[int]
 ) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], bool]]:  # fmt: skip
-    """Every assignment of axes: to factors, to flows (by index), or to nothing; replicated first. With each, whether the factor that may
-    be is traded by halves. Unequal parts are made by one axis alone, and nothing is traded beside them."""
+    """Every assignment of axes: to factors, to the flows ``offered`` (by index), or to nothing; replicated first. With each, whether the
+    factor that may be is traded by halves. Unequal parts are made by one axis alone, and nothing is traded beside them."""
     traded = rule.mirror.factor if rule.mirror else None
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     dims = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
@@ -74,7 +85,7 @@ def _assignments(
               for names, extent in zip(term, shape, strict=True) if len(names) > 1]  # fmt: skip
     composites = list(dict.fromkeys(zip(dims, shapes, strict=True)))
     options = [
-        [None, *(name for name in rule.free if rule.splits(name, sizes[axis], uneven=name in uneven)), *range(len(rule.flows))]
+        [None, *(name for name in rule.free if rule.splits(name, sizes[axis], uneven=name in uneven)), *offered]
         for axis in axes
     ]
     for choice in itertools.product(*options):

@@ -5,6 +5,7 @@ Equal operators (same target, arguments, shapes) share their strategies and pric
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from autopar.schedule import OUTPUT, Assignment
 from autopar.search.pins import Pins
 from autopar.search.resharding import Resharding
 from autopar.search.uneven import Uneven, find_uneven, signature
-from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy, splits
+from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
 from cost_models import Machine
 
 CONTRACTION = "autopar.contract.default"
@@ -87,7 +88,10 @@ class Space:
             tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
             uneven = self.uneven.factors.get(known, frozenset())
             must_split = self.machine.cost_model == "communication"
-            offered = self._kept(op, strategies(rule, tensors, self.sizes, must_split=must_split, uneven=uneven))
+            partial = self._all_orders or op.target != CONTRACTION
+            offered = strategies(
+                rule, tensors, self.sizes, must_split=must_split, uneven=uneven, orders=self._orders, partial_inputs=partial
+            )  # fmt: skip
             if uneven:
                 offered = tuple(strategy for strategy in offered if self._allowed(op, strategy))
             found = self._ops[known] = self._priced(op, offered)
@@ -162,27 +166,20 @@ class Space:
     def splits(self, tensor: str) -> tuple[ShardingSpec, ...]:
         """The specs of a tensor without partial sums."""
         shape = self.graph.tensors[tensor].shape
-        found = splits(shape, self.sizes, self.uneven.dims.get(shape, frozenset()))
-        return tuple(spec for spec in found if self._in_order(spec) and self.uneven.allows(spec, shape, self.sizes))
+        found = splits(shape, self.sizes, self.uneven.dims.get(shape, frozenset()), self._orders)
+        return tuple(spec for spec in found if self.uneven.allows(spec, shape, self.sizes))
 
     def _allowed(self, op: Op, strategy: Strategy) -> bool:
         specs = zip((*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs), strict=True)
         return all(self.uneven.allows(spec, self.graph.tensors[name].shape, self.sizes) for name, spec in specs)
 
-    def _in_order(self, spec: ShardingSpec) -> bool:
-        return self._all_orders or all(list(axes) == sorted(axes, reverse=True) for axes in spec.dims)
-
     @property
     def _all_orders(self) -> bool:
         return sum(size > 1 for size in self.sizes) <= ALL_ORDERS
 
-    def _kept(self, op: Op, offered: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """The strategies searched: see ``ALL_ORDERS``."""
-        if self._all_orders:
-            return offered
-        whole = op.target == CONTRACTION
-        kept = (s for s in offered if all(map(self._in_order, (*s.inputs, *s.outputs))))
-        return tuple(s for s in kept if not (whole and any(spec.partial for spec in s.inputs)))
+    @property
+    def _orders(self) -> Orders:
+        return itertools.permutations if self._all_orders else innermost_first
 
     def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
         """Seconds of the optimizer's step on a trained parameter, a microbatch's share of them, by spec; 0 for other inputs."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as draw
 from autopar.graph import Tensor
 from autopar.rules import ShardingRule, bind, strategies
 from autopar.rules.expansion import plain_factors
-from autopar.sharding import InnerCollective, Strategy
+from autopar.sharding import InnerCollective, Strategy, innermost_first
 
 Shape = tuple[int, ...]
 
@@ -38,6 +38,22 @@ def test_a_matrix_product_on_one_axis() -> None:
 def test_both_orders_of_two_axes_on_one_dim() -> None:
     rule = bind("... -> ...", [(4,)], [(4,)])
     assert offered(rule, (2, 2)) == ["R -> R", "S1 -> S1", "S0 -> S0", "S01 -> S01", "S10 -> S10"]
+
+
+def test_one_order_of_axes_and_whole_inputs_are_those_among_all() -> None:
+    for text, shapes in (
+        ("m k, k n -> m n | linear {0} {1}", ([(8, 8), (8, 16)], [(8, 16)])),
+        ("(a=2 b) -> a b", ([(16,)], [(2, 8)])),
+        ("a b -> (a b)", ([(4, 8)], [(32,)])),
+    ):
+        rule = bind(text, *shapes)
+        own = tensors(rule)
+        every = strategies(rule, own, (2, 2, 2), uneven=EVEN)
+        some = strategies(rule, own, (2, 2, 2), uneven=EVEN, orders=innermost_first, partial_inputs=False)
+        whole = [item for item in every if not any(spec.partial for spec in item.inputs)]
+        words = {item: [axes for spec in item.inputs + item.outputs for axes in spec.dims] for item in whole}
+        assert list(some) == [item for item in whole if all([*axes] == sorted(axes)[::-1] for axes in words[item])]
+        assert len(some) < len(every)
 
 
 def test_partial_sums_flow_over_axes_given_to_no_factor() -> None:
