@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules import family, flops, launches, moves
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from cost_models import Machine, Operator, SubAxis
 
 
@@ -30,8 +30,8 @@ def local_operator(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, ma
     dtypes = [tensors[name].dtype for name in (*op.inputs, *op.outputs)]
     sizes_of = [math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip((*inputs, *outputs), dtypes, strict=True)]
     moved = moves(op, sizes_of[: len(inputs)], sizes_of[len(inputs) :])
-    work, kernels = flops(op, tensors) / strategy.parts, launches(op, tensors)
-    return Operator(op.target, family(op), dtypes[0], inputs, outputs, work, moved, kernels)
+    work, turns = flops(op, tensors) / strategy.parts, strategy.turns
+    return Operator(op.target, family(op), dtypes[0], inputs, outputs, work, turns * moved, turns * launches(op, tensors))
 
 
 def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:
@@ -42,9 +42,44 @@ def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, m
 @lru_cache(maxsize=1 << 18)
 def _compute_seconds(op: Op, tensors: tuple[Tensor, ...], strategy: Strategy, machine: Machine) -> float:
     """``tensors``: those that the operator reads and makes. A search asks the same of thousands of schedules."""
-    return machine.operator_seconds(local_operator(op, {tensor.name: tensor for tensor in tensors}, strategy, machine))
+    seconds = machine.operator_seconds(local_operator(op, {tensor.name: tensor for tensor in tensors}, strategy, machine))
+    return seconds + machine.merge_seconds(strategy.merged, strategy.turns, tensors[0].dtype)
 
 
 def inner_seconds(strategy: Strategy, machine: Machine) -> float:
-    """Seconds of the collectives that run inside the operator."""
-    return sum(machine.collective_seconds(item.kind, item.bytes, whole_axes(item.axes, machine)) for item in strategy.inner)
+    """Seconds of the collectives that run inside the operator, beside its work or not."""
+    return sum(_inner(item, machine) for item in strategy.inner)
+
+
+def run_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:
+    """Seconds that a run of the operator takes: its work in equal turns, each with the collectives that travel beside it, of which the
+    longer counts; and the collectives that it waits for."""
+    work, slowdown = compute_seconds(op, tensors, strategy, machine), machine.hardware.overlap_slowdown
+    if all(item.beside is None for item in strategy.inner):
+        return work + inner_seconds(strategy, machine)
+    travelling = [0.0] * strategy.turns
+    waited = 0.0
+    for item in strategy.inner:
+        if item.beside is None:
+            waited += _inner(item, machine)
+        else:
+            travelling[item.beside] += _inner(item, machine)
+    each = work / strategy.turns
+    return waited + sum(max(busy, beside(0.0, each, busy, slowdown)) for busy in travelling)
+
+
+def beside(begin: float, seconds: float, busy: float, slowdown: float) -> float:
+    """When work of ``seconds`` that begins at ``begin`` ends, while links are busy until ``busy``.
+
+    >>> beside(0.0, 3.0, 4.0, 0.5), beside(0.0, 3.0, 4.0, 0.0)
+    (5.0, 3.0)
+    """
+    if busy <= begin or slowdown == 0.0 or seconds == 0.0:
+        return begin + seconds
+    rate = 1.0 - slowdown
+    done = rate * (busy - begin)
+    return begin + seconds / rate if seconds <= done else busy + seconds - done
+
+
+def _inner(item: InnerCollective, machine: Machine) -> float:
+    return machine.collective_seconds(item.kind, item.bytes, whole_axes(item.axes, machine))

@@ -309,19 +309,22 @@ def splits(
 
 @dataclass(frozen=True)
 class InnerCollective:
-    """A collective that runs inside an operator under a strategy (vocabulary-split softmax, split batch norm).
+    """A collective that runs inside an operator under a strategy (vocabulary-split softmax, split batch norm, ring attention).
 
     Args:
-        kind: ``all_reduce``, or ``permute``: every rank's tensor goes to the rank as far from the other end of the group.
-        axes: the mesh axes of the group.
+        kind: ``all_reduce`` or ``permute``.
+        axes: the mesh axes of the group; of a permute, whose ranks have places, major to minor.
         bytes: on its group, of the reduced tensor or of the ranks' tensors together.
-        reduction: ``sum``, ``max`` or ``min``; of a permute ``mirror``.
+        reduction: ``sum``, ``max`` or ``min``; of a permute ``mirror``, to the rank as far from the other end of the group, or ``next``, to
+            the one behind, and from the last to the first.
+        beside: the turn of the operator's work beside which it travels; None where the operator waits for it at once.
     """
 
     kind: str
     axes: tuple[int, ...]
     bytes: int
     reduction: str = "sum"
+    beside: int | None = None
 
 
 @dataclass(frozen=True)
@@ -335,6 +338,8 @@ class Strategy:
         inner: the collectives it needs inside.
         factors: the axes given to each factor of the rule, for what runs on a rank to be derived.
         workspace: bytes that it holds on a rank beside its results, while it runs.
+        turns: into how many equal parts a rank's work falls, each a kernel of its own on what has come by then.
+        merged: bytes that a rank reads and writes to merge what the turns make.
     """
 
     inputs: tuple[ShardingSpec, ...]
@@ -343,6 +348,8 @@ class Strategy:
     inner: tuple[InnerCollective, ...] = ()
     factors: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False)
     workspace: int = 0
+    turns: int = 1
+    merged: int = 0
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"

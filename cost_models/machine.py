@@ -21,6 +21,9 @@ from cost_models.model import CostModel
 from cost_models.operator import Operator
 from cost_models.registry import COST_MODELS
 
+MERGE_LAUNCHES = 8
+"""Kernels that weigh two results by how much of a softmax each has seen, and add them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Machine:
@@ -121,6 +124,11 @@ class Machine:
     def sum_seconds(self, added: float, dtype: str) -> float:
         """Seconds of adding a tensor of so many bytes to another of its size; 0 for none."""
         return self.operator_seconds(Operator("aten.add.Tensor", "pointwise", dtype, (), (), 0.0, 3 * added)) if added else 0.0
+
+    def merge_seconds(self, moved: float, times: int, dtype: str) -> float:
+        """Seconds of adding up, in passes that read and write so many bytes in all, what is made in ``times`` turns; 0 for nothing."""
+        merging = Operator("autopar.merge", "pointwise", dtype, (), (), 0.0, moved, MERGE_LAUNCHES * times)
+        return self.operator_seconds(merging) if moved else 0.0
 
     def optimizer_seconds(self, optimizer: str, elements: int, dtype: str) -> float:
         """Seconds of the optimizer's step on one parameter of which the rank holds ``elements``."""

@@ -40,7 +40,7 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
         elif row.kind == "wait":
             before.append(started[row.of])
         begin = max(held, *(ends.get(other, 0.0) for other in before))
-        ends[place] = begin + row.seconds if links else _slowed(begin, row.seconds, busy, slowdown)
+        ends[place] = begin + row.seconds if links else slowed(begin, row.seconds, busy, slowdown)
         if row.kind == "start":
             started[row.of] = place
             bringer.update(dict.fromkeys(row.writes, place))
@@ -62,7 +62,7 @@ def step(rows: Sequence[InstructionPlan], microbatches: int, slowdown: float, ov
     return math.fsum(spans[sum(row.microbatch <= number for row in rows)] for number in range(microbatches))
 
 
-def _slowed(begin: float, seconds: float, busy: list[tuple[float, float]], slowdown: float) -> float:
+def slowed(begin: float, seconds: float, busy: list[tuple[float, float]], slowdown: float) -> float:
     """When work that begins at ``begin`` ends: within the spans in which a link is busy it goes on at ``1 - slowdown``."""
     edges = sorted({begin, *(edge for span in busy for edge in span if edge > begin)})
     left = seconds

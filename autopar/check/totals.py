@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from autopar.check.clock import COMPUTE, step
+from autopar.check.clock import COMPUTE, slowed, step
 from autopar.check.differences import TOLERANCE, Difference, count, seconds
 from autopar.check.legs import Call
 from autopar.check.lifetimes import Lifetimes
@@ -32,7 +32,7 @@ def _instructions(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
         price, stream = 0.0, ""
         if row.kind == "run":
             axes = [tuple(map(machine.mesh.whole, inner.axes)) for inner in walk.strategies[row.of].inner]
-            price = walk.seconds[row.of] + _inside(walk, row.of)
+            price = _running(walk, row.of)
             stream = "+".join([COMPUTE, *sorted({link for group in axes for link in machine.links(group)})])
         elif row.kind == "start":
             call = order.calls[row.of]
@@ -68,6 +68,20 @@ def _inside(walk: Walk, name: str) -> float:
         machine.collective_seconds(inner.kind, inner.bytes, tuple(map(machine.mesh.whole, inner.axes)))
         for inner in walk.strategies[name].inner
     )
+
+
+def _running(walk: Walk, name: str) -> float:
+    """Seconds of an operator with its collectives: each turn of its work ends when the work and what travels beside it have."""
+    strategy, machine = walk.strategies[name], walk.machine
+    travelling = [0.0] * strategy.turns
+    for inner in strategy.inner:
+        if inner.beside is not None:
+            axes = tuple(map(machine.mesh.whole, inner.axes))
+            travelling[inner.beside] += machine.collective_seconds(inner.kind, inner.bytes, axes)
+    each, end = walk.seconds[name] / strategy.turns, 0.0
+    for busy in travelling:
+        end = max(end + busy, slowed(end, each, [(end, end + busy)], machine.hardware.overlap_slowdown))
+    return end + _inside(walk, name) - math.fsum(travelling)
 
 
 def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:

@@ -252,8 +252,10 @@ class Walk:
         sizes_of = [math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True)]
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
         moved = moves(op, sizes_of[:split], sizes_of[split:])
-        kernels, dtype = launches(op, self.tensors), entries[0].dtype
-        return self.machine.operator_seconds(Operator(row.op, family(op), dtype, shapes[:split], shapes[split:], work, moved, kernels))
+        kernels, dtype, turns = launches(op, self.tensors), entries[0].dtype, strategy.turns
+        moved, kernels = moved * turns, kernels * turns
+        whole = self.machine.operator_seconds(Operator(row.op, family(op), dtype, shapes[:split], shapes[split:], work, moved, kernels))
+        return whole + self.machine.merge_seconds(strategy.merged, turns, dtype)
 
     def storage_bytes(self, value: str) -> int:
         """Bytes on a rank of what came in or is a sum: of an input that is cut, of all microbatches."""

@@ -10,7 +10,8 @@ expert parallel         the axis splits the first dim of a batch of weights, wha
 FSDP                    the axis splits the weight as it is kept, and it is gathered before it is read, by ranks that read other data
 gathered                the same, by ranks that read the same data
 data parallel           the axis splits the first dim of what the weight is applied to, not the weight
-sequence parallel       the axis splits a later dim of that; of attention's sequence: context parallel, of its heads: head parallel
+sequence parallel       the axis splits a later dim of that; of attention's sequence: context parallel, or ring attention where keys and
+                        values travel around the axis; of its heads: head parallel
 ======================  ===================================================================================================
 """
 
@@ -101,7 +102,9 @@ def of_parameter(plan: Plan, row: ParameterSpec, readers: Sequence[tuple[OpPlan,
 def of_attention(plan: Plan, op: OpPlan) -> str:
     """The words for attention, from how its result of batch x heads x sequence x width lies."""
     split, names = _split(op.outputs[0]), list(plan.mesh)
-    return _listed([(_ATTENTION.get(dim, "split"), names[axis]) for axis, dim in sorted(split.items())])
+    around = (op.factors or {}).get("s ring", ())
+    of_dim = {axis: _ATTENTION.get(dim, "split") for axis, dim in sorted(split.items())}
+    return _listed([("ring attention" if names[axis] in around else word, names[axis]) for axis, word in of_dim.items()])
 
 
 def differing(plan: Plan) -> Iterator[str]:

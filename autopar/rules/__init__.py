@@ -10,7 +10,7 @@ computed           rules that depend on arguments, each written by a function (c
 signature          a row, and an operator's arguments by the names it gives them
 binding, rule      a rule's text and an operator's shapes -> ShardingRule
 lookup, own        an operator -> its ShardingRule; rules that users give
-expansion          a ShardingRule on a mesh -> strategies
+expansion          a ShardingRule on a mesh -> strategies (travelling: the ways in which ranks exchange parts inside of an operator)
 local              what changes in arguments on a rank
 work               floating point operations, and what may not run twice
 """
@@ -18,7 +18,7 @@ work               floating point operations, and what may not run twice
 from __future__ import annotations
 
 from autopar.rules.binding import bind
-from autopar.rules.expansion import strategies
+from autopar.rules.expansion import strategies, way_of
 from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
@@ -28,5 +28,5 @@ from autopar.rules.work import STORING, family, flops, is_alias, launches, may_w
 
 __all__ = [
     "STORING", "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "launches", "localize",
-    "may_write_over", "moves", "parse", "rule", "storage_roots", "stores", "strategies", "table", "why_once",
+    "may_write_over", "moves", "parse", "rule", "storage_roots", "stores", "strategies", "table", "way_of", "why_once",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import RuleError
 from autopar.rules.notation import SAME, Pattern, Term, Token, parse
-from autopar.rules.rule import Dims, Mirror, ShardingRule, Statistic
+from autopar.rules.rule import Dims, Mirror, Ring, ShardingRule, Statistic
 
 Shape = tuple[int, ...]
 
@@ -153,6 +153,7 @@ class _Binder:
             tuple(self._inner(splittable)),
             frozenset(name for name in splittable if name in self.pattern.triangles),
             self._mirror(splittable),
+            self._ring(splittable, order),
         )
 
     def _ellipsis_extents(self, shapes: Sequence[Shape]) -> None:
@@ -262,6 +263,11 @@ class _Binder:
         if self.pattern.mirror is None or self.pattern.mirror[0] not in splittable:
             return None
         return Mirror(*self.pattern.mirror)
+
+    def _ring(self, splittable: Sequence[str], present: Sequence[str]) -> Ring | None:
+        if self.pattern.ring is None or self.pattern.ring[0] not in splittable or self.pattern.ring[1] not in present:
+            return None
+        return Ring(*self.pattern.ring)
 
     def _inner(self, splittable: Sequence[str]) -> Iterator[Statistic]:
         for factor, reduction, tokens in self.pattern.inner:

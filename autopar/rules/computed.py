@@ -95,24 +95,30 @@ def attention(call: OperatorCall) -> str:
     """Batch, heads and the query sequence; query heads in groups of a key head.
 
     Under a causal mask a rank's queries start at ``offset`` among the keys, and the last of them attend to the most: without a further
-    mask, ranks may trade half of their queries, and of what comes out.
+    mask, ranks may trade half of their queries, and of what comes out. Keys and values are whole on each rank, or travel around the ranks.
     """
-    clause = _causal(call, "{0} {3} {4}")
-    return f"b (h g) s d!, b h t! d!, b h t! e!{_mask(call)} -> b (h g) s e!, b (h g) s{clause}"
+    clauses = _exchanges(call, "{0} {3} {4}", "{1 2}")
+    return f"b (h g) s d!, b h t! d!, b h t! e!{_mask(call)} -> b (h g) s e!, b (h g) s{clauses}"
 
 
 def attention_backward(call: OperatorCall) -> str:
     """As attention; gradients of keys and values add up over a split query sequence; linear in the gradient."""
-    clause = _causal(call, "{0 1 4} {5} {6}")
+    clauses = _exchanges(call, "{0 1 4} {5} {6}", "{2 3}")
     q, k, v = "b (h g) s d!", "b h t! d!", "b h t! e!"
-    return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{_mask(call)} -> {q}, {k}, {v} | linear {{0}}{clause}"
+    return f"b (h g) s e!, {q}, {k}, {v}, b (h g) s e!, b (h g) s{_mask(call)} -> {q}, {k}, {v} | linear {{0}}{clauses}"
 
 
-def _causal(call: OperatorCall, sent: str) -> str:
-    if not call.arguments["causal"]:
-        return ""
-    tradable = not refs(call.arguments["mask"]) and call.arguments["offset"] == 0
-    return " | triangle s" + (f" | mirror s: {sent}" if tradable else "")
+def _exchanges(call: OperatorCall, rows: str, keys: str) -> str:
+    """With a mask nothing travels: its rows would have to follow the queries, and of a block of keys that it hides from a query kernels
+    give no ``lse``. Nor do keys under causality unless each is at the place of a query."""
+    causal, masked = call.arguments["causal"], bool(refs(call.arguments["mask"]))
+    at_start = not masked and call.arguments["offset"] == 0
+    square = call.shape(refs(call.arguments["q"])[0])[2] == call.shape(refs(call.arguments["k"])[0])[2]
+    return (
+        (" | triangle s" if causal else "")
+        + (f" | mirror s: {rows}" if causal and at_start else "")
+        + (f" | ring s t: {keys}" if at_start and (square or not causal) else "")
+    )
 
 
 def _mask(call: OperatorCall) -> str:

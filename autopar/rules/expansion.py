@@ -3,7 +3,8 @@
 Each axis is given to one factor, or carries a partial value through the operator, or is left out (replicated). A factor with
 several axes has one strategy for each order of them (``S01`` and ``S10``). In a dim of several factors, a factor may be split only
 when those before it are split down to one element: then the ranks' parts are again contiguous blocks of the dim.
-A factor whose parts may be traded by halves has each split twice: as it is, and with the trade (``s mirrored``).
+A factor along which ranks may exchange parts inside of the operator has each split in several ways: as it is, ``s mirrored``, ``s ring``
+(see ``travelling``).
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Tensor
-from autopar.rules.rule import Dims, Mirror, ShardingRule
+from autopar.rules.rule import Dims, ShardingRule
+from autopar.rules.travelling import WAYS, Held, Inside
 from autopar.sharding import InnerCollective, Orders, ShardingSpec, Strategy
 
 MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
 """The families that ``must_split`` is about (design: the communication model)."""
 
 Axes = tuple[int, ...]
-MIRRORED = " mirrored"
-"""After the name of a factor in a strategy: its parts are traded by halves."""
 
 
 def strategies(
@@ -41,14 +41,19 @@ def strategies(
         orders: in which orders several axes may split a dim, or be given to a factor.
         partial_inputs: also those with inputs that are still to be reduced.
     """
-    itemsizes = tuple(DTYPE_BYTES[tensor.dtype] for tensor in tensors) if rule.inner or rule.mirror else ()
+    itemsizes = tuple(DTYPE_BYTES[tensor.dtype] for tensor in tensors) if rule.inner or rule.mirror or rule.ring else ()
     free = frozenset(rule.free if uneven is None else uneven)
     return _expand(rule, itemsizes, tuple(sizes), must_split, free, orders, partial_inputs)
 
 
 def plain_factors(strategy: Strategy) -> dict[str, Axes]:
-    """The axes given to each factor of the rule, traded by halves or not."""
-    return {name.removesuffix(MIRRORED): axes for name, axes in strategy.factors}
+    """The axes given to each factor of the rule, in whatever way."""
+    return {name.partition(" ")[0]: axes for name, axes in strategy.factors}
+
+
+def way_of(strategy: Strategy) -> str:
+    """Of ``travelling.WAYS``: how a factor is split along which ranks exchange parts."""
+    return next((name.partition(" ")[2] for name, _ in strategy.factors if " " in name), "")
 
 
 @lru_cache(maxsize=65536)
@@ -57,16 +62,16 @@ def _expand(
     partial_inputs: bool,
 ) -> tuple[Strategy, ...]:  # fmt: skip
     expansion = _Expansion(rule, itemsizes, sizes)
-    found: dict[tuple[int, ...], Strategy] = {}
+    found: dict[object, Strategy] = {}
     several = dict.fromkeys(names for term in rule.inputs + rule.outputs for names in term if len(names) > 1)
-    for factors, flows, mirrored in _assignments(rule, sizes, uneven, range(len(rule.flows) if partial_inputs else 0)):
+    for factors, flows, way in _assignments(rule, sizes, uneven, range(len(rule.flows) if partial_inputs else 0)):
         for ordered in itertools.product(*map(orders, factors.values())):
             given = dict(zip(factors, ordered, strict=True))
             words = (tuple([axis for name in names for axis in given.get(name, ())]) for names in several)
             if not all(word in orders(word) for word in words):
                 continue
-            strategy = expansion.strategy(given, flows, mirrored)
-            key = *map(id, strategy.inputs + strategy.outputs), int(mirrored)  # equal specs are one object here
+            strategy = expansion.strategy(given, flows, way)
+            key = *map(id, strategy.inputs + strategy.outputs), way  # equal specs are one object here
             if partial_inputs or not any(spec.partial for spec in strategy.inputs):
                 found.setdefault(key, strategy)
     result = tuple(found.values())
@@ -75,10 +80,9 @@ def _expand(
 
 def _assignments(
     rule: ShardingRule, sizes: tuple[int, ...], uneven: frozenset[str], offered: Iterable[int]
-) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], bool]]:  # fmt: skip
-    """Every assignment of axes: to factors, to the flows ``offered`` (by index), or to nothing; replicated first. With each, whether the
-    factor that may be is traded by halves. Unequal parts are made by one axis alone, and nothing is traded beside them."""
-    traded = rule.mirror.factor if rule.mirror else None
+) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], str]]:  # fmt: skip
+    """Every assignment of axes: to factors, to the flows ``offered`` (by index), or to nothing; replicated first. With each, every way to
+    split the factor along which ranks may exchange parts. Unequal parts are made by one axis alone, and nothing is exchanged beside them."""
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     dims = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
     shapes = [extent for term, shape in zip(rule.inputs + rule.outputs, rule.shapes[0] + rule.shapes[1], strict=True)
@@ -101,9 +105,19 @@ def _assignments(
         if (even or all(len(factors[name]) == 1 or rule.extent[name] % count == 0 for name, count in parts.items())) and all(
             _contiguous(names, extent, rule.extent, parts) for names, extent in composites
         ):
-            yield factors, flows, False
-            if even and traded in parts and rule.extent[traded] % (2 * parts[traded]) == 0:
-                yield factors, flows, True
+            yield factors, flows, ""
+            for way in _ways(rule, parts) if even else ():
+                yield factors, flows, way
+
+
+def _ways(rule: ShardingRule, parts: dict[str, int]) -> Iterator[str]:
+    """The further ways to split what is split in so many parts."""
+    mirror, ring = rule.mirror, rule.ring
+    halves = mirror is None or rule.extent[mirror.factor] % (2 * parts.get(mirror.factor, 1)) == 0
+    if mirror is not None and mirror.factor in parts and halves:
+        yield "mirrored"
+    if ring is not None and ring.factor in parts and halves and rule.extent[ring.along] % parts[ring.factor] == 0:
+        yield "ring"
 
 
 def _contiguous(names: tuple[str, ...], extent: int, extents: dict[str, int], parts: dict[str, int]) -> bool:
@@ -128,24 +142,42 @@ class _Expansion:
         self.cutting = {name for term in rule.outputs for names in term for name in names}
         self.cutting |= {name for partial in rule.output_partial for name, _ in partial}
 
-    def strategy(self, factors: dict[str, Axes], flows: dict[int, Axes], mirrored: bool) -> Strategy:
+    def strategy(self, factors: dict[str, Axes], flows: dict[int, Axes], way: str) -> Strategy:
         """The strategy of one assignment, the axes of each factor in order."""
         rule = self.rule
         flowing = [(axis, rule.flows[index]) for index, axes in flows.items() for axis in axes]
         inputs = [
-            self._spec(dims, partial, factors, [axis for axis, group in flowing if index in group])
+            self._spec(dims, partial, self._cutting(index, dims, factors, way), [axis for axis, group in flowing if index in group])
             for index, (dims, partial) in enumerate(zip(rule.inputs, rule.input_partial, strict=True))
         ]
         through = [axis for axis, _ in flowing]
-        outputs = [self._spec(*item, factors, through) for item in zip(rule.outputs, rule.output_partial, strict=True)]
-        traded = rule.mirror.factor if rule.mirror and mirrored else None
-        parts = math.prod(self._parts(name, axes, name == traded) for name, axes in factors.items() if name in self.cutting)
-        given = tuple((name + MIRRORED * (name == traded), factors[name]) for name in rule.free if name in factors)
-        inner = self._inner(factors) + (self._trades(rule.mirror, factors) if rule.mirror and mirrored else ())
-        workspace = self._workspace(rule.mirror, factors) if rule.mirror and mirrored else 0
-        return Strategy(tuple(inputs), tuple(outputs), parts, inner, given, workspace)
+        outputs = [
+            self._spec(dims, partial, self._cutting(None, dims, factors, way), through)
+            for dims, partial in zip(rule.outputs, rule.output_partial, strict=True)
+        ]
+        special = (rule.ring.factor if rule.ring else None) if way == "ring" else rule.mirror.factor if rule.mirror and way else None
+        parts = math.prod(self._parts(name, axes, name == special) for name, axes in factors.items() if name in self.cutting)
+        given = tuple((f"{name} {way}" if name == special else name, factors[name]) for name in rule.free if name in factors)
+        inside = WAYS[way](rule, self._held(factors[special], (*inputs, *outputs))) if special else Inside()
+        return Strategy(
+            tuple(inputs), tuple(outputs), parts, self._inner(factors) + inside.inner, given, inside.workspace, inside.turns, inside.merged
+        )
 
-    def _parts(self, name: str, axes: Axes, traded: bool) -> float:
+    def _cutting(self, index: int | None, dims: Dims, factors: dict[str, Axes], way: str) -> dict[str, Axes]:
+        """The factors' axes as they cut one tensor, an output without an index: what travels around a ring, and what is made of it, lies
+        split along its own factor."""
+        ring = self.rule.ring
+        if way != "ring" or ring is None or not (index in ring.sent if index is not None else any(ring.along in names for names in dims)):
+            return factors
+        return {ring.along if name == ring.factor else name: axes for name, axes in factors.items()}
+
+    def _held(self, axes: Axes, specs: Sequence[ShardingSpec]) -> Held:
+        whole = self.rule.shapes[0] + self.rule.shapes[1]
+        shapes = [spec.local_shape(shape, self.sizes) for spec, shape in zip(specs, whole, strict=True)]
+        sizes = [math.prod(shape) * itemsize for shape, itemsize in zip(shapes, self.itemsizes, strict=True)]
+        return Held(axes, math.prod(self.sizes[axis] for axis in axes), sizes, self.itemsizes)
+
+    def _parts(self, name: str, axes: Axes, exchanged: bool) -> float:
         """How much less work the busiest rank has: the n parts of a factor, fewer where one part does more than its share.
 
         Row ``i`` of a triangle of ``s`` rows takes work ``i``: the last ``s/n`` rows take ``1 - ((n - 1) / n)^2 = (2n - 1) / n^2`` of it.
@@ -153,7 +185,7 @@ class _Expansion:
         count, extent = math.prod(self.sizes[axis] for axis in axes), self.rule.extent[name]
         if extent % count:
             return extent / -(-extent // count)
-        return count * count / (2 * count - 1) if name in self.rule.triangles and not traded else count
+        return count * count / (2 * count - 1) if name in self.rule.triangles and not exchanged else count
 
     def _inner(self, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
         found = []
@@ -164,31 +196,6 @@ class _Expansion:
                 elements = math.prod(-(-self.rule.extent[name] // count) for name, count in counts.items()) * item.elements
                 found.append(InnerCollective("all_reduce", over, elements * max(4, self.itemsizes[0]), item.reduction))
         return tuple(found)
-
-    def _trades(self, mirror: Mirror, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
-        """Half of each rank's part of each group of tensors travels to the mirrored rank."""
-        axes = tuple(sorted(factors[mirror.factor]))
-        ranks = math.prod(self.sizes[axis] for axis in axes)
-        return tuple(
-            InnerCollective("permute", axes, ranks * sum(self._local_bytes(index, factors) for index in group) // 2, "mirror")
-            for group in mirror.sent
-        )
-
-    def _workspace(self, mirror: Mirror, factors: dict[str, Axes]) -> int:
-        """The halves that came in, with either what both halves make of all (which is added up), or of an output by rows its halves, one of
-        them come back, beside the whole."""
-        first = len(self.rule.inputs)
-        sizes = {index: self._local_bytes(index, factors) for index in range(first, first + len(self.rule.outputs))}
-        by_rows = {index for index in sizes if any(mirror.factor in names for names in self.rule.outputs[index - first])}
-        came = sum(self._local_bytes(index, factors) for index in mirror.sent[0]) // 2
-        added = sum(size for index, size in sizes.items() if index not in by_rows)
-        return came + max(added, max((3 * sizes[index] // 2 for index in by_rows), default=0))
-
-    def _local_bytes(self, index: int, factors: dict[str, Axes]) -> int:
-        """Of a tensor, numbered over inputs, then outputs."""
-        dims, shape = (self.rule.inputs + self.rule.outputs)[index], (self.rule.shapes[0] + self.rule.shapes[1])[index]
-        cut = math.prod(self.sizes[axis] for names in dims for name in names for axis in factors.get(name, ()))
-        return math.prod(shape) // cut * self.itemsizes[index]
 
     def _spec(self, dims: Dims, partial: tuple[tuple[str, str], ...], factors: dict[str, Axes], through: list[int]) -> ShardingSpec:
         split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)

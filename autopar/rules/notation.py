@@ -16,6 +16,7 @@ Clauses follow a bar:
     | triangle s                        work grows along `s` as the rows of a triangle do: its last part does the most
     | mirror s: {0} {3 4}               ranks may trade half of their part of `s` with the rank as far from the other end, and all have
                                         the same to do: half of these tensors (inputs, then outputs) travels, a group as one
+    | ring s t: {1 2}                   where `s` is split, so may `t` be, over the same axes: these inputs travel once around the ranks
 
 Reading is pure and cached (``parse``); putting in shapes is a separate step (``autopar.rules.binding``).
 """
@@ -77,6 +78,7 @@ class Pattern:
         inner: (factor, reduction, dims): an all-reduce inside the operator when the factor is split.
         triangles: factors along which the work grows from nothing, evenly.
         mirror: (factor, groups of tensors): what travels where ranks trade halves of their parts of the factor.
+        ring: (factor, factor of what travels, inputs that travel).
     """
 
     text: str
@@ -88,6 +90,7 @@ class Pattern:
     inner: tuple[tuple[str, str, tuple[Token, ...]], ...] = ()
     triangles: frozenset[str] = frozenset()
     mirror: tuple[str, tuple[tuple[int, ...], ...]] | None = None
+    ring: tuple[str, str, tuple[int, ...]] | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -230,4 +233,9 @@ def _clause(pattern: Pattern, text: str) -> Pattern:
             raise _Unreadable(f"the clause {text!r}: write 'mirror s: {{0}} {{3 4}}' for a factor of the rule")
         sent = tuple(tuple(int(item) for item in group.split()) for group in re.findall(r"\{([^{}]*)\}", match[2]))
         return replace(pattern, mirror=(match[1], sent))
-    raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle, mirror")
+    if word == "ring":
+        match = re.fullmatch(r"(\w+) (\w+):\s*\{([\d\s]*\d[\d\s]*)\}", rest.strip())
+        if not match or not pattern.names >= {match[1], match[2]}:
+            raise _Unreadable(f"the clause {text!r}: write 'ring s t: {{1 2}}' for factors of the rule")
+        return replace(pattern, ring=(match[1], match[2], tuple(map(int, match[3].split()))))
+    raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle, mirror, ring")

@@ -41,6 +41,22 @@ class Mirror:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """A factor whose split needs nothing gathered: each rank has a part of what is read along another factor too, and the parts travel
+    from rank to rank, once around, while each works on the one that it has. What is made along that factor travels with its part.
+
+    Args:
+        factor: which is split; where it has a ``Mirror``, halves of both factors' parts are traded before and after.
+        along: the factor of what travels.
+        sent: the inputs that travel, by number, in one buffer.
+    """
+
+    factor: str
+    along: str
+    sent: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ShardingRule:
     """How one operator, of given shapes, can be cut.
 
@@ -58,6 +74,7 @@ class ShardingRule:
         inner: the all-reduces inside the operator.
         triangles: the factors along which the work grows from nothing, evenly: of n parts the last does (2n - 1) / n^2 of it all.
         mirror: the factor whose parts may be traded by halves, if there is one.
+        ring: the factor that may be split while parts along another one travel, if there is one.
         equal: the factors that are split in equal parts alone.
         full: the factors of which no part may be empty.
         known: False for an operator without a row, or with arguments its row does not fit: everything whole.
@@ -77,6 +94,7 @@ class ShardingRule:
     inner: tuple[Statistic, ...] = ()
     triangles: frozenset[str] = frozenset()
     mirror: Mirror | None = None
+    ring: Ring | None = None
     equal: frozenset[str] = frozenset()
     full: frozenset[str] = frozenset()
     known: bool = True
@@ -149,4 +167,6 @@ class ShardingRule:
         clauses += f" | triangle {growing}" if growing else ""
         if self.mirror is not None:
             clauses += f" | mirror {self.mirror.factor}: " + " ".join("{" + " ".join(map(str, group)) + "}" for group in self.mirror.sent)
+        if self.ring is not None:
+            clauses += f" | ring {self.ring.factor} {self.ring.along}: {{{' '.join(map(str, self.ring.sent))}}}"
         return clauses

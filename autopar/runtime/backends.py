@@ -235,10 +235,14 @@ def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends:
     assert ends is not None
     size, (sent, received) = _plain(buffer).numel(), ends
     out = torch.empty_like(buffer) if any(received) else buffer.clone()
-    outgoing = _plain(buffer).repeat(sum(sent))
+    outgoing = _repeated(_plain(buffer), sum(sent))
     incoming = _plain(out) if any(received) else outgoing.new_empty(0)
     sizes = [size * count for count in received], [size * count for count in sent]
     return dist.all_to_all_single(incoming, outgoing, *sizes, group=group, async_op=True), out
+
+
+def _repeated(buffer: Tensor, times: int) -> Tensor:
+    return buffer if times == 1 else buffer.repeat(times)
 
 
 _OVER_GROUP: dict[str, Callable[[Tensor, Exchange, dist.ProcessGroup, Ends | None], Started]] = {
@@ -266,7 +270,7 @@ class TracedRanks(ProcessRanks):
             return lambda: [_as(buffer, functional.wait_tensor(started))]
         sent, received = self.ends(exchange)
         sizes = [plain.numel() * count for count in received], [plain.numel() * count for count in sent]
-        started = functional.all_to_all_single(plain.repeat(sum(sent)), *sizes, group)
+        started = functional.all_to_all_single(_repeated(plain, sum(sent)), *sizes, group)
         if any(received):
             return lambda: [_as(buffer, functional.wait_tensor(started))]
         return lambda: [_as(buffer, torch.cat([plain, functional.wait_tensor(started)]))]

@@ -8,7 +8,7 @@ is such a buffer already.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,13 +82,16 @@ def exchange_of(collective: Collective) -> Exchange:
 
 
 def exchange_inside(mesh: Mesh, kind: str, axes: Sequence[int], reduction: str) -> Exchange:
-    """What a backend is asked for by an operator with collectives inside: a reduction over whole axes, or a trade between the rank at each
-    place of a group and the one as far from its other end."""
+    """What a backend is asked for by an operator with collectives inside: a reduction over whole axes, or a permute of their groups."""
     whole = tuple(mesh.whole(axis) for axis in axes)
     if kind == "all_reduce":
         return Exchange(kind, whole, reduction)
     groups = [group_of(mesh, whole, rank) for rank in range(mesh.ranks)]
-    return Exchange(kind, whole, sources=tuple(group[-1 - group.index(rank)] for rank, group in enumerate(groups)))
+    return Exchange(kind, whole, sources=tuple(group[SOURCE[reduction](group.index(rank))] for rank, group in enumerate(groups)))
+
+
+SOURCE: Mapping[str, Callable[[int], int]] = {"mirror": lambda place: -1 - place, "next": lambda place: place - 1}
+"""Of a permute inside an operator: the place in the group, counted from the end if negative, of the rank whose tensor each one receives."""
 
 
 class Call:
@@ -289,3 +292,9 @@ def exchange_now(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]
     buffers = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]
     found = backend.start(exchange, buffers)()
     return [buffer.view(tensor.shape) for buffer, tensor in zip(found, tensors, strict=True)]
+
+
+def exchange_beside(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
+    """A collective that is begun on one contiguous tensor of each hosted rank, which must stay as it is: what waits for each rank's."""
+    wait = backend.start(exchange, [tensor.view(-1) for tensor in tensors])
+    return [lambda rank=rank, shape=tensor.shape: wait()[rank].view(shape) for rank, tensor in enumerate(tensors)]

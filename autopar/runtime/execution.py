@@ -18,9 +18,9 @@ from torch import Tensor
 
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_inside, exchange_now, exchange_of, fitted
+from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now, exchange_of, fitted
 from autopar.runtime.fusion import bind_in_place, bind_pair, makes_memory, pairs_of
-from autopar.runtime.inner import body
+from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.still import STILL
@@ -334,35 +334,36 @@ CUT: Mapping[str, Callable[[Part, int], Kernel]] = {"slice": _slicing, "mask": _
 def _with_collectives(
     operation: Operation, item: Instruction, arguments: Sequence[tuple[list[Any], dict[str, Any]]], backend: Backend
 ) -> Action:  # fmt: skip
-    """Runs the ranks' bodies side by side; each yields ``(kind, tensor, axes, reduction)`` and is sent what the collective gives it."""
+    """Runs the ranks' bodies side by side; each yields a collective and its tensor, and is sent what the collective gives it."""
     op, strategy, mesh = operation.op, operation.strategy, backend.mesh
     asked = dict.fromkeys((item.kind, item.axes, item.reduction) for item in strategy.inner)
     exchanges = {what: exchange_inside(mesh, *what) for what in asked}
 
-    def answer(requests: Sequence[Any], observed: list[Observed] | None) -> list[Tensor]:
-        kind, _, axes, reduction = requests[0]
-        exchange, tensors = exchanges[kind, axes, reduction], [request[1] for request in requests]
+    def answer(requests: Sequence[Request], observed: list[Observed] | None) -> Sequence[Answer]:
+        inner, tensors = requests[0][0], [tensor for _, tensor in requests]
+        exchange = exchanges[inner.kind, inner.axes, inner.reduction]
         if observed is not None:
-            observed.append(Observed(kind, exchange.axes, item.phase, exchange.full_bytes(tensors[0].nbytes), op.inputs[0], item.of))
-        return exchange_now(backend, exchange, tensors)
+            bytes_sent = exchange.full_bytes(tensors[0].nbytes)
+            observed.append(Observed(inner.kind, exchange.axes, item.phase, bytes_sent, op.inputs[0], item.of))
+        return exchange_now(backend, exchange, tensors) if inner.beside is None else exchange_beside(backend, exchange, tensors)
 
     def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         bodies = []
         for (args, kwargs), held in zip(arguments, ranks, strict=True):
             tensors = [held[name] for name in item.reads]
             bodies.append(body(op, strategy, mesh.sizes, with_tensors(args, tensors), with_tensors(kwargs, tensors)))
-        answers: Sequence[Tensor | None] = [None] * len(bodies)
+        answers: list[Answer | None] = [None] * len(bodies)
         while True:
             requests, results = [], []
-            for one, given in zip(bodies, answers, strict=True):
+            for one in bodies:
                 try:
-                    requests.append(one.send(given))
+                    requests.append(one.send(answers.pop(0)))
                 except StopIteration as stop:
                     results.append(stop.value)
             if results:
                 assert not requests, f"the ranks' bodies of {op.name} differ in their collectives"
                 break
-            answers = answer(requests, observed)
+            answers = list(answer(requests, observed))
         for held, result in zip(ranks, results, strict=True):
             held.update(zip(item.writes, named_results(op, result), strict=True))
 

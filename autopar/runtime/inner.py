@@ -1,8 +1,8 @@
 """Operators that need collectives inside: their bodies on a rank's part, as generators.
 
-A body yields ``(kind, tensor, axes, reduction)`` for each collective that its strategy declares, in that order, is sent the
-reduced tensor (of a permute, the mirrored rank's), and returns what the operator returns. Statistics are at least float32, as in the
-whole operator.
+A body yields a collective and this rank's tensor for each that its strategy declares, in that order, is sent the reduced tensor (of a
+permute, the other rank's; of one that travels beside the work, a function that waits for it), and returns what the operator returns.
+Statistics are at least float32, as in the whole operator.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ import torch
 from torch import Tensor
 
 from autopar.graph import Op
-from autopar.sharding import Strategy
+from autopar.rules import way_of
+from autopar.runtime.sequences import (
+    Exchanges,
+    mirrored_attention,
+    mirrored_attention_backward,
+    ring_attention,
+    ring_attention_backward,
+)
+from autopar.sharding import InnerCollective, Strategy
 
-Request = tuple[str, Tensor, tuple[int, ...], str]
-Body = Generator[Request, Tensor, Any]
+Request = tuple[InnerCollective, Tensor]
+Answer = Tensor | Callable[[], Tensor]
+Body = Generator[Request, Answer | None, Any]
 
 
 def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
@@ -30,16 +39,17 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
         sizes: the mesh's axis sizes.
         args, kwargs: its arguments on this rank, with local tensors.
     """
-    function = BODIES[op.target.rpartition(".")[0]]
+    function = BODIES[f"{op.target.rpartition('.')[0]} {way_of(strategy)}".rstrip()]
     parts = math.prod(sizes[axis] for axis in {axis for item in strategy.inner for axis in item.axes})
     running = function(parts, *args, **kwargs)
-    answer: Tensor | None = None
+    answer: Answer | None = None
     for item in strategy.inner:
         tensor, reduction = running.send(answer)
+        answer = None  # what the body has let go of is gone before more comes
         sent = tensor.numel() * tensor.element_size() * (parts if item.kind == "permute" else 1)
         fits = sent <= item.bytes  # a smaller part may have less
         assert reduction == item.reduction and fits, f"{op.target}: {item} declared, {reduction} of {sent} bytes asked"
-        answer = yield item.kind, tensor, item.axes, reduction
+        answer = yield item, tensor
         del tensor
     try:
         running.send(answer)
@@ -49,7 +59,7 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
 
 
 Statistics = Generator[tuple[Tensor, str], Tensor, Any]
-"""Yields a local statistic and its reduction, or a tensor and ``mirror``; is sent the reduced one, or the mirrored rank's."""
+"""Yields a local statistic and its reduction; is sent the reduced one."""
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -208,59 +218,7 @@ def _norm(
     return total.to(dtype or x.dtype)
 
 
-def _first(tensor: Tensor) -> Tensor:
-    """The first half of the rows of ``[b, h, s, d]`` or ``[b, h, s]``."""
-    return tensor.narrow(2, 0, tensor.shape[2] // 2)
-
-
-def _second(tensor: Tensor) -> Tensor:
-    return tensor.narrow(2, tensor.shape[2] // 2, tensor.shape[2] // 2)
-
-
-def _rejoined(first: Tensor, second: Tensor) -> Tensor:
-    """The halves one after the other, in memory as ``[b, s, h, d]``, where ``autopar.attention`` leaves its results."""
-    return torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1).transpose(1, 2)
-
-
-def _starts(parts: int, q: Tensor, offset: int) -> tuple[int, int]:
-    """Among the keys: where the half begins that stays, and the half that comes from the mirrored rank."""
-    rows = q.shape[2]
-    return offset, (parts - 1) * rows - offset + rows // 2
-
-
-def _attention(
-    parts: int, q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float, dropout: float, offset: int
-) -> Statistics:  # fmt: skip
-    """Of n ranks, rank i attends for the first half of its own queries and for the second half of those of rank n - 1 - i, which together
-    see as many keys on each rank: ``2i + (2n - 1 - 2i)`` half parts."""
-    attend, settings = torch.ops.autopar.attention.default, (mask, causal, scale, dropout)
-    mine, theirs = _starts(parts, q, offset)
-    traded = yield _second(q), "mirror"
-    out, lse = attend(_first(q), k, v, *settings, mine)
-    sent, sent_lse = attend(traded, k, v, *settings, theirs)
-    out = _rejoined(out, (yield sent, "mirror"))
-    return out, torch.cat([lse, (yield sent_lse, "mirror")], 2)
-
-
-def _attention_backward(
-    parts: int, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: None, causal: bool, scale: float,
-    dropout: float, offset: int,
-) -> Statistics:  # fmt: skip
-    """As ``_attention``; the gradients of keys and values are those of both halves."""
-    backward, settings = torch.ops.autopar.attention_backward.default, (mask, causal, scale, dropout)
-    mine, theirs = _starts(parts, q, offset)
-    widths = [grad.shape[3], q.shape[3], out.shape[3]]
-    traded = yield torch.cat([_second(grad), _second(q), _second(out)], 3), "mirror"
-    traded_lse = yield _second(lse), "mirror"
-    dq, dk, dv = backward(_first(grad), _first(q), k, v, _first(out), _first(lse), *settings, mine)
-    grad, q, out = traded.split(widths, 3)
-    sent, other_dk, other_dv = backward(grad, q, k, v, out, traded_lse, *settings, theirs)
-    dk.add_(other_dk), dv.add_(other_dv)
-    del other_dk, other_dv
-    return _rejoined(dq, (yield sent, "mirror")), dk, dv
-
-
-BODIES: Mapping[str, Callable[..., Statistics]] = {
+BODIES: Mapping[str, Callable[..., Exchanges]] = {
     "aten._softmax": _softmax,
     "aten._log_softmax": _log_softmax,
     "aten._softmax_backward_data": _softmax_backward,
@@ -272,10 +230,12 @@ BODIES: Mapping[str, Callable[..., Statistics]] = {
     "aten.logsumexp": _logsumexp,
     "aten.linalg_vector_norm": _norm,
     "aten.norm": _norm,
-    "autopar.attention": _attention,
-    "autopar.attention_backward": _attention_backward,
+    "autopar.attention mirrored": mirrored_attention,
+    "autopar.attention_backward mirrored": mirrored_attention_backward,
+    "autopar.attention ring": ring_attention,
+    "autopar.attention_backward ring": ring_attention_backward,
     "autopar.extreme": _extreme,
     "autopar.batch_norm": _batch_norm,
     "autopar.batch_norm_backward": _batch_norm_backward,
 }
-"""By operator without its overload."""
+"""By operator without its overload, and the way in which a factor is split along which ranks exchange parts, if one is."""

@@ -144,11 +144,9 @@ class _Writer:
         """What a run of an operator takes; the same for operators of one kind in one strategy."""
         key = self.graph.kinds[op.name], id(strategy)
         if key not in self.priced:
-            seconds = pricing.compute_seconds(op, self.graph.tensors, strategy, self.machine)
-            inside = pricing.inner_seconds(strategy, self.machine)
             links = {link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))}
             self.priced[key] = _Priced(
-                seconds + inside, "+".join((COMPUTE, *sorted(links))), is_alias(op),
+                pricing.run_seconds(op, self.graph.tensors, strategy, self.machine), "+".join((COMPUTE, *sorted(links))), is_alias(op),
                 tuple(
                     pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine)
                     for tensor, spec in zip(op.outputs, strategy.outputs, strict=True)

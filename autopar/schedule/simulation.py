@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from autopar.pricing import beside
 from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
 
 
@@ -82,19 +83,6 @@ def simulated(schedule: Schedule) -> tuple[Slot, ...]:
     """The schedule on its own machine; where a step has several microbatches, the last of them."""
     hardware = schedule.machine.hardware
     return simulate(schedule.instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps)
-
-
-def beside(begin: float, seconds: float, busy: float, slowdown: float) -> float:
-    """When work of ``seconds`` that begins at ``begin`` ends, while links are busy until ``busy``.
-
-    >>> beside(0.0, 3.0, 4.0, 0.5), beside(0.0, 3.0, 4.0, 0.0)
-    (5.0, 3.0)
-    """
-    if busy <= begin or slowdown == 0.0 or seconds == 0.0:
-        return begin + seconds
-    rate = 1.0 - slowdown
-    done = rate * (busy - begin)
-    return begin + seconds / rate if seconds <= done else busy + seconds - done
 
 
 def makespan(slots: Iterable[Slot]) -> float:

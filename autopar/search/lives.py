@@ -8,8 +8,9 @@ between; at every time at which it is needed at all exactly one of its versions 
 - else what was made, until its first reader, but not while it is made where it may be written over what it is made of; what readers
   share, from the first to the last of a phase; what backward keeps.
 
-What is stored (parameters, buffers, arguments) is there throughout, but for the times at which it is read: there it counts as it is read
-too, in place of what rests. So a gathered weight counts for all but the part of it that each rank has anyway.
+An operator holds its workspace while it runs, for the first time. What is stored (parameters, buffers, arguments) is there throughout, but
+for the times at which it is read: there it counts as it is read too, in place of what rests. So a gathered weight counts for all but the
+part of it that each rank has anyway.
 
 What a version has beside it while it is made of another (its source, the buffers of a collective), only pairs of choices know. That is
 left out: no plan holds less than the model says while operators run as they were captured, and a schedule holds more.
@@ -54,6 +55,11 @@ def add_lives(model: Model, times: Mapping[str, int]) -> None:
             lives += [life for tensor in tensors for life in _reads(model, tensor, viewed=True)]
             lives += [life for tensor in tensors for life in _between(model, tensor, times)]
             _add_spans(model, tensors, _cover(model, lives))
+    for op in graph.ops:
+        node = model.nodes[model.number["op", op.name]]
+        for items, strategy in zip(node.items, model.space.op_choices(op).strategies, strict=True):
+            if strategy.workspace:
+                items.append((times[op.name], times[op.name] + 1, strategy.workspace))
 
 
 def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int, int]]) -> None:

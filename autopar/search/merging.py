@@ -13,7 +13,7 @@ from functools import cached_property
 
 from autopar.schedule import Assignment
 from autopar.search.pins import Pins
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from cost_models import Machine, Mesh
 
 
@@ -75,9 +75,14 @@ class Merging:
         """A strategy on the merged mesh on the mesh itself."""
         return Strategy(
             tuple(map(self.spec, strategy.inputs)), tuple(map(self.spec, strategy.outputs)), strategy.parts,
-            tuple(replace(inner, axes=tuple(sorted(self._axes(inner.axes)))) for inner in strategy.inner),
-            tuple((name, self._axes(axes)) for name, axes in strategy.factors), strategy.workspace,
+            tuple(replace(inner, axes=self._group(inner)) for inner in strategy.inner),
+            tuple((name, self._axes(axes)) for name, axes in strategy.factors), strategy.workspace, strategy.turns, strategy.merged,
         )  # fmt: skip
+
+    def _group(self, inner: InnerCollective) -> tuple[int, ...]:
+        """The places in the group of a permute have an order, the ranks of a reduction none."""
+        axes = self._axes(inner.axes)
+        return axes if inner.kind == "permute" else tuple(sorted(axes))
 
     def _axes(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(part for axis in axes for part in self.words[axis])

@@ -132,7 +132,7 @@ class Space:
 
     def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
         tensors, machine = self.graph.tensors, self.machine
-        seconds = [pricing.compute_seconds(op, tensors, s, machine) + pricing.inner_seconds(s, machine) for s in offered]
+        seconds = [pricing.run_seconds(op, tensors, s, machine) for s in offered]
         return OpChoices(offered, np.array(seconds), self._inner_loads(offered))
 
     def _inner_loads(self, offered: tuple[Strategy, ...]) -> Mapping[str, np.ndarray]:

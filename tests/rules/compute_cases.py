@@ -260,11 +260,11 @@ CASES: tuple[Case, ...] = (
     # attention
     Case(
         "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), None, False, 0.5, 0.0, 0),
-        "b h s d!, b h t! d!, b h t! e! -> b h s e!, b h s",
+        "b h s d!, b h t! d!, b h t! e! -> b h s e!, b h s | ring s t: {1 2}",
     ),
     Case(
         "autopar.attention.default", (F(2, 8, 8, 4), F(2, 2, 8, 4), F(2, 2, 8, 4), None, True, 0.5, 0.0, 0),
-        "b (h g) s d!, b h t! d!, b h t! e! -> b (h g) s e!, b (h g) s | triangle s | mirror s: {0} {3} {4}",
+        "b (h g) s d!, b h t! d!, b h t! e! -> b (h g) s e!, b (h g) s | triangle s | mirror s: {0} {3} {4} | ring s t: {1 2}",
     ),
     Case(
         "autopar.attention.default", (F(2, 8, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 1, 6, 6), False, 0.5, 0.0, 0),
@@ -284,12 +284,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "autopar.attention_backward.default", attention_backward(4, 4, None, False),
-        "b h s e!, b h s d!, b h t! d!, b h t! e!, b h s e!, b h s -> b h s d!, b h t! d! +s, b h t! e! +s | linear {0}",
+        "b h s e!, b h s d!, b h t! d!, b h t! e!, b h s e!, b h s -> b h s d!, b h t! d! +s, b h t! e! +s | linear {0} | ring s t: {2 3}",
     ),
     Case(
         "autopar.attention_backward.default", attention_backward(8, 2, None, True, rows=8),
         "b (h g) s e!, b (h g) s d!, b h t! d!, b h t! e!, b (h g) s e!, b (h g) s"
-        " -> b (h g) s d!, b h t! d! +g +s, b h t! e! +g +s | linear {0} | triangle s | mirror s: {0 1 4} {5} {6}",
+        " -> b (h g) s d!, b h t! d! +g +s, b h t! e! +g +s | linear {0} | triangle s | mirror s: {0 1 4} {5} {6}"
+        " | ring s t: {2 3}",
     ),
     Case(
         "autopar.attention_backward.default", attention_backward(4, 4, F(6, 6), True),

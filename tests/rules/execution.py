@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ import torch
 import autopar.dialect  # noqa: F401  registers the operators of ours
 from autopar.graph import Dtype, Op, Ref, Tensor
 from autopar.rules import localize
-from autopar.runtime.inner import body
+from autopar.runtime.inner import Answer, body
 from autopar.runtime.operators import find_function, find_operator, named_results, with_tensors, with_torch_values
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 
 Sizes = tuple[int, ...]
 
@@ -81,21 +82,23 @@ def split_run(run: Executed, strategy: Strategy, sizes: Sizes) -> list[list[torc
 
 def _lockstep(op: Op, strategy: Strategy, sizes: Sizes, ranks: list[Sizes], bound: list[tuple[list[Any], dict[str, Any]]]) -> list[Any]:
     bodies = [body(op, strategy, sizes, args, kwargs) for args, kwargs in bound]
-    answers: list[torch.Tensor | None] = [None] * len(ranks)
+    answers: list[Answer | None] = [None] * len(ranks)
     for item in strategy.inner:
         requests, asked = [running.send(answer) for running, answer in zip(bodies, answers, strict=True)], []
-        for kind, tensor, axes, reduction in requests:
-            assert (kind, axes, reduction) == (item.kind, item.axes, item.reduction)
-            ranks_of_group = math.prod(sizes[axis] for axis in axes) if kind == "permute" else 1
+        ranks_of_group = math.prod(sizes[axis] for axis in item.axes) if item.kind == "permute" else 1
+        for request, tensor in requests:
+            assert request == item
             asked.append(tensor.numel() * tensor.element_size() * ranks_of_group)
         assert asked[0] == max(asked) == item.bytes, f"{asked} bytes asked, {item.bytes} declared"
         answers = []
         for own in ranks:
             group = [request[1] for request, other in zip(requests, ranks, strict=True)
                      if all(a == b for axis, (a, b) in enumerate(zip(own, other, strict=True)) if axis not in item.axes)]  # fmt: skip
-            other_end = tuple(sizes[axis] - 1 - place if axis in item.axes else place for axis, place in enumerate(own))
-            mirrored = requests[ranks.index(other_end)][1].clone()
-            answers.append(mirrored if item.kind == "permute" else reduced(group, item.reduction))
+            if item.kind == "permute":
+                came = requests[ranks.index(_source(own, item, sizes))][1].clone()
+                answers.append(came if item.beside is None else partial(_as_it_was, came))
+            else:
+                answers.append(reduced(group, item.reduction))
     results = []
     for running, answer in zip(bodies, answers, strict=True):
         try:
@@ -104,6 +107,22 @@ def _lockstep(op: Op, strategy: Strategy, sizes: Sizes, ranks: list[Sizes], boun
             results.append(stop.value)
     assert len(results) == len(ranks), "a body asks for more than its strategy declares"
     return results
+
+
+def _as_it_was(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _source(own: Sizes, item: InnerCollective, sizes: Sizes) -> Sizes:
+    """The rank whose tensor this one receives: as far from the other end of every axis, or one place before, the last before the first."""
+    number, group = 0, math.prod(sizes[axis] for axis in item.axes)
+    for axis in item.axes:
+        number = number * sizes[axis] + own[axis]
+    number = group - 1 - number if item.reduction == "mirror" else (number + group - 1) % group
+    source = list(own)
+    for axis in reversed(item.axes):
+        number, source[axis] = divmod(number, sizes[axis])
+    return tuple(source)
 
 
 def reduced(tensors: list[torch.Tensor], reduction: str) -> torch.Tensor:

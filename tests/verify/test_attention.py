@@ -1,4 +1,5 @@
-"""Causal attention over a split sequence: ranks trade halves of their queries, so that none has more keys to see than another."""
+"""Attention over a split sequence: ranks trade halves of their queries, so that none has more keys to see under a causal mask than another,
+or keys and values travel around them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar.compare import explain
 from autopar.plan import Plan
+from autopar.report.ways import ways
 from autopar.target import Target
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks
@@ -37,17 +40,26 @@ def target() -> Target:
     return Target(OneHead(), (torch.randn(BATCH, LENGTH, WIDTH),), {})
 
 
-def plan_on(ranks: int, slower: float = 1e-6) -> Plan:
-    """On a machine of slow arithmetic and links that cost nothing, or on one of quick arithmetic."""
+def plan_on(ranks: int, way: str = "s mirrored") -> Plan:
+    """On a machine of slow arithmetic, where links cost nothing but kernels do, or gathering costs and what is hidden does not. Without
+    a way on a real one."""
     real = load_hardware("h100-sxm")
-    free = replace(real.node, latency_seconds=1e-12, bandwidth=1e15)
-    flops = tuple((dtype, rate * slower) for dtype, rate in real.peak_flops)
-    hardware = replace(real, node=free, network=free, efficiencies=(), kernel_launch_seconds=1e-12, peak_flops=flops)
-    return autopar.plan(target().model, target().args, mesh=f"cp={ranks}", hardware=hardware if slower < 1 else real)
+    if not way:
+        return autopar.plan(target().model, target().args, mesh=f"cp={ranks}", hardware=real)
+    link = replace(real.node, latency_seconds=1e-12, bandwidth=1e15 if way == "s mirrored" else 2e9)
+    flops = tuple((dtype, rate * 1e-6) for dtype, rate in real.peak_flops)
+    launch = 2e-6 if way == "s mirrored" else 1e-12
+    slow = replace(
+        real, node=link, network=link, efficiencies=(), kernel_launch_seconds=launch, peak_flops=flops, overlap_slowdown=0.0
+    )  # fmt: skip
+    return autopar.plan(target().model, target().args, mesh=f"cp={ranks}", hardware=slow)
 
 
 def factors(plan: Plan) -> set[str]:
     return {name for row in plan.ops if "attention" in row.op for name in row.factors or {}}
+
+
+WAYS = ("s mirrored", "s ring")
 
 
 def test_halves_are_traded_where_attention_takes_long() -> None:
@@ -55,20 +67,38 @@ def test_halves_are_traded_where_attention_takes_long() -> None:
     assert factors(plan) == {"s mirrored"}
     inside = [row for row in plan.collectives if row.kind == "permute" and row.id is None]
     assert [row.phase for row in inside] == ["forward"] * 3 + ["backward"] * 3
-    assert "s mirrored" not in factors(plan_on(4, slower=1)), "a few rows are not worth a call"
+    assert not factors(plan_on(4, "")) & set(WAYS), "a few rows are not worth a call"
 
 
+def test_keys_travel_where_gathering_them_would_be_waited_for() -> None:
+    """Beside work of longer turns: what is waited for are halves, traded before and after, and the gradients' last hop."""
+    plan = plan_on(4, "s ring")
+    assert factors(plan) == {"s ring"}
+    inside = [row for row in plan.collectives if row.kind == "permute" and row.id is None]
+    assert [row.phase for row in inside] == ["forward"] * (2 + 3 + 2) + ["backward"] * (3 + 7 + 2)
+    runs = {row.of: row for row in plan.schedule if row.kind == "run" and "attention" in row.of}
+    for op in (row for row in plan.ops if row.name in runs):
+        own = [row.seconds for row in inside if row.before == op.name]
+        waited = own[:2] + own[-2:] if op.phase == "forward" else own[:3] + own[-3:]
+        assert runs[op.name].seconds == pytest.approx(op.seconds + sum(waited)) and sum(own) > sum(waited)
+    assert "  factors split: s ring over cp" in explain(plan, next(iter(runs)))
+    assert {way.words for way in ways(plan) if way.shape[1:3] == (1, LENGTH)} == {"ring attention over cp"}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_values_are_those_of_one_device(ranks: int) -> None:
-    plan = plan_on(ranks)
+def test_the_values_are_those_of_one_device(ranks: int, way: str) -> None:
+    plan = plan_on(ranks, way)
+    assert factors(plan) == {way}
     assert not autopar.check(Plan.from_json(plan.to_json(), "the plan"))
     result = verify(plan, target(), backend="simulate", steps=2)
     assert result.passed, result.problems
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("execute", ["eager", "graph"])
-def test_on_ranks_that_send(execute: str) -> None:
-    plan, model = plan_on(2), target().model
+def test_on_ranks_that_send(execute: str, way: str) -> None:
+    plan, model = plan_on(2, way), target().model
     model.zero_grad()
     wanted = model(*target().args)
     wanted.backward()
