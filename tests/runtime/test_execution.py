@@ -5,14 +5,18 @@ This is the widest test of the system: capture, rules, reshards, schedule and in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
+from autopar.graph import Tensor
+from autopar.rules import ShardingRule, strategies, way_of
 from autopar.runtime.placement import replica_difference
 from autopar.runtime.simulation import simulate
+from autopar.sharding import Strategy
 from autopar.verify.comparison import planned
+from tests import assignments
 from tests.graphs import machine, plan_of, random_schedule
 from tests.runtime.models import Example, odds, sixes, zoo_example
 
@@ -53,6 +57,20 @@ def entering(example: Example) -> dict[str, torch.Tensor]:
 def test_random_plans_run_right(name: str, mode: str, mesh: str) -> None:
     for seed, again in enumerate((0.0, 0.4) if mode == "train" else (0.0, 0.0)):
         check(zoo_example(name, mode), mesh, seed, again)
+
+
+@pytest.mark.parametrize("again", [0.0, 1.0])
+@pytest.mark.parametrize("mesh", ["2", "4", "2x2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama3"])
+def test_keys_and_values_that_travel(monkeypatch: pytest.MonkeyPatch, name: str, mesh: str, again: float) -> None:
+    """Under a causal mask, of grouped heads, in a second run: wherever the sequence can be split in a ring, it is."""
+
+    def in_rings(rule: ShardingRule, tensors: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Strategy]:
+        found = strategies(rule, tensors, sizes)
+        return [item for item in found if way_of(item) == "ring"] or found
+
+    monkeypatch.setattr(assignments, "strategies", in_rings)
+    check(zoo_example(name, "train"), mesh, 0, again)
 
 
 @pytest.mark.parametrize("mesh", ["3", "2x3", "3x2", "6"])
