@@ -82,7 +82,8 @@ def _assignments(
     rule: ShardingRule, sizes: tuple[int, ...], uneven: frozenset[str], offered: Iterable[int]
 ) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], str]]:  # fmt: skip
     """Every assignment of axes: to factors, to the flows ``offered`` (by index), or to nothing; replicated first. With each, every way to
-    split the factor along which ranks may exchange parts. Unequal parts are made by one axis alone, and nothing is exchanged beside them."""
+    split the factor along which ranks may exchange parts. Unequal parts are made by one axis alone, and nothing is exchanged beside
+    them."""
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     dims = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
     shapes = [extent for term, shape in zip(rule.inputs + rule.outputs, rule.shapes[0] + rule.shapes[1], strict=True)

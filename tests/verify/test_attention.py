@@ -85,6 +85,18 @@ def test_keys_travel_where_gathering_them_would_be_waited_for() -> None:
     assert {way.words for way in ways(plan) if way.shape[1:3] == (1, LENGTH)} == {"ring attention over cp"}
 
 
+def test_check_finds_what_a_ring_does_not_take() -> None:
+    plan = plan_on(4, "s ring")
+    run = next(row for row in plan.schedule if row.kind == "run" and "attention" in row.of)
+    hop = next(row for row in plan.collectives if row.before == run.of)
+    for kind, row, key, changed in (
+        ("schedule", run, "seconds", run.seconds * 0.9), ("collectives", hop, "bytes", hop.bytes // 2),
+    ):  # fmt: skip
+        rows = [item.model_copy(update={key: changed}) if item is row else item for item in getattr(plan, kind)]
+        found = [str(item) for item in autopar.check(plan.model_copy(update={kind: tuple(rows)}))]
+        assert any(f"{kind}[" in item and f".{key}" in item for item in found), found
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_values_are_those_of_one_device(ranks: int, way: str) -> None:
