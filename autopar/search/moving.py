@@ -136,7 +136,7 @@ def _run(space: Space, plan: Assignment, name: str) -> Assignment | None:
     if name not in plan.again:
         return recompute(graph, plan, (name,), space.machine)
     left = _needed(graph, plan.again - {name})
-    gone = [graph.op[one] for one in plan.again - left]
+    gone = [op for op in graph.ops if op.name in plan.again - left]
     return _anew(space, plan, [tensor for op in gone for tensor in (*op.inputs, *op.outputs)], True, again=left)
 
 

@@ -122,11 +122,11 @@ class _Rewriting:
         for reader, position, value in self._readers():
             if self._tensor(value) in self.gone:
                 self._read(reader, position, self._again(value, reader))
-        for name in self.names:
-            for position, tensor in enumerate(self.graph.op[name].inputs):
-                if (name + AGAIN, position) not in self.reads:
-                    value = self.reads.get((name, position), tensor)
-                    self._read(name + AGAIN, position, self._again(value, name + AGAIN))
+        for op in self.graph.ops:  # not as the names come, which are a set
+            for position, tensor in enumerate(op.inputs) if op.name in self.names else ():
+                if (op.name + AGAIN, position) not in self.reads:
+                    value = self.reads.get((op.name, position), tensor)
+                    self._read(op.name + AGAIN, position, self._again(value, op.name + AGAIN))
         return replace(self.assignment, layouts=tuple(self.layouts.values()), reads=self.reads, again=self.names)
 
     def _readers(self) -> Iterable[tuple[str, int, str]]:
