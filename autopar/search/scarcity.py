@@ -39,6 +39,8 @@ solve stops: exact answers under a memory limit cost much, and what they keep is
 KEEPING, KEEPING_FOLDED, APART = 0.4, 0.65, 0.8
 """Shares of the time left for what plans keep; where layers are folded, of all of them alike, and then of each: nothing else follows there
 but that the best has its limits tuned."""
+UNUSED = 0.005
+"""Where the best of equal layers leaves less of the limit, there is nothing that some of them could keep beside."""
 TIGHTER = 0.95
 """Where the limit binds and a gap is left, this share of it is tried: what is found for less memory fits as well."""
 HALVINGS = 6
@@ -100,10 +102,12 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
 
 
 def keep_apart(trials: Trials, prices: Exposure) -> None:
-    """Of the best plan of equal layers, what each of them keeps: some may make more again than others, where all alike would leave memory
+    """Of the best plan of equal layers, what each of them keeps: some may make more again than others, where all alike leave memory
     unused. Not where outputs or tensors are pinned, which a folded graph does not name, or the graph is too deep to be scheduled whole."""
     model, best = trials.model, trials.best
-    if best is None or best.memory.peak > trials.limit or best.estimated or trials.draft or not trials.apart:
+    if best is None or best.memory.peak > trials.limit or trials.draft or not trials.apart:
+        return
+    if best.memory.peak > (1 - UNUSED) * trials.limit or model.short(best.assignment):
         return
     pins, whole = model.space.pins, model.whole(best.assignment)
     if pins.outputs or pins.tensors or perf_counter() >= trials.began + trials.time_limit:
