@@ -17,7 +17,7 @@ from autopar.report.ways import ways
 from autopar.target import Target
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks
-from cost_models import load_hardware
+from cost_models import Hardware, load_hardware
 
 BATCH, LENGTH, WIDTH = 1, 32, 16
 
@@ -104,6 +104,15 @@ def test_the_values_are_those_of_one_device(ranks: int, way: str) -> None:
     assert factors(plan) == {way}
     assert not autopar.check(Plan.from_json(plan.to_json(), "the plan"))
     result = verify(plan, target(), backend="simulate", steps=2)
+    assert result.passed, result.problems
+
+
+def test_keys_of_each_microbatch_travel() -> None:
+    several = Target(target().model, (torch.randn(2, LENGTH, WIDTH),), {})
+    hardware = Hardware.from_dict(plan_on(4, "s ring").hardware, "the plan's")
+    plan = autopar.plan(several.model, several.args, mesh="cp=4", hardware=hardware, microbatches=2)
+    assert factors(plan) == {"s ring"} and plan.microbatches == 2 and not autopar.check(plan)
+    result = verify(plan, several, backend="simulate", steps=2)
     assert result.passed, result.problems
 
 
