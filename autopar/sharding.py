@@ -18,7 +18,9 @@ from functools import cached_property, lru_cache
 
 from autopar.errors import SpecError
 
-REDUCTIONS = ("sum", "max", "min")
+REDUCTIONS = ("sum", "max", "min", "product")
+"""How partial values become one, by DTensor's names."""
+
 ALL_ORDERS = 2
 """Up to so many axes, the search splits a dim by several in any order, and contractions may take partial sums. On more axes the innermost
 is major (``S210``: gathering the outer, data axes first leaves the inner split) and contractions take whole values: every choice
@@ -29,7 +31,7 @@ Orders = Callable[[tuple[int, ...]], Iterable[tuple[int, ...]]]
 
 _DIM = re.compile(r"^(R|S(\d+)(?:/(\d+))?)$")
 _NAMED = re.compile(r"\(([^()]*)\)")
-_PARTIAL = re.compile(r"^P(\d)(max|min|sum)?$")
+_PARTIAL = re.compile(rf"^P(\d)({'|'.join(REDUCTIONS)})?$")
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ def _parse(text: str) -> ShardingSpec:
         if word.startswith("+"):
             match = _PARTIAL.match(word[1:])
             if not match:
-                raise SpecError(f"cannot read {word!r} in the spec {text!r}", "a partial value is written +P0, +P1max or +P1min")
+                raise SpecError(f"cannot read {word!r} in the spec {text!r}", "a partial value is +P0, +P1max, +P1min or +P1product")
             partial.append((int(match[1]), match[2] or "sum"))
             continue
         match = _DIM.match(word)
@@ -315,7 +317,7 @@ class InnerCollective:
         kind: ``all_reduce`` or ``permute``.
         axes: the mesh axes of the group; of a permute, whose ranks have places, major to minor.
         bytes: on its group, of the reduced tensor or of the ranks' tensors together.
-        reduction: ``sum``, ``max`` or ``min``; of a permute ``mirror``, to the rank as far from the other end of the group, or ``next``, to
+        reduction: one of ``REDUCTIONS``; of a permute ``mirror``, to the rank as far from the other end of the group, or ``next``, to
             the one behind, and from the last to the first.
         beside: the turn of the operator's work beside which it travels; None where the operator waits for it at once.
     """

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from threading import get_ident
 from typing import Any
 
@@ -324,6 +324,47 @@ def replaced_module_hooks(entered: Callable[..., Any], left: Callable[..., Any])
         yield
     finally:
         BackwardHook.setup_input_hook, BackwardHook.setup_output_hook = enter, leave  # type: ignore[method-assign]
+
+
+@contextmanager
+def replaced_transforms(run: Callable[..., Any]) -> Iterator[None]:
+    """Within it, the transforms of ``torch.func`` are ``run(transform, *args, **kwargs)``.
+
+    What users import, under several names, ends in these five: ``vmap``, ``grad``, ``grad_and_value``, ``jvp`` and ``vjp``; jacobians and
+    hessians are made of them. Called while one of them runs, they are called so too.
+    """
+    from torch._functorch import apis, eager_transforms
+
+    own = ("grad_impl", "grad_and_value_impl", "_jvp_with_argnums", "_vjp_with_argnums")
+    places: list[tuple[Any, str]] = [(apis, "vmap_impl"), *((eager_transforms, name) for name in own)]
+    kept = [getattr(module, name) for module, name in places]
+    for (module, name), transform in zip(places, kept, strict=True):
+        setattr(module, name, partial(run, transform))
+    try:
+        yield
+    finally:
+        for (module, name), transform in zip(places, kept, strict=True):
+            setattr(module, name, transform)
+
+
+def traced_apart(function: Callable[..., Any], tensors: list[torch.Tensor]) -> torch.fx.Interpreter:
+    """The operators below autograd and ``torch.func`` that ``function(*tensors)`` runs on fake tensors, as what runs them again.
+
+    Nothing that traces now sees them. Other tensors that the function takes from where it was written are held as they are.
+    """
+    from torch._guards import detect_fake_mode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    mode = detect_fake_mode(tensors)
+    with ExitStack() as stack:
+        for _ in _get_current_function_mode_stack():
+            stack.enter_context(_pop_mode_temporarily())
+        stack.enter_context(_disable_current_modes())
+        if mode is not None:
+            stack.enter_context(mode)
+        return torch.fx.Interpreter(make_fx(function)(*tensors))
 
 
 def is_reentrant_checkpoint(function: Any) -> bool:

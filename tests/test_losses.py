@@ -73,6 +73,7 @@ REDUCTIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "norm of order 3": (lambda x: x.norm(p=3, dim=0), 1), "largest": (lambda x: x.norm(p=float("inf"), dim=0), 3),
     "logsumexp": (lambda x: x.logsumexp(0), 2), "normalize": (lambda x: F.normalize(x, dim=0), 2), "amax": (lambda x: x.amax(0), 3),
     "max": (lambda x: x.max(0).values, 2), "picked": (lambda x: x.sum(0) * x.argmin(0), 3),
+    "product": (lambda x: x.prod(0), 4), "product of all": (lambda x: x.prod(), 1),
 }  # fmt: skip
 """Functions over the split rows, and how many sums of one row's size they and their gradients take, the weight's apart."""
 

@@ -7,6 +7,7 @@ from collections import namedtuple
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +253,26 @@ def test_no_other_file_touches_private_torch_names():
         if private.search(line) and not line.strip().startswith(("#", '"'))
     ]
     assert not found, "\n".join(found)
+
+
+def test_transforms_are_met_and_come_to_plain_operators() -> None:
+    met: list[str] = []
+    x, scale = torch.randn(3, 2), torch.randn(2)
+
+    def run(transform: Any, *args: Any, **kwargs: Any) -> Any:
+        met.append(transform.__name__)
+        return transform(*args, **kwargs)
+
+    with torch_compat.replaced_transforms(run):
+        for made in (torch.func.vmap, torch.func.grad, torch.func.grad_and_value, torch.func.jacrev, torch.func.hessian):
+            made(lambda row: (row * row).sum())(x)
+        torch.func.jvp(torch.sin, (x,), (x,))
+        torch.func.vjp(torch.sin, x)
+    assert set(met) == {"vmap_impl", "grad_impl", "grad_and_value_impl", "_jvp_with_argnums", "_vjp_with_argnums"}
+    with torch_compat.replaced_transforms(run), torch_compat.fake_mode() as mode:
+        rows = torch.func.vmap(torch.func.grad(lambda row: (row * mode.from_tensor(scale)).sin().sum()))
+        operators = torch_compat.traced_apart(rows, [mode.from_tensor(x)])
+    assert not [node for node in operators.module.graph.nodes if "functorch" in str(node.target)]
+    held = torch_compat.traced_apart(lambda x: (x * scale).sin(), [x])
+    scale.add_(1)
+    torch.testing.assert_close(held.run(x), (x * scale).sin())

@@ -32,12 +32,15 @@ def _save(context: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 
 def _gradient(context: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None, None, None, None]:
-    """The gradient where the value was found, as that of a picked class."""
     (places,) = context.saved_tensors
-    if context.keepdim:
-        gradient, places = gradient.squeeze(context.dim), places.squeeze(context.dim)
-    spread = torch.ops.autopar.nll_loss_backward.default(-gradient, places, context.size, -1, context.offset)
-    return spread.movedim(-1, context.dim), None, None, None, None
+    return put_back(gradient, places, context.size, context.dim, context.keepdim, context.offset), None, None, None, None
+
+
+def put_back(gradient: Tensor, places: Tensor, size: int, dim: int, keepdim: bool, offset: int) -> Tensor:
+    """The gradient where the value was found along a dim of so many entries, as that of a picked class."""
+    if keepdim:
+        gradient, places = gradient.squeeze(dim), places.squeeze(dim)
+    return torch.ops.autopar.nll_loss_backward.default(-gradient, places, size, -1, offset).movedim(-1, dim)  # type: ignore[no-any-return]
 
 
 define(

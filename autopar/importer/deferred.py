@@ -61,7 +61,10 @@ def deferring(calls: list[Deferred]) -> Iterator[None]:
     """While a model runs to be exported: its calls to autograd are added to ``calls``."""
     token = _CALLS.set(calls)
     try:
-        with torch_compat.replaced_function_apply(_apply), torch_compat.replaced_module_hooks(_entered, _left):
+        with (
+            torch_compat.replaced_function_apply(_apply), torch_compat.replaced_module_hooks(_entered, _left),
+            torch_compat.replaced_transforms(_transform),
+        ):  # fmt: skip
             yield
     finally:
         _CALLS.reset(token)
@@ -228,6 +231,42 @@ def check_hooks(model: nn.Module) -> None:
                 f"parameter {name} has a hook for when its gradient is accumulated, which a plan does not hold",
                 "remove it before planning, and register it on the compiled module's parameter",
             )
+
+
+# --- torch.func -------------------------------------------------------------------------------------------------------
+
+
+def _transform(transform: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A transform of ``torch.func``: the operators that it comes to, since export cannot look into one that takes gradients."""
+    if transform.__name__ != "_vjp_with_argnums":
+        return _unrolled(lambda *given: transform(*given, **kwargs), args)
+    function, *primals = args
+
+    def pull(cotangents: Any, *_: Any, **__: Any) -> Any:
+        return _unrolled(lambda given, *at: transform(function, *at, **kwargs)[1](given), (cotangents, *primals))
+
+    value, *aux = _unrolled(lambda *at: transform(function, *at, **kwargs)[::2], tuple(primals))
+    return value, pull, *aux
+
+
+def _unrolled(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """``function(*args)`` by plain operators; within one that is being unrolled, as it is."""
+    if _CALLS.get() is None:
+        return function(*args)
+    tensors, rebuilt = _split(args)
+    structure: Any = None
+
+    def flat(*given: Tensor) -> list[Any]:
+        nonlocal structure
+        leaves, structure = torch_compat.flatten_with_paths(function(*rebuilt(list(given))))
+        return [leaf for _, leaf in leaves]
+
+    token = _CALLS.set(None)
+    try:
+        operators = torch_compat.traced_apart(flat, tensors)
+    finally:
+        _CALLS.reset(token)
+    return torch_compat.unflatten(operators.run(*tensors), structure)
 
 
 # --- requires_grad_ and gradients inside of forward -------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Step:
             (a replicated value becomes a partial sum: ``index`` 0 keeps it, the others hold zeros).
         axes: the parts of mesh axes that it runs over.
         dims: the tensor dim it works on; (from, to) of an all-to-all; none for all_reduce and permute.
-        reduction: ``sum``, ``max`` or ``min``; empty when nothing is reduced.
+        reduction: one of ``autopar.sharding.REDUCTIONS``; empty when nothing is reduced.
         sources: of a permute, for each rank the rank whose block it receives (itself: no transfer).
         full_bytes: the gathered, reduced or exchanged tensor on its group.
         received_bytes_per_rank: at most, over the ranks.

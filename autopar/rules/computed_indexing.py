@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autopar.rules.signature import OperatorCall, refs
 from autopar.rules.writing import letters, write
 
@@ -104,14 +106,33 @@ def scatter_add(call: OperatorCall) -> str:
     return write([summed, index_words, index_words], [summed], "linear {0 2}")
 
 
+_EXTREMES: Mapping[object, str] = {"amax": "max", "amin": "min"}
+"""Reductions of which every part may have what was there before among it: it counts once or often."""
+
+
 def scatter_reduce(call: OperatorCall) -> str:
-    """The indexed dim is whole."""
+    """The indexed dim is whole; extremes of parts of the source are partial where what was there before is among them."""
     (source,) = refs(call.arguments["src"])
-    if call.shape(source) != call.shape(1):
+    if not call.shape(0) or call.shape(source) != call.shape(1):
         words = ["_"] * len(call.shape(0))
         return write([words, words, words], [words])
-    words, index_words = _along_index(call, whole=True)
-    return write([words, index_words, index_words], [words])
+    partial = _of_parts(call)
+    words, index_words = _along_index(call, whole=not partial)
+    return write([words, index_words, index_words], [[*words, *(f"+{index_words[call.arguments['dim']]}:{how}" for how in partial)]])
+
+
+def index_reduce(call: OperatorCall) -> str:
+    """As scatter_reduce, by one index for all other dims."""
+    names, rank, partial = letters(len(call.shape(0)) + 1), len(call.shape(0)), _of_parts(call)
+    index = names[-1] if partial else f"{names[-1]}!"
+    words = [("_", index) if dim == call.arguments["dim"] % rank else (names[dim],) * 2 for dim in range(rank)]
+    whole, source = ([word[at] for word in words] for at in (0, 1))
+    return write([whole, [index], source], [[*whole, *(f"+{index}:{how}" for how in partial)]])
+
+
+def _of_parts(call: OperatorCall) -> list[str]:
+    """How results of parts of the source become one, if they do."""
+    return [_EXTREMES[call.arguments["reduce"]]] if call.arguments["reduce"] in _EXTREMES and call.arguments["include_self"] else []
 
 
 def _along_index(call: OperatorCall, *, whole: bool = False) -> tuple[list[str], list[str]]:

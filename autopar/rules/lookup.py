@@ -111,17 +111,23 @@ def _of_parts(rule: ShardingRule, row: Row) -> ShardingRule:
     shared = {name for term in rule.inputs + rule.outputs for names in term for name in names if len(names) > 1}
     counted = {name for item in rule.inner for name in item.over}
     equal = shared | rule.triangles | {"all": set(rule.free), "inner": counted}.get(_equal(row), set())
-    full = counted | {name for partial in rule.output_partial for name, reduction in partial if reduction != "sum"}
+    full = counted | _reduced(rule)
     full |= {formula.removeprefix("start ") for _, formula in row.local if formula.startswith("start ")}
     full |= set(rule.free) if row.equal or row.family not in MAY_BE_EMPTY else set()
     return replace(rule, equal=frozenset(equal - {"_"}), full=frozenset(full))
 
 
+def _reduced(rule: ShardingRule) -> set[str]:
+    """The factors over which some output is reduced otherwise than by a sum."""
+    return {name for partial in rule.output_partial for name, reduction in partial if reduction != "sum"}
+
+
 def _of_dtypes(rule: ShardingRule, call: OperatorCall) -> ShardingRule:
-    """A boolean tensor is no sum, and statistics of complex numbers are not made in parts."""
-    if rule.inner and call.inputs[0].dtype.startswith("complex"):
-        over = {name for item in rule.inner for name in item.over}
-        rule = replace(rule, whole=rule.whole | over, inner=())
+    """A boolean tensor is no sum, and of complex numbers nothing but sums is made of parts: no collective multiplies them."""
+    reduced = _reduced(rule) | {name for item in rule.inner for name in item.over}
+    if reduced and call.inputs[0].dtype.startswith("complex"):
+        kept = tuple(tuple(item for item in partial if item[0] not in reduced) for partial in rule.output_partial)
+        rule = replace(rule, whole=rule.whole | reduced, inner=(), output_partial=kept)
     boolean = any(tensor.dtype == "bool" for tensor in call.outputs)
     flows = tuple(group for group in rule.flows if not boolean and not any(call.inputs[index].dtype == "bool" for index in group))
     return rule if flows == rule.flows else replace(rule, flows=flows)

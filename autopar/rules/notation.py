@@ -3,7 +3,7 @@
     m k, k n -> m n                     a factor that is not in an output is summed there
     ... d! -> ... d!                    `!`: whole on every rank;  `...`: any dims, broadcast from the right
     n (g i) _..., (g o) i _... -> n (g o) _...      `(g i)`: one dim of several factors, major to minor;  `_...`: any dims, whole
-    ... d -> ... +d:max                 reduced by max instead of sum
+    ... d -> ... +d:max                 reduced by max (or min, product) instead of sum
     b h s e, b h s ~e                   an output that does not depend on `e` (replicated, not partial)
     m n +k, m k, k n -> m n +k          an input that must come partial over the axes of `k`
     ... _ * -> ... _                    `*`: one term for every tensor of a list;  `_`: one dim, whole;  `1`: a dim of size 1
@@ -28,12 +28,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autopar.errors import RuleError
+from autopar.sharding import REDUCTIONS
 
 SAME = "same"
 """The mark of a factor that an output does not depend on."""
 
+_REDUCTION = "|".join(REDUCTIONS)
 _TOKEN = re.compile(
-    r"\s*(?:(?P<ellipsis>\.\.\.!?|_\.\.\.)|(?P<suffix>[+~](?:[A-Za-z][A-Za-z0-9]*|\.\.\.)(?::(?:max|min|sum))?)"
+    rf"\s*(?:(?P<ellipsis>\.\.\.!?|_\.\.\.)|(?P<suffix>[+~](?:[A-Za-z][A-Za-z0-9]*|\.\.\.)(?::(?:{_REDUCTION}))?)"
     r"|(?P<name>[A-Za-z][A-Za-z0-9]*(?:=\d+)?[!?]?|_)|(?P<size>\d+)|(?P<open>\()|(?P<close>\)\??)|(?P<many>\*))"
 )
 _HINT = "a rule reads like 'm k, k n -> m n'; see the module docstring of autopar.rules.notation"
@@ -58,7 +60,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Term:
-    """One tensor of a rule, or, with ``many``, every tensor of a list. ``suffixes``: (factor, sum, max, min or same)."""
+    """One tensor of a rule, or, with ``many``, every tensor of a list. ``suffixes``: (factor, reduction or same)."""
 
     dims: tuple[Token, ...]
     suffixes: tuple[tuple[str, str], ...] = ()
@@ -218,7 +220,7 @@ def _clause(pattern: Pattern, text: str) -> Pattern:
         return replace(pattern, flows=pattern.flows + flows)
     if word == "inner":
         name, colon, statistics = rest.partition(":")
-        parts = re.findall(r"(max|min|sum)\(([^()]*)\)", statistics)
+        parts = re.findall(rf"({_REDUCTION})\(([^()]*)\)", statistics)
         if not colon or name.strip() not in pattern.names | {"..."} or not parts:
             raise _Unreadable(f"the clause {text!r}: write 'inner d: max(...) sum(...)' for a factor of the rule")
         inner = tuple((name.strip(), reduction, _term(dims or "()", set(), {}).dims) for reduction, dims in parts)

@@ -15,7 +15,7 @@ class Statistic:
 
     Args:
         over: over the axes given to these, all at once.
-        reduction: ``sum``, ``max`` or ``min``.
+        reduction: one of ``autopar.sharding.REDUCTIONS``.
         factors: the factors of the statistic's dims (cut as they are cut).
         elements: further elements for each of those (a packed pair counts 2).
     """

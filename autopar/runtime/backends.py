@@ -41,7 +41,7 @@ class Exchange:
     Args:
         kind: see the table of this module.
         axes: sub-axes of the group, major to minor.
-        reduction: ``sum``, ``max`` or ``min``.
+        reduction: one of ``autopar.sharding.REDUCTIONS``.
         sources: for a permute, the rank whose buffer each rank receives.
     """
 
@@ -200,7 +200,7 @@ class ProcessRanks:
 
 _AS_BYTES = (torch.int16, torch.complex64, torch.complex128)
 """Dtypes that gloo cannot move: sent as bytes."""
-_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
 Started = tuple[Any, Tensor]
 """The work under way, and what it fills."""
 Ends = tuple[list[int], list[int]]

@@ -105,7 +105,7 @@ def _reduce(parts: Sequence[torch.Tensor], spec: ShardingSpec) -> torch.Tensor:
     return value
 
 
-REDUCE = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+REDUCE = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum, "product": torch.mul}
 assert set(REDUCE) == set(REDUCTIONS)
 
 

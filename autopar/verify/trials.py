@@ -283,6 +283,7 @@ def run_single(case: Case, say: Say = silent) -> Trial:
     model = case.model if case.trains else case.model.eval()
     optimizer = trainer(case.optimizer, model.parameters()) if case.trains else None
     inputs = case.inputs()
+    asked = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}  # a forward that asks for more has it for itself
     for turn in told(case.turns, say, "on one device"):
         parts = case.microbatches()
         outputs = case.run(model, parts[0])
@@ -300,9 +301,13 @@ def run_single(case: Case, say: Say = silent) -> Trial:
         with without_chance():
             case.backward(outputs)
         if turn == 0:
-            trial.gradients = {name: tensor.grad.clone() for name, tensor in _with_gradient(model, inputs)}
+            trial.gradients = {name: tensor.grad.to_dense().clone() for name, tensor in _with_gradient(model, asked)}
+        for parameter in model.parameters():
+            parameter.grad = None if parameter.grad is None else parameter.grad.to_dense()  # as a plan makes it
         optimizer.step()
         _forget_gradients(model, inputs)
+    for name, tensor in inputs.items():
+        tensor.requires_grad_(name in asked)
     return trial
 
 

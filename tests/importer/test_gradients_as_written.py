@@ -96,6 +96,37 @@ def product(self: Two, h: Tensor) -> Tensor:
     return h * three
 
 
+def product_of_zeros(self: Two, h: Tensor) -> Tensor:
+    """Products of rows with no zero, one, and several, along a dim, and of everything, where there is none."""
+    zeroed = h * (torch.arange(6) >= torch.arange(4)[:, None]).to(h.dtype)
+    return h + zeroed.prod(1, keepdim=True) + zeroed.prod(0) + h.sigmoid().prod()
+
+
+def ranked(self: Two, h: Tensor) -> Tensor:
+    """Entries picked by their rank."""
+    h = h + self.b(h).median(1, keepdim=True).values + h.nanmedian(0).values + h.kthvalue(2, 1).values[:, None]
+    return h * h.mode(1, True).values + h.median() + h.median(0).indices
+
+
+def functional(self: Two, h: Tensor) -> Tensor:
+    """Derivatives of functions, mapped over rows, that take parameters from where they are written."""
+    slope = torch.func.vmap(torch.func.grad(lambda row: self.b(row).tanh().sum() * h.mean()))
+    _, rate = torch.func.jvp(lambda x: self.b(x).sin(), (h,), (torch.ones_like(h),))
+    _, pull = torch.func.vjp(lambda x, scale: (self.b(x) * scale["s"]).cos(), h, {"s": h.sum()})
+    pulled, by_scale = pull(rate)
+    curved = torch.func.vmap(torch.func.hessian(lambda row: self.a(row).tanh().sum()))(h).sum(-1)
+    return slope(h) + rate + pulled + by_scale["s"] + curved + torch.func.jacrev(lambda x: self.b(x).tanh().sum(0))(h).sum((0, 1))
+
+
+def adapted(self: Two, h: Tensor) -> Tensor:
+    """A step of learning inside of forward, with other weights in the place of a module's own."""
+    weights = dict(self.b.named_parameters())
+    steps, (value, _) = torch.func.grad_and_value(lambda w: (torch.func.functional_call(self.b, w, (h,)).square().mean(), h), has_aux=True)(
+        weights
+    )
+    return torch.func.functional_call(self.b, {name: weights[name] - 0.1 * steps[name] for name in weights}, (h,)) * value
+
+
 BETWEEN: dict[str, Callable[[Two, Tensor], Tensor]] = {
     "straight-through": lambda self, h: straight(h),
     "reversal": lambda self, h: Reversed.apply(h, 0.5),
@@ -103,6 +134,10 @@ BETWEEN: dict[str, Callable[[Two, Tensor], Tensor]] = {
     "tensor hook": hooked,
     "gradient penalty": penalty,
     "frozen for one use": frozen,
+    "product": product_of_zeros,
+    "picked by rank": ranked,
+    "derivatives as functions": functional,
+    "adapted weights": adapted,
     "reentrant checkpoint": lambda self, h: checkpoint(self.b, h, use_reentrant=True),
 }
 
@@ -142,7 +177,7 @@ def check(model: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(found["gradient", name], gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.filterwarnings("ignore::autopar.importer.deferred.CheckpointWarning")
+@pytest.mark.filterwarnings("ignore::autopar.importer.deferred.CheckpointWarning", "ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
 def test_gradients_are_those_of_the_model(between: Callable[[Two, Tensor], Tensor]) -> None:
     torch.manual_seed(0)

@@ -126,9 +126,10 @@ def _source(own: Sizes, item: InnerCollective, sizes: Sizes) -> Sizes:
 
 
 def reduced(tensors: list[torch.Tensor], reduction: str) -> torch.Tensor:
-    """The sum, maximum or minimum of tensors of one shape."""
+    """The sum, product, maximum or minimum of tensors of one shape."""
     combine: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "sum": lambda t: t.sum(0, dtype=tensors[0].dtype), "max": lambda t: t.amax(0), "min": lambda t: t.amin(0),
+        "product": lambda t: t.prod(0, dtype=tensors[0].dtype),
     }  # fmt: skip
     return combine[reduction](torch.stack(tensors))
 

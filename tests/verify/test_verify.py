@@ -363,3 +363,27 @@ def test_the_single_model_runs_with_its_hooks_and_without_chance() -> None:
     found = verify(plan, (model, (x,)), backend="simulate", steps=2)
     assert found.passed, found.problems
     assert found.gradient_errors["layer.weight"] < 1e-5
+
+
+class Asking(nn.Module):
+    """Rows of a table with sparse gradients; a gradient by an input that the forward itself asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(5, 6, sparse=True), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        x.requires_grad_()
+        value = self.layer(x).tanh()
+        (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        return (value * self.table(words) - slope).square().mean()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "simulate"])
+def test_gradients_that_are_sparse_and_those_a_forward_asks_for(backend: Any) -> None:
+    torch.manual_seed(0)
+    made = Asking(), (torch.randn(4, 6), torch.randint(5, (4,)))
+    plan = autopar.plan(*made, mesh="dp=2", constraints={"input:x": "S0 R"})
+    found = verify(plan, made, backend=backend, steps=2)
+    assert found.passed, found.problems
+    assert set(found.gradient_errors) == {"table.weight", "layer.weight", "layer.bias"}

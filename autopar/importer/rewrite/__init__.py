@@ -22,7 +22,7 @@ from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear,
 from autopar.importer.rewrite.convolutions import convolution, convolve, convolve_steps
 from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
-from autopar.importer.rewrite.extremes import aminmax, extreme, place
+from autopar.importer.rewrite.extremes import aminmax, extreme, kth_value, place, ranked
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.importer.rewrite.losses import (
     Flattened,
@@ -38,7 +38,7 @@ from autopar.importer.rewrite.losses import (
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
 from autopar.importer.rewrite.recurrences import recurrences
-from autopar.importer.rewrite.reductions import DECOMPOSITIONS
+from autopar.importer.rewrite.reductions import DECOMPOSITIONS, product
 from autopar.importer.rewrite.selection import masked_scatter
 from autopar.importer.rewrite.strides import adaptive_average, affine_grid, as_strided, as_strided_scatter, channel_shuffle
 
@@ -108,6 +108,12 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.argmax.default: place(largest=True),
         aten.argmin.default: place(largest=False),
         aten.aminmax.default: aminmax,
+        aten.median.dim: ranked(aten.median.dim),
+        aten.nanmedian.dim: ranked(aten.nanmedian.dim),
+        aten.mode.default: ranked(aten.mode.default),
+        aten.kthvalue.default: kth_value,
+        aten.prod.default: product,
+        aten.prod.dim_int: product,
         aten.inverse.default: inverse,
         aten.linalg_inv.default: inverse,
         aten.linalg_cholesky.default: cholesky,

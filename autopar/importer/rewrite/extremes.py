@@ -1,4 +1,5 @@
-"""The largest and smallest along a dim, and where they are: one operator of ours, which a split dim needs not be gathered for."""
+"""Entries picked along a dim, and where they are: the largest and smallest, by one operator of ours, which a split dim needs not be
+gathered for, and those of a certain rank, of which the gradient needs not be."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from autopar.dialect.extreme import put_back
 
 
 def extreme(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -37,3 +40,37 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
     """``aten.aminmax``: both extremes, each by itself."""
     dims = [] if dim is None else [dim]
     return torch.ops.aten.amin.default(x, dims, keepdim), torch.ops.aten.amax.default(x, dims, keepdim)
+
+
+def ranked(plain: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """``aten.median.dim`` and others that pick an entry by its rank."""
+
+    def replacement(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        return _Picked.apply(x, lambda x: plain(x, dim, keepdim), dim, keepdim)  # type: ignore[no-any-return]
+
+    return replacement
+
+
+def kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """``aten.kthvalue``."""
+    return _Picked.apply(x, lambda x: torch.ops.aten.kthvalue.default(x, k, dim, keepdim), dim, keepdim)  # type: ignore[no-any-return]
+
+
+class _Picked(torch.autograd.Function):
+    """Picking needs the whole dim, putting the gradient back where the entry was does not."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        context: Any, x: Tensor, pick: Callable[[Tensor], tuple[Tensor, Tensor]], dim: int, keepdim: bool
+    ) -> tuple[Tensor, Tensor]:
+        values, places = pick(x)
+        context.shape, context.dim, context.keepdim = x.shape, dim, keepdim
+        context.mark_non_differentiable(places)
+        context.save_for_backward(places)
+        return values, places
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        (places,) = context.saved_tensors
+        found = gradient if not context.shape else put_back(gradient, places, context.shape[context.dim], context.dim, context.keepdim, 0)
+        return found, None, None, None
