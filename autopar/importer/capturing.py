@@ -21,7 +21,7 @@ from autopar.importer.deferred import check_hooks, warn_of_checkpoint
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, check_plain, export
 from autopar.importer.groups import find_groups
-from autopar.importer.joint import DialectProgram, trace
+from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
 from autopar.importer.precision import check_compute_dtype
 from autopar.importer.repeats import Chain, find_chain, unrolled
@@ -125,6 +125,7 @@ def _traced(
     if train and loss is not None and exported.loss is None:
         raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
     leave_unsorted(exported.graph_module)
+    check_sizes(exported.graph_module)
     blocks = find_blocks(exported, plain)
     program = DialectProgram(exported, blocks)
     with diagnosed("tracing the model", program.place):

@@ -315,6 +315,20 @@ def _grad(
     return tuple(found if create_graph else (gradient.detach() for gradient in found))
 
 
+def _data(tensor: Tensor) -> Tensor:
+    """``tensor.data``: to export a new tensor from nowhere, were it not said by an operator."""
+    return tensor.detach() if _CALLS.get() is not None else tensor.data
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    if _CALLS.get() is None:
+        tensor.data = value
+    elif value.shape != tensor.shape or value.dtype != tensor.dtype:
+        raise CaptureError("forward gives a tensor data of another shape or dtype", "make a new tensor")
+    else:
+        tensor.detach().copy_(value)
+
+
 def _backward(*_: Any, **__: Any) -> Any:
     raise CaptureError("forward calls backward() itself", "take the gradient as a value: torch.autograd.grad(..., create_graph=True)")
 
@@ -327,6 +341,8 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     Tensor.register_hook: _register_hook,
     Tensor.requires_grad_: _set_requires_grad,
     Tensor.requires_grad.__set__: _assign_requires_grad,  # type: ignore[attr-defined]
+    Tensor.data.__get__: _data,  # type: ignore[attr-defined]
+    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.register_post_accumulate_grad_hook: _accumulated,
     Tensor.backward: _backward,
     torch.autograd.backward: _backward,

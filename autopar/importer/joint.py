@@ -86,7 +86,6 @@ class DialectProgram(nn.Module):
                 return [values[item] if isinstance(item, torch.fx.Node) else item for item in node.args[0]]
             else:
                 self.running = node
-                self._check_sizes(node)
                 self._check_collectives(node)
                 target, args, kwargs = recognised(node)
                 args = torch.fx.node.map_arg(args, values.__getitem__)
@@ -127,15 +126,6 @@ class DialectProgram(nn.Module):
             values[source] = first if kept else first.detach().requires_grad_(call.requires_grad)  # type: ignore[index]
         return results
 
-    def _check_sizes(self, node: torch.fx.Node) -> None:
-        for value in torch_compat.leaves_of(node.meta.get("val")):
-            sizes = value.shape if isinstance(value, Tensor) else [value]
-            if not all(size is None or isinstance(size, (bool, int, float, str)) for size in sizes):
-                raise CaptureError(
-                    at_line(f"the size of the result of {node.target} depends on the values of a tensor", self.place()),
-                    "use operators whose result sizes are known before the run, such as topk, where or a mask",
-                )
-
     def _check_collectives(self, node: torch.fx.Node) -> None:
         if torch_compat.is_operator(node.target) and torch_compat.schema_of(node.target).name.partition("::")[0] in _COLLECTIVES:
             name = torch_compat.schema_of(node.target).name.partition("::")[2].strip("_")
@@ -154,6 +144,19 @@ class DialectProgram(nn.Module):
                 return self._walk(body, inputs, table, origin, f"{node.name}.")
         message = f"the operator {name} runs a graph of its own, which is not supported"
         raise CaptureError(at_line(message, self.place()), "write this part with plain tensor operators")
+
+
+def check_sizes(graph_module: torch.fx.GraphModule) -> None:
+    """Raises CaptureError: a size in the exported graph is not known; names the operator and the user's line."""
+    graphs = [part.graph for part in graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes if node.op == "call_function"):
+        for value in torch_compat.leaves_of(node.meta.get("val")):
+            sizes = value.shape if isinstance(value, Tensor) else [value]
+            if not all(size is None or isinstance(size, (bool, int, float, str)) for size in sizes):
+                raise CaptureError(
+                    at_line(f"the size of the result of {node.target} depends on the values of a tensor", user_frame(node)),
+                    "use operators whose result sizes are known before the run, such as topk, where or a mask",
+                )
 
 
 def _users(table: Mapping[Any, Replacement], marked: Callable[[], Any]) -> Users:

@@ -154,8 +154,10 @@ def _mutation_place(exported: Exported, value: Value) -> tuple[str, int] | None:
     nodes = exported.graph_module.graph.find_nodes(op="placeholder")
     written = [node for node, other in zip(nodes, exported.values, strict=True) if other.name == value.name]
     for node in exported.graph_module.graph.nodes:
-        if torch_compat.is_operator(node.target) and torch_compat.schema_of(node.target).is_mutable and node.args[0] in written:
-            return user_frame(node)
+        if torch_compat.is_operator(node.target) and node.args and node.args[0] in written:
+            if torch_compat.schema_of(node.target).is_mutable:
+                return user_frame(node)
+            written += [node] * (node.target is aten.detach.default)
     return None
 
 

@@ -73,6 +73,26 @@ def parameter_written(model, x):
     return model.layer(x)
 
 
+def data_written(model, x):
+    model.layer.weight.data.clamp_(-1, 1)  # here
+    return model.layer(x)
+
+
+def data_replaced(model, x):
+    model.layer.bias.data = model.layer.bias.data * 0.5  # here
+    return model.layer(x)
+
+
+def data_of_another_shape(model, x):
+    model.layer.bias.data = x.new_zeros(2)  # here
+    return x
+
+
+def cut_by_values(model, x):
+    sizes = (x[:2, 0] > 0).long().tolist()  # here
+    return torch.cat([part * 2 for part in model.layer(x)[: sum(sizes)].split(sizes)])
+
+
 def numpy(model, x):
     return model.layer(x) + torch.from_numpy(x.detach().numpy())  # here
 
@@ -111,6 +131,10 @@ def returns_module(model, x):
     (input_written, "changes its input x in place", "clone"),
     (constant_written, "changes its constant scale in place", "buffer"),
     (parameter_written, "changes its parameter layer.bias in place", "clone"),
+    (data_written, "changes its parameter layer.weight in place", "clone"),
+    (data_replaced, "changes its parameter layer.bias in place", "clone"),
+    (data_of_another_shape, "data of another shape", "new tensor"),
+    (cut_by_values, "depends on the values of a tensor", "known before the run"),
     (numpy, "tensors leave torch", "torch operators"),
     (fixed_device, "made on different devices", "device=x.device"),
     (condition, "runs a graph of its own", "plain tensor operators"),

@@ -127,6 +127,13 @@ def adapted(self: Two, h: Tensor) -> Tensor:
     return torch.func.functional_call(self.b, {name: weights[name] - 0.1 * steps[name] for name in weights}, (h,)) * value
 
 
+def remade(self: Two, h: Tensor) -> Tensor:
+    """A module made anew while the model runs, of the weights that there were; data read past autograd."""
+    layer = nn.Linear(6, 6)
+    layer.weight, layer.bias = self.b.weight, self.b.bias
+    return layer(h) * h.data + self.a.weight.data.sum()
+
+
 BETWEEN: dict[str, Callable[[Two, Tensor], Tensor]] = {
     "straight-through": lambda self, h: straight(h),
     "reversal": lambda self, h: Reversed.apply(h, 0.5),
@@ -138,6 +145,7 @@ BETWEEN: dict[str, Callable[[Two, Tensor], Tensor]] = {
     "picked by rank": ranked,
     "derivatives as functions": functional,
     "adapted weights": adapted,
+    "made anew": remade,
     "reentrant checkpoint": lambda self, h: checkpoint(self.b, h, use_reentrant=True),
 }
 

@@ -140,7 +140,8 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function's result written into its first argument."""
 
     def written(x: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-        return x.copy_(function(x, *arguments, **keywords))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (x.is_leaf and x.requires_grad)):  # a module made in forward
+            return x.copy_(function(x, *arguments, **keywords))
 
     return written
 
