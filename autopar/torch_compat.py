@@ -364,7 +364,16 @@ def traced_apart(function: Callable[..., Any], tensors: list[torch.Tensor]) -> t
         stack.enter_context(_disable_current_modes())
         if mode is not None:
             stack.enter_context(mode)
-        return torch.fx.Interpreter(make_fx(function)(*tensors))
+        return torch.fx.Interpreter(make_fx(function, decomposition_table=dict(_MADE))(*tensors))
+
+
+_MADE: Mapping[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten._efficientzerotensor.default: lambda size, dtype=None, **_: torch.zeros(size, dtype=dtype, device="cpu"),
+    torch.ops.aten.zeros_like.default: lambda x, dtype=None, **_: torch.zeros(x.shape, dtype=dtype or x.dtype, device=x.device),
+    torch.ops.aten.ones_like.default: lambda x, dtype=None, **_: torch.ones(x.shape, dtype=dtype or x.dtype, device=x.device),
+}
+"""Seeds of derivatives: forward differentiation makes them on a device that fake tensors do not have, backward like a result that nothing
+else may ask for."""
 
 
 def is_reentrant_checkpoint(function: Any) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -121,7 +122,11 @@ def _traced(
 ) -> tuple[Exported, Graph]:  # fmt: skip
     args, kwargs, loss, loss_args, compute_dtype = call
     with diagnosed("running the model"):
-        exported = export(model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
+        run = partial(export, model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
+        exported = run()
+        recording = train or bool(exported.calls)  # a forward may take gradients, of forces say, where nothing trains
+        if recording and not train:
+            exported = run(recording=True)
     if train and loss is not None and exported.loss is None:
         raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
     leave_unsorted(exported.graph_module)
@@ -129,7 +134,7 @@ def _traced(
     blocks = find_blocks(exported, plain)
     program = DialectProgram(exported, blocks)
     with diagnosed("tracing the model", program.place):
-        traced = trace(program, train=train)
+        traced = trace(program, recording=recording)
     return exported, Lowering(exported, traced.graph, program.origins, blocks.parameters, train=train).run()
 
 
@@ -200,10 +205,16 @@ def _check_dtypes(graph: Graph) -> None:
                 )
 
 
+_SHAPES_ALONE = tuple(f"aten.{name}." for name in ["zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"])
+"""Operators that ask nothing but its shape of what they read."""
+
+
 def _check_gradients(exported: Exported, graph: Graph) -> None:
     """Every parameter that requires grad and that the outputs depend on must have a gradient."""
     have = {output.name for output in graph.outputs if output.kind == "gradient"}
-    used = {tensor for op in graph.ops if op.phase == "forward" for tensor in op.inputs}
+    used = {output.tensor for output in graph.outputs if output.kind == "output"}
+    for op in reversed([op for op in graph.ops if op.phase == "forward" and not op.target.startswith(_SHAPES_ALONE)]):
+        used |= set(op.inputs) if used.intersection(op.outputs) else set()
     toggled = any(call.requires_grad is False for call in exported.calls)
     lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.name not in have and not toggled]
     if lost:

@@ -125,8 +125,8 @@ def explain(error: Exception, step: str, place: tuple[str, int] | None = None) -
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     found = f"{type(error).__name__}: {first[:LONGEST]}" if first else type(error).__name__
     cause, hint = f"{step} fails with {found}", (
-        "run the model on these inputs without autopar to see whether it works; where it does, give it inputs that it makes itself otherwise, "
-        "such as masks: models that ask torch.compiler.is_compiling() go another way while they are exported"
+        "run the model on these inputs without autopar to see whether it works; where it does, give it the masks that it makes itself "
+        "otherwise: models that ask torch.compiler.is_compiling() go another way while they are exported"
     )
     for sign, meaning, advice in _CAUSES:
         if any(word in signs for word in sign.split("|")):

@@ -160,12 +160,14 @@ def export(
     weights: FakeWeights,
     *,
     train: bool,
+    recording: bool | None = None,
     compute_dtype: str | None = None,
     within: Callable[[Callable[[], object]], AbstractContextManager[object]] = lambda run: nullcontext(),
 ) -> Exported:
     """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them.
 
     Args:
+        recording: whether autograd listens, as it does by default where the model trains; the graph's arguments say so where it was asked.
         within: given a call that runs the model once, what the export is done within.
     """
     held = loss.named_parameters() if isinstance(loss, nn.Module) else ()
@@ -189,7 +191,7 @@ def export(
     flagged: list[bool] = []
     module = Program(model, loss, given, calls, compute_dtype, lambda: flagged.append(weights.flagged()))
     once_through = Program(model, None, given, [], compute_dtype, lambda: None)
-    with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(train):
+    with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(train if recording is None else recording):
         program = torch.export.export(module, call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
@@ -203,6 +205,8 @@ def export(
     }
     if compute_dtype is not None:
         arguments["compute_dtype"] = compute_dtype
+    if recording:
+        arguments["recording"] = True
     loss_at, once = (position, False) if train else (None, flagged[-1])
     return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls))
 

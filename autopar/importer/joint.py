@@ -178,8 +178,8 @@ def _attribute(module: Any, path: str) -> Any:
     return module
 
 
-def trace(program: DialectProgram, *, train: bool) -> torch.fx.GraphModule:
-    """The functional graph; nodes carry ``meta["val"]``, descriptors and origins (see ``torch_compat``)."""
+def trace(program: DialectProgram, *, recording: bool) -> torch.fx.GraphModule:
+    """The functional graph, with autograd listening or not; nodes carry ``meta["val"]``, descriptors and origins (see ``torch_compat``)."""
     tensors = tuple(value.value for value in program.exported.tensors)
-    with torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(recording):
         return torch_compat.trace_joint(program, tensors, seeded(program.next_seed))

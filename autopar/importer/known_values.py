@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from autopar.importer.diagnosis import is_user_file
 _ASKING = frozenset({"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"})
 _FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 _CHECKS = frozenset({"_check_tensor_all", "_check_tensor_all_with", "_assert_async", "_assert"})
+_DISTRIBUTIONS = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "distributions") + os.sep
 _CHANCE = (
     "rand",
     "bernoulli",
@@ -137,9 +139,9 @@ def running_user_frame() -> FrameType | None:
 
 def _wanted_by_check() -> bool | None:
     """What a value must be for the statement that asks for it to let the program pass: one of torch's checks, an ``assert``, or an ``if``
-    that only raises. None where it is none of them."""
+    that only raises, in the user's code or where distributions look at their parameters. None where it is none of them."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
+    while frame is not None and not (is_user_file(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_DISTRIBUTIONS)):
         if frame.f_code.co_name in _CHECKS:
             return True
         frame = frame.f_back

@@ -130,7 +130,7 @@ class Case:
 
     def run(self, model: nn.Module, call: Case) -> Tensors:
         """The outputs of a call, as they count in the step."""
-        with without_chance(), torch.set_grad_enabled(self.trains):
+        with without_chance(), torch.set_grad_enabled(self.trains or self.graph.arguments.get("recording", False)):
             args, kwargs = renewed((call.args, dict(call.kwargs)))
             result = call_in(model, self.graph.arguments.get("compute_dtype"), args, kwargs)
             outputs = self.outputs(result if self.loss is None else self.loss(result, *call.loss_args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -218,6 +219,49 @@ class Critic(nn.Module):
 def test_a_gradient_penalty_over_convolutions() -> None:
     torch.manual_seed(0)
     check(Critic(), torch.randn(2, 2, 8, 8))
+
+
+class Forces(nn.Module):
+    """An energy and its gradient by the input, which nobody differentiates again."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.last, self.how = nn.Linear(3, 8), nn.Linear(8, 1), how
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh()).sum()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.how == "function":
+            slope, energy = torch.func.grad_and_value(self.energy)(x)
+            return energy, slope
+        with torch.enable_grad() if self.how == "said" else nullcontext():
+            x = x.detach().requires_grad_()
+            with torch.no_grad():
+                fixed = self.energy(x)
+            energy = self.energy(x) * fixed
+            return energy, torch.autograd.grad(energy, x)[0]
+
+
+@pytest.mark.parametrize("how", ["plain", "said", "function"])
+def test_gradients_where_nothing_trains(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = Forces(how), torch.randn(4, 3)
+    found = run(capture(model, (x,), mode="inference"), model, {"x": x})
+    energy, slope = model(x)
+    torch.testing.assert_close(found["output", "0"], energy.detach())
+    torch.testing.assert_close(found["output", "1"], slope.detach())
+
+
+def test_a_parameter_that_only_gives_its_shape_needs_no_gradient() -> None:
+    model, x = Two(lambda self, h: h + torch.func.jacrev(self.a)(h).sum((0, 1))), torch.randn(4, 6)
+    model.b.bias.requires_grad_(False)
+    graph = capture(model, (x,)).graph
+    assert {output.name for output in graph.outputs if output.kind == "gradient"} == {"a.weight", "a.bias", "b.weight"}
+    silent = Two(lambda self, h: h)
+    silent.forward = lambda x: torch.func.jacrev(silent.a)(x).square().sum()  # type: ignore[method-assign]
+    graph = capture(silent, (x,)).graph
+    assert {output.name for output in graph.outputs if output.kind == "gradient"} == {"a.weight"}
 
 
 def test_draws_in_a_backward_are_seeded() -> None:

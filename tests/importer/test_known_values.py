@@ -82,3 +82,13 @@ def test_guards_of_finiteness_are_taken_for_granted_and_said():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         capture(Model(checked), (torch.randn(2, 4),), mode="inference")
+
+
+def test_distributions_look_at_their_parameters_without_a_trace():
+    def likely(y):
+        picked = torch.distributions.Categorical(logits=y)
+        spread = torch.distributions.Normal(y, y.exp())
+        return picked.log_prob(y.argmax(1)).unsqueeze(1) + spread.log_prob(y.sin()) + torch.distributions.kl_divergence(spread, spread)
+
+    graph = capture(Model(likely), (torch.randn(2, 4),), mode="inference").graph
+    assert not {op.target for op in graph.ops}.intersection({"aten.ge.Scalar", "aten.gt.Scalar", "aten.all.default", "aten.eq.Tensor"})
