@@ -205,7 +205,7 @@ def _check_dtypes(graph: Graph) -> None:
                 )
 
 
-_SHAPES_ALONE = tuple(f"aten.{name}." for name in ["zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"])
+_SHAPES_ALONE = tuple(f"aten.{name}." for made in ("zeros", "ones", "empty", "full") for name in (f"{made}_like", f"new_{made}"))
 """Operators that ask nothing but its shape of what they read."""
 
 

@@ -76,10 +76,14 @@ class DialectProgram(nn.Module):
         prefix: str = "",
     ) -> list[Any]:
         values: dict[torch.fx.Node, Any] = {}
+        written: dict[torch.fx.Node, Any] = {}
         given = iter(inputs)
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = self.blocks.enter(node, next(given))
+                if _replaced_last(node):
+                    written[node] = values[node]
+                    values[node] = torch.ops.aten.clone.default(values[node])
             elif node.op == "get_attr":
                 values[node] = _attribute(graph_module, node.target)
             elif node.op == "output":
@@ -87,6 +91,8 @@ class DialectProgram(nn.Module):
             else:
                 self.running = node
                 self._check_collectives(node)
+                if node.target is torch.ops.aten.copy_.default and node.args[0] in written:
+                    values[node.args[0]] = written[node.args[0]]  # type: ignore[index]
                 target, args, kwargs = recognised(node)
                 args = torch.fx.node.map_arg(args, values.__getitem__)
                 kwargs = torch.fx.node.map_arg(kwargs, values.__getitem__)
@@ -144,6 +150,14 @@ class DialectProgram(nn.Module):
                 return self._walk(body, inputs, table, origin, f"{node.name}.")
         message = f"the operator {name} runs a graph of its own, which is not supported"
         raise CaptureError(at_line(message, self.place()), "write this part with plain tensor operators")
+
+
+def _replaced_last(node: torch.fx.Node) -> bool:
+    """Whether all that is done with an input is to read it, then to write another value over it: backward may still want the first."""
+    users = list(node.users)
+    changing = [user for user in users if torch_compat.is_operator(user.target) and torch_compat.schema_of(user.target).is_mutable]
+    last = max(users, default=None)
+    return len(users) > 1 and changing == [last] and last.target is torch.ops.aten.copy_.default and last.args[0] is node  # type: ignore[union-attr]
 
 
 def check_sizes(graph_module: torch.fx.GraphModule) -> None:

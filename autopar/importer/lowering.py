@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -100,7 +100,8 @@ class Roles:
 
 
 def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
-    """Read the descriptors of the traced graph."""
+    """Read the descriptors of the traced graph. A frozen parameter that the forward of a model that trains changes is as a buffer: of a
+    momentum encoder, say."""
     tensors = exported.tensors
     inputs: dict[Node, Value] = {}
     tangents: dict[Node, int] = {}
@@ -119,6 +120,8 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
             raise _changed_in_place(exported, tensors[index])
         else:
             raise CaptureError(f"the traced graph has an input of an unknown kind: {node.meta['desc']}", "report this model")
+    trains = any(value.kind == "parameter" and value.value.requires_grad for value in tensors)
+    averages = {index for index, value in enumerate(tensors) if trains and value.kind == "parameter" and not value.value.requires_grad}
     outputs: list[tuple[str, Node]] = []
     gradients: list[tuple[Value, Node]] = []
     buffers: list[tuple[Value, Node]] = []
@@ -131,15 +134,17 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
             outputs.append((exported.outputs[index], result))
         elif kind == "gradient":
             gradients.append((tensors[index], result))
-        elif kind == "mutation" and tensors[index].kind == "buffer":
-            buffers.append((tensors[index], result))
+        elif kind == "mutation" and (tensors[index].kind == "buffer" or index in averages):
+            buffers.append((replace(tensors[index], kind="buffer"), result))
         elif kind == "mutation" and exported.once and tensors[index].kind == "parameter":
             continue  # every call of the graph starts from the parameters as they are, as the model's first call did
         elif kind == "mutation":
             raise _changed_in_place(exported, tensors[index])
         else:
             raise CaptureError(f"the traced graph has an output of an unknown kind: {descriptor}", "report this model")
-    return Roles(inputs, tangents, outputs, gradients, buffers)
+    names = {value.name for value, _ in buffers}
+    changed = {node: replace(value, kind="buffer") if value.name in names else value for node, value in inputs.items()}
+    return Roles(changed, tangents, outputs, gradients, buffers)
 
 
 def _changed_in_place(exported: Exported, value: Value) -> CaptureError:
@@ -152,12 +157,23 @@ def _changed_in_place(exported: Exported, value: Value) -> CaptureError:
 def _mutation_place(exported: Exported, value: Value) -> tuple[str, int] | None:
     """The line of the exported operator that writes to an input."""
     nodes = exported.graph_module.graph.find_nodes(op="placeholder")
-    written = [node for node, other in zip(nodes, exported.values, strict=True) if other.name == value.name]
-    for node in exported.graph_module.graph.nodes:
+    return _writer(exported.graph_module, [node for node, other in zip(nodes, exported.values, strict=True) if other.name == value.name])
+
+
+def _writer(module: Any, written: list[Node]) -> tuple[str, int] | None:
+    """The line of the first operator that writes to one of these nodes, here or in a stretch of its own, as under ``no_grad``."""
+    for node in module.graph.nodes:
         if torch_compat.is_operator(node.target) and node.args and node.args[0] in written:
             if torch_compat.schema_of(node.target).is_mutable:
                 return user_frame(node)
-            written += [node] * (node.target is aten.detach.default)
+            written = written + [node] * (node.target is aten.detach.default)
+        elif node.op == "call_function" and torch_compat.runs_a_graph(node.target):
+            at, body = next((at, item) for at, item in enumerate(node.args) if isinstance(item, Node) and item.op == "get_attr")
+            inside = getattr(module, body.target)
+            inputs = zip(inside.graph.find_nodes(op="placeholder"), node.args[at + 1 :], strict=True)
+            found = _writer(inside, [there for there, here in inputs if here in written])
+            if found is not None:
+                return found
     return None
 
 

@@ -292,7 +292,7 @@ def run_single(case: Case, say: Say = silent) -> Trial:
             so_far = {name: tensor.detach() for name, tensor in outputs.items()}
             outputs = {name: tensor + so_far[name] for name, tensor in case.run(model, part).items()}
         if turn == 0:
-            buffers = dict(model.named_buffers(remove_duplicate=False))
+            buffers = _held(model)
             trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
             trial.outputs |= {f"buffer:{name}": buffers[name].detach().clone() for name in case.mutated()}
         if optimizer is None:
@@ -309,6 +309,11 @@ def run_single(case: Case, say: Say = silent) -> Trial:
     for name, tensor in inputs.items():
         tensor.requires_grad_(name in asked)
     return trial
+
+
+def _held(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers; a frozen parameter may be what a plan calls a buffer."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _with_gradient(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -332,7 +337,7 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     optimizer = trainer(case.optimizer, module.parameters()) if case.trains else None
     plain = case.inputs()
     placed = {name: _placed(tensor, schedule.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    buffers = _held(module)
     changing = [] if case.trains else [local_of(buffers[name]) for name in case.mutated()]
     began = [(local, local.clone()) for local in changing]  # each call of a model that does not train begins as the first
     for turn in told(case.turns, say, f"on {place.mesh.ranks} ranks"):
@@ -403,7 +408,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     """The schedule on all ranks in this process, in lockstep; parameters are updated rank by rank."""
     trial, graph, mesh = Trial(), case.graph, schedule.machine.mesh
     executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"), dropout=False)
-    held = {**dict(case.model.named_parameters(remove_duplicate=False)), **dict(case.model.named_buffers(remove_duplicate=False))}
+    held = _held(case.model)
     tangents = {item.name: item.tensor for item in graph.of_kind("tangent")}
     source = {"parameter": held, "buffer": held, "constant": constants, "input": case.inputs(), "tangent": case.tangents}
     given = {item.tensor: source[item.kind][item.name].detach() for item in graph.inputs}

@@ -282,3 +282,9 @@ def test_a_weight_that_the_forward_assigns_is_named():
         capture(Assigned(), (torch.randn(2, 4),), {"buffer": True})
     with pytest.raises(CaptureError, match="the forward changes its constant kept in place"):
         capture(Assigned(), (torch.randn(2, 4),), {"buffer": False})
+
+
+def test_the_line_that_writes_to_a_parameter_that_trains():
+    with pytest.raises(CaptureError, match=r"changes its parameter layer\.bias in place") as caught:
+        capture(Model(lambda model, x: parameter_written(model, x).sum()), (torch.randn(4, 4),))
+    assert "model.layer.bias.zero_()  # here" in str(caught.value)

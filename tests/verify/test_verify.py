@@ -387,3 +387,32 @@ def test_gradients_that_are_sparse_and_those_a_forward_asks_for(backend: Any) ->
     found = verify(plan, made, backend=backend, steps=2)
     assert found.passed, found.problems
     assert set(found.gradient_errors) == {"table.weight", "layer.weight", "layer.bias"}
+
+
+class Momentum(nn.Module):
+    """An encoder that trains, one that follows it, and a queue of what that one made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(6, 4).requires_grad_(False)
+        self.register_buffer("queue", torch.randn(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.second.weight.data = self.second.weight.data * 0.9 + self.first.weight.data * 0.1
+            self.second.bias.mul_(0.9).add_(self.first.bias, alpha=0.1)
+            key = self.second(x)
+        made = self.first(x)
+        scores = torch.cat([(made * key).sum(1, keepdim=True), made @ self.queue], 1)
+        self.queue = torch.cat([self.queue[:, 4:], key.t()], 1)
+        return nn.functional.cross_entropy(scores, torch.zeros(len(x), dtype=torch.int64))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "simulate"])
+def test_frozen_parameters_that_a_forward_changes_are_kept_as_buffers_are(backend: Any) -> None:
+    torch.manual_seed(0)
+    made = Momentum(), (torch.randn(4, 6),)
+    plan = autopar.plan(*made, mesh="dp=2", constraints={"input:x": "S0 R"})
+    found = verify(plan, made, backend=backend, steps=3)
+    assert found.passed, found.problems
+    assert set(plan.buffers) == {"second.weight", "second.bias", "queue"}
