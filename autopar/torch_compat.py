@@ -600,6 +600,36 @@ def update_local_parts() -> None:
         handlers.setdefault(getattr(torch.ops.aten, name).default, update)
 
 
+@cache
+def reduce_where_asked() -> None:
+    """Numbers read from DTensors that are still to be reduced over ranks, and such DTensors changed in place, are reduced first.
+
+    Of what is not reduced DTensor's dispatcher gives each rank its own number, without a word: ``parameter.norm().item()`` in an optimizer
+    takes the ranks apart. A square in place it refuses, which torch's Adafactor makes of norms.
+    """
+    from torch.distributed.tensor import DTensor, Replicate
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def reduced(tensor: Any) -> None:
+        if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+            whole = tensor.redistribute(placements=[Replicate() if item.is_partial() else item for item in tensor.placements])
+            tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for item in args:
+            for tensor in item if isinstance(item, (list, tuple)) else (item,):
+                reduced(tensor)
+        del handlers[operator]
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            handlers[operator] = run
+
+    for operator in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.pow_.Scalar, torch.ops.aten._foreach_mul_.List):
+        handlers.setdefault(operator, run)
+
+
 def leave_to_module(module: nn.Module, names: Iterable[str]) -> None:
     """Lets DistributedDataParallel leave these buffers alone (``_ddp_params_and_buffers_to_ignore``): it cannot send DTensors."""
     module.__dict__["_ddp_params_and_buffers_to_ignore"] = list(names)

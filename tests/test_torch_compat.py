@@ -182,6 +182,41 @@ def test_fused_optimizers_update_local_parts(kind):
     assert run_ranks(rank_main, 2) == [[True] * 3] * 2
 
 
+def test_numbers_of_partial_dtensors_are_those_of_the_whole():
+    def rank_main(rank):
+        torch_compat.reduce_where_asked()
+        whole = torch.arange(12.0).view(4, 3)
+        split = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
+        norms = torch.norm(split, dim=0, keepdim=True)
+        assert norms.placements[0].is_partial()
+        return [
+            split.sum().item() == whole.sum().item(), bool(split.sum() > 60), abs(float(split.norm()) - float(whole.norm())) < 1e-5,
+            torch.allclose(norms.square_().full_tensor(), whole.square().sum(0, keepdim=True)),
+        ]  # fmt: skip
+
+    assert run_ranks(rank_main, 2) == [[True] * 4] * 2
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adafactor_steps_split_parameters(foreach):
+    def rank_main(rank):
+        torch_compat.reduce_where_asked()
+        mesh = init_device_mesh("cpu", (2,))
+        whole = [torch.arange(12.0).view(4, 3).cos(), torch.arange(8.0).view(2, 4).sin(), torch.arange(4.0)]
+        plain = [nn.Parameter(tensor.clone()) for tensor in whole]
+        split = [nn.Parameter(distribute_tensor(tensor, mesh, [Shard(place)])) for tensor, place in zip(whole, (0, 1, 0), strict=True)]
+        for parameters in (plain, split):
+            optimizer = torch.optim.Adafactor(parameters, lr=0.1, foreach=foreach)
+            for turn in range(3):
+                for tensor, like in zip(parameters, whole, strict=True):
+                    slope = (like + turn).sin()
+                    tensor.grad = slope if parameters is plain else distribute_tensor(slope, mesh, tensor.placements)
+                optimizer.step()
+        return [torch.allclose(tensor, other.full_tensor(), atol=1e-6) for tensor, other in zip(plain, split, strict=True)]
+
+    assert run_ranks(rank_main, 2) == [[True] * 3] * 2
+
+
 def test_a_collective_is_told_before_it_runs_and_runs_afterwards():
     def rank_main(rank):
         told: list[str] = []

@@ -28,7 +28,7 @@ from autopar.runtime.programs import Programs
 from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
-from autopar.torch_compat import checkpoint_in_chunks, update_local_parts
+from autopar.torch_compat import checkpoint_in_chunks, reduce_where_asked, update_local_parts
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -169,6 +169,7 @@ def compile_schedule(
     team, where, machine, graph = team_of(mesh), find_device(device), schedule.machine, schedule.graph
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
     update_local_parts()
+    reduce_where_asked()
 
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
