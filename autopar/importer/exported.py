@@ -269,7 +269,13 @@ def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names
             hooks = weights.hooks.get(id(value), ())
             found.append(Value(kind, target if kind == "constant" else name, value, tuple(aliases), hooks))
         elif spec.kind is InputKind.CONSTANT_TENSOR:
-            found.append(Value("constant", target, program.constants[spec.target or ""]))
+            value = program.constants[spec.target or ""]
+            if torch_compat.is_fake(value):
+                raise CaptureError(
+                    f"the forward comes by a weight of shape {list(value.shape)} otherwise than by its module's attribute",
+                    "read parameters and buffers where they are registered (self.weight), not from lists and dictionaries beside them",
+                )
+            found.append(Value("constant", target, value))
         else:
             raise CaptureError(
                 f"the model holds an object torch.export passes as {spec.kind.name.lower()}: {spec.target}",

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autopar.attributes import exchanged
+
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+
 
 @dataclass
 class FakeWeights:
@@ -70,10 +74,12 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
                         undo.append((values, name, tensor))
                         values[name] = weights.fake(tensor, train=train)
                         weights.paths.setdefault(id(values[name]), []).append(_path(prefix, name))
+        for prefix, part in module.named_modules():
             for name, value in list(vars(part).items()):
-                if isinstance(value, list) and any(id(item) in weights.stand_ins for item in value):
+                stand_in = value if name in _REGISTERED else exchanged(value, weights.stand_ins)
+                if stand_in is not value:
                     undo.append((vars(part), name, value))
-                    vars(part)[name] = [weights.stand_ins.get(id(item), item) for item in value]
+                    vars(part)[name] = stand_in
                 elif isinstance(value, Tensor):
                     undo.append((vars(part), name, value))
                     del vars(part)[name]

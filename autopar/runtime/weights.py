@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from autopar.attributes import exchanged
 from autopar.errors import MismatchError
 from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
 from autopar.runtime.groups import Team
@@ -89,9 +90,21 @@ def own_names(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor) for name, _, _, tensor in own_tensors(model))
 
 
-def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[int, nn.Module] | None = None) -> nn.Module:
-    """The module with every parameter and buffer replaced by ``tensors[id(it)]``; shared submodules stay shared."""
-    done = {} if done is None else done
+def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Module:
+    """The module with every parameter and buffer replaced by ``tensors[id(it)]``; shared submodules stay shared, and modules, their methods
+    and tensors that attributes hold, in plain lists too, are those of the copy."""
+    done: dict[int, nn.Module] = {}
+    copied = _copied(module, tensors, done)
+    others = {**tensors, **done}
+    for part in done.values():
+        part.__dict__.update({name: exchanged(value, others) for name, value in part.__dict__.items() if name not in _REGISTERED})
+    return copied
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def _copied(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[int, nn.Module]) -> nn.Module:
     if id(module) in done:
         return done[id(module)]
     copied = module.__class__.__new__(module.__class__)
@@ -101,7 +114,7 @@ def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict
         held = module.__dict__[kind]
         copied.__dict__[kind] = {name: None if tensor is None else tensors[id(tensor)] for name, tensor in held.items()}
     copied.__dict__["_modules"] = {
-        name: None if child is None else copy_tree(child, tensors, done) for name, child in module._modules.items()
+        name: None if child is None else _copied(child, tensors, done) for name, child in module._modules.items()
     }  # fmt: skip
     return copied
 

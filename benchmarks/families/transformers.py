@@ -54,6 +54,10 @@ def _seen(mode: Mode) -> dict[str, Any]:
     return {"pixel_values": pictures()} | ({"labels": torch.randint(2, (BATCH,))} if mode == "train" else {})
 
 
+def _filmed(mode: Mode) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(BATCH, 4, 3, 32, 32)} | ({"labels": torch.randint(2, (BATCH,))} if mode == "train" else {})
+
+
 _OWN: Mapping[str, Sequence[str]] = {
     "xlnet": ("max_position_embeddings",), "swin": ("num_attention_heads", "num_hidden_layers"),
 }  # fmt: skip
@@ -141,6 +145,13 @@ TRANSFORMERS: tuple[Family, ...] = (
     _causal("deepseek_v2", **_MOE, **_LATENT),
     _causal("deepseek_v3", **_MOE, **_LATENT),
     _causal("gpt_oss", head_dim=8, num_local_experts=8, num_experts_per_tok=2, sliding_window=8),
+    _causal("olmoe", num_experts=8, **_MOE),
+    _causal("llama4_text", head_dim=8, intermediate_size_mlp=64, num_local_experts=4, num_experts_per_tok=1, moe_layers=[1],
+            attention_chunk_size=8, no_rope_layers=[1, 0]),
+    _causal("falcon_h1", mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=8),
+    _causal("jamba", num_experts=4, num_experts_per_tok=2, mamba_d_state=8, attn_layer_period=2, attn_layer_offset=1,
+            expert_layer_period=2, expert_layer_offset=1),
+    _causal("lfm2", conv_L_cache=3, layer_types=["conv", "full_attention"], block_multiple_of=8),
     _encoder("bert"),
     _encoder("roberta"),
     _encoder("distilbert", dim=32, n_layers=2, n_heads=4, hidden_dim=64),
@@ -149,6 +160,7 @@ TRANSFORMERS: tuple[Family, ...] = (
     _encoder("deberta-v2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
     _encoder("modernbert", local_attention=8, classifier_pooling="mean", cls_token_id=1, sep_token_id=2),
     _encoder("fnet", _text),
+    _encoder("big_bird", block_size=4, num_random_blocks=1),
     _encoder("xlnet", _text, "ForCausalLM", d_model=32, n_layer=2, n_head=4, d_inner=64),
     Family("t5", "transformers", _transformer("t5", "ForSeq2SeqLM", {
         "vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
@@ -164,6 +176,11 @@ TRANSFORMERS: tuple[Family, ...] = (
     _seeing("beit"),
     _seeing("swin", embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=2, patch_size=4),
     _seeing("convnext", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2),
+    Family("vit_mae", "transformers", _transformer("vit_mae", "ForPreTraining", {
+        **_VISION, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 4,
+        "decoder_intermediate_size": 64}, lambda _: {"pixel_values": pictures(), "noise": torch.rand(BATCH, 16)})),
+    Family("videomae", "transformers", _transformer("videomae", "ForVideoClassification", {
+        **_VISION, "num_frames": 4, "tubelet_size": 2}, _filmed)),
     _seeing("segformer", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 2], decoder_hidden_size=16),
     Family("detr", "transformers", _transformer("detr", "ForObjectDetection", {
         **_SEQ2SEQ, "num_queries": 8, "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False,

@@ -288,3 +288,11 @@ def test_the_line_that_writes_to_a_parameter_that_trains():
     with pytest.raises(CaptureError, match=r"changes its parameter layer\.bias in place") as caught:
         capture(Model(lambda model, x: parameter_written(model, x).sum()), (torch.randn(4, 4),))
     assert "model.layer.bias.zero_()  # here" in str(caught.value)
+
+
+def test_a_weight_beside_its_module_is_refused_since_its_gradient_would_be_lost():
+    model = Model(lambda model, x: (model.layer(x) * model.held["pair"][0].sum()).sum())
+    model.held = {"pair": (model.layer.weight, model.layer.bias)}
+    with pytest.raises(CaptureError, match=r"weight of shape \[4, 4\] otherwise than by its module"):
+        capture(model, (torch.randn(4, 4),))
+    assert model.held["pair"][0] is model.layer.weight

@@ -24,7 +24,7 @@ from autopar.runtime.placement import local_part
 from autopar.runtime.simulation import simulate
 from autopar.schedule import OUTPUT, Assignment, Layout, Schedule, make_schedule
 from autopar.schedule.legality import check_legal
-from autopar.sharding import ShardingSpec
+from autopar.sharding import REDUCTIONS, ShardingSpec
 from autopar.verify.launch import run_ranks
 from cost_models import Mesh, SubAxis
 from tests.graphs import machine
@@ -46,7 +46,7 @@ def exchanges() -> list[tuple[Exchange, torch.dtype]]:
         dtype = DTYPES[number % len(DTYPES)]
         found += [(Exchange(kind, axes), dtype) for kind in ("all_gather", "all_to_all")]
         reduced = REDUCED[number % len(REDUCED)]
-        found += [(Exchange(kind, axes, word), reduced) for kind in ("reduce_scatter", "all_reduce") for word in ("sum", "max", "min")]
+        found += [(Exchange(kind, axes, word), reduced) for kind in ("reduce_scatter", "all_reduce") for word in REDUCTIONS]
     both = WHOLE
     found += [(Exchange("permute", both, sources=(0, 4, 1, 5, 2, 6, 3, 7)), dtype) for dtype in DTYPES]
     found += [(Exchange("permute", both, sources=sources), torch.float32) for sources in (tuple(range(8)), (0, 0, 0, 0, 7, 7, 7, 7))]

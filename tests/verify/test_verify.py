@@ -416,3 +416,29 @@ def test_frozen_parameters_that_a_forward_changes_are_kept_as_buffers_are(backen
     found = verify(plan, made, backend=backend, steps=3)
     assert found.passed, found.problems
     assert set(plan.buffers) == {"second.weight", "second.bias", "queue"}
+
+
+class Listed(nn.Module):
+    """Layers and their methods in plain containers beside the registered ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = [nn.Linear(6, 6), nn.BatchNorm1d(6)]
+        for number, step in enumerate(self.steps):
+            self.add_module(str(number), step)
+        self.out = nn.Linear(6, 4)
+        self.last = {"run": (self.out.forward,)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return self.last["run"][0](x).square().mean()
+
+
+def test_modules_in_plain_containers_are_those_that_train() -> None:
+    torch.manual_seed(0)
+    made = Listed(), (torch.randn(8, 6),)
+    plan = autopar.plan(*made, mesh="dp=2", constraints={"input:x": "S0 R"})
+    found = verify(plan, made, backend="simulate", steps=3)
+    assert found.passed, found.problems
+    assert set(found.gradient_errors) == {name for name, _ in made[0].named_parameters()}
