@@ -198,7 +198,7 @@ def test_coarse_cuts_lose_nothing_against_prime_ones(mesh: str, hardware: str, m
     sample = random.Random(1)
     pairs = [(sample.choice(specs), ShardingSpec(sample.choice(specs).dims)) for _ in range(12)]
     found = [planning.find_reshard.__wrapped__(shape, 2, *pair, on, fine=True).seconds for pair in pairs]
-    monkeypatch.setattr(planning, "cuts", lambda machine, unused: (cuts.prime_cut(machine),))
+    monkeypatch.setattr(planning, "cuts", lambda machine, unused, fine: (cuts.prime_cut(machine),))
     exact = [planning.find_reshard.__wrapped__(shape, 2, *pair, on, fine=True).seconds for pair in pairs]
     assert found == pytest.approx(exact, rel=1e-9)
 

@@ -1,10 +1,9 @@
 """How mesh axes are cut into letters for the search.
 
-The finest cut, every axis in its prime factors, makes the search exact and slow: three axes of 8 have 9 letters, and
-9! arrangements. So an axis is first cut only where its link changes (a part inside a node, a part across nodes). The search
-is then repeated with finer cuts, each time only for what beats the answer so far: all axes in prime factors where those are
-few, otherwise two parts at a time cut so that pieces of equal size can change places. On every mesh of up to 64 ranks tried,
-these cuts find what the finest one finds (``tests/test_reshard.py`` compares them).
+The finest cut, every axis in its prime factors, makes the search exact and, where these are many, slow: three axes of 8 have 9 letters,
+and 9! arrangements. There an axis is first cut only where its link changes (a part inside a node, a part across nodes). The search is then
+repeated with finer cuts, each time only for what beats the answer so far: two parts at a time cut so that pieces of equal size can change
+places. On every mesh of up to 64 ranks tried, these cuts find what the finest one finds (``tests/test_reshard.py`` compares them).
 """
 
 from __future__ import annotations
@@ -46,14 +45,15 @@ class Cut:
 
 
 @lru_cache(maxsize=1024)
-def cuts(machine: Machine, unused: tuple[int, ...] = ()) -> tuple[Cut, ...]:
-    """The cuts to search with, coarse to fine, leaving out the ``unused`` axes."""
+def cuts(machine: Machine, unused: tuple[int, ...] = (), fine: bool = True) -> tuple[Cut, ...]:
+    """The cuts to search with, coarse to fine, leaving out the ``unused`` axes: the coarsest alone where not ``fine``, the finest where its
+    parts are few, since that finds what all others do."""
     primes = tuple(() if axis in unused else machine.mesh.whole(axis).primes for axis in range(len(machine.mesh.axes)))
     by_link = tuple(tuple(_joined_by_link(parts, machine)) for parts in primes)
     found = [Cut(by_link, machine)]
-    if sum(map(len, primes)) <= MOST_PRIMES:
-        found.append(Cut(primes, machine))
-    else:
+    if fine and sum(map(len, primes)) <= MOST_PRIMES:
+        return (Cut(primes, machine),)
+    if fine:
         for one, other in itertools.combinations(found[0].parts, 2):
             divisor = math.gcd(one.size, other.size)
             for major in (True, False):

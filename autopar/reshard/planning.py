@@ -91,7 +91,7 @@ def _by_way_of(
 def is_fine(machine: Machine) -> bool:
     """Whether reshards move parts of axes where nobody says so: where links cut the axes in few parts, or all primes are few."""
     axes = sum(size > 1 for size in machine.mesh.sizes)
-    return axes <= FINE_AXES and (len(cuts(machine)[0].parts) <= FINE_PARTS or len(prime_cut(machine).parts) <= MOST_PRIMES)
+    return axes <= FINE_AXES and (len(cuts(machine, fine=False)[0].parts) <= FINE_PARTS or len(prime_cut(machine).parts) <= MOST_PRIMES)
 
 
 def renaming(source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tuple[int, ...] | None:
@@ -150,7 +150,7 @@ def find_moves(
     order = sorted(range(len(shape)), key=lambda dim: (source.dims[dim], target.dims[dim], math.gcd(shape[dim], whole)))
     capacities = tuple([math.gcd(shape[dim], whole) for dim in order])
     best, parts = Way((), math.inf), tuple[SubAxis, ...]()
-    for cut in cuts(machine, tuple(kept))[: None if fine else 1]:
+    for cut in cuts(machine, tuple(kept), fine):
         before, after = (tuple([cut.spell(spec.dims[dim]) for dim in order]) for spec in (source, target))
         question = Question(cut.alphabet, capacities, before, after, cut.spell(reduced), float(full), best.seconds)
         way = trees.solve(question) if trees.listed(question) else search.solve(question)

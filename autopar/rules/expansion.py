@@ -62,7 +62,7 @@ def _expand(
     partial_inputs: bool,
 ) -> tuple[Strategy, ...]:  # fmt: skip
     expansion = _Expansion(rule, itemsizes, sizes)
-    found: dict[object, Strategy] = {}
+    found: dict[tuple[object, ...], Strategy] = {}
     several = dict.fromkeys(names for term in rule.inputs + rule.outputs for names in term if len(names) > 1)
     for factors, flows, way in _assignments(rule, sizes, uneven, range(len(rule.flows) if partial_inputs else 0)):
         for ordered in itertools.product(*map(orders, factors.values())):
@@ -71,7 +71,7 @@ def _expand(
             if not all(word in orders(word) for word in words):
                 continue
             strategy = expansion.strategy(given, flows, way)
-            key = *map(id, strategy.inputs + strategy.outputs), way  # equal specs are one object here
+            key = *strategy.inputs, *strategy.outputs, way
             if partial_inputs or not any(spec.partial for spec in strategy.inputs):
                 found.setdefault(key, strategy)
     result = tuple(found.values())
@@ -135,11 +135,14 @@ def _contiguous(names: tuple[str, ...], extent: int, extents: dict[str, int], pa
 
 
 class _Expansion:
-    """One rule on one mesh; keeps each spec once, since a rule's strategies share most of theirs."""
+    """One rule on one mesh; keeps the spec of each tensor once for all strategies that split it alike."""
 
     def __init__(self, rule: ShardingRule, itemsizes: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         self.rule, self.itemsizes, self.sizes = rule, itemsizes, sizes
-        self.specs: dict[tuple[tuple[Axes, ...], tuple[tuple[int, str], ...]], ShardingSpec] = {}
+        self.found: dict[tuple[object, ...], ShardingSpec] = {}
+        partial = rule.input_partial + rule.output_partial
+        self.terms = list(zip(rule.inputs + rule.outputs, partial, strict=True))
+        self.names = [tuple(dict.fromkeys([*itertools.chain(*dims), *(name for name, _ in reduced)])) for dims, reduced in self.terms]
         self.cutting = {name for term in rule.outputs for names in term for name in names}
         self.cutting |= {name for partial in rule.output_partial for name, _ in partial}
 
@@ -147,14 +150,14 @@ class _Expansion:
         """The strategy of one assignment, the axes of each factor in order."""
         rule = self.rule
         flowing = [(axis, rule.flows[index]) for index, axes in flows.items() for axis in axes]
+        first = len(rule.inputs)
         inputs = [
-            self._spec(dims, partial, self._cutting(index, dims, factors, way), [axis for axis, group in flowing if index in group])
-            for index, (dims, partial) in enumerate(zip(rule.inputs, rule.input_partial, strict=True))
+            self._spec(index, self._cutting(index, dims, factors, way), tuple([axis for axis, group in flowing if index in group]))
+            for index, dims in enumerate(rule.inputs)
         ]
-        through = [axis for axis, _ in flowing]
+        through = tuple([axis for axis, _ in flowing])
         outputs = [
-            self._spec(dims, partial, self._cutting(None, dims, factors, way), through)
-            for dims, partial in zip(rule.outputs, rule.output_partial, strict=True)
+            self._spec(first + index, self._cutting(None, dims, factors, way), through) for index, dims in enumerate(rule.outputs)
         ]
         special = (rule.ring.factor if rule.ring else None) if way == "ring" else rule.mirror.factor if rule.mirror and way else None
         parts = math.prod(self._parts(name, axes, name == special) for name, axes in factors.items() if name in self.cutting)
@@ -198,14 +201,22 @@ class _Expansion:
                 found.append(InnerCollective("all_reduce", over, elements * max(4, self.itemsizes[0]), item.reduction))
         return tuple(found)
 
-    def _spec(self, dims: Dims, partial: tuple[tuple[str, str], ...], factors: dict[str, Axes], through: list[int]) -> ShardingSpec:
-        split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)
-        reduced = [(axis, reduction) for name, reduction in partial for axis in factors.get(name, ())]
-        key = split, tuple(sorted(reduced + [(axis, "sum") for axis in through]))
-        found = self.specs.get(key)
+    def _spec(self, index: int, factors: dict[str, Axes], through: Axes) -> ShardingSpec:
+        """Of a tensor, numbered over inputs, then outputs, partial over axes ``through`` which it flows."""
+        asked = (index, through, *[factors.get(name) for name in self.names[index]])
+        found = self.found.get(asked)
         if found is None:
-            found = self.specs[key] = ShardingSpec(*key)
+            dims, partial = self.terms[index]
+            split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)
+            reduced = [(axis, reduction) for name, reduction in partial for axis in factors.get(name, ())]
+            found = self.found[asked] = _one(split, tuple(sorted(reduced + [(axis, "sum") for axis in through])))
         return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _one(dims: tuple[Axes, ...], partial: tuple[tuple[int, str], ...]) -> ShardingSpec:
+    """Rules share most of their specs."""
+    return ShardingSpec(dims, partial)
 
 
 def _splitting(found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:

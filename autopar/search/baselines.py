@@ -31,6 +31,7 @@ import numpy as np
 from autopar.graph import Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.experts import Terms, by_expert, terms_of, weight_of_experts
+from autopar.search.resharding import FREE, places, words
 from autopar.search.space import CONTRACTION, OpChoices, Space
 from autopar.sharding import ALL_ORDERS, Blocks, ShardingSpec, Strategy
 
@@ -112,6 +113,7 @@ class _Walk:
         self.strategies: dict[str, Strategy] = {}
         self.reasons: list[str] = []
         self.by_expert: set[str] = set()
+        self.chosen: dict[object, int] = {}
         self.applies = self._place_inputs()
 
     def _place_inputs(self) -> bool:
@@ -190,7 +192,11 @@ class _Walk:
 
     def _run_op(self, op: Op, parameters: set[str]) -> None:
         choices = self.space.op_choices(op)
-        strategy = choices.strategies[self._cheapest(op, choices, parameters)]
+        asked = (id(choices), *((tensor in self.undecided, tensor in parameters, self.current[tensor][1]) for tensor in op.inputs))
+        chosen = self.chosen.get(asked) if self.recipe.experts is None else None  # where experts' tokens are, nothing else tells
+        if chosen is None:
+            chosen = self.chosen[asked] = self._cheapest(op, choices, parameters)
+        strategy = choices.strategies[chosen]
         self.strategies[op.name] = strategy
         given = list(zip(op.inputs, strategy.inputs, strict=True))
         for tensor, spec in given:
@@ -222,11 +228,12 @@ class _Walk:
 
     def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
         """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
-        total, meant = self._prices(op, choices, range(len(choices.strategies)), parameters, lambda tensor, specs: np.ones(len(specs)))
-        every = range(len(choices.strategies))
-        some = [place for place in every if total[place] == 0.0] or every  # all they do may be meant: no other is asked for its reshards
-        total, meant = self._prices(op, choices, some, parameters, self._moves)
-        if total.min() > 0.0 and some is not every:
+        every = np.arange(len(choices.strategies))
+        total, meant = self._prices(op, choices, every, parameters, lambda tensor, specs: np.ones(len(specs)))
+        some = np.flatnonzero(total == 0.0)  # all they do may be meant: no other is asked for its reshards
+        if len(some):
+            total, meant = self._prices(op, choices, some, parameters, self._moves)
+        if not len(some) or total.min() > 0.0:
             some = every
             total, meant = self._prices(op, choices, some, parameters, self._moves)
         meant = np.where(np.isfinite(total), meant + choices.seconds[some], math.inf)
@@ -236,7 +243,7 @@ class _Walk:
         return min(left, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs))
 
     def _prices(
-        self, op: Op, choices: OpChoices, some: Sequence[int], parameters: set[str], moves: Callable[[str, Specs], np.ndarray]
+        self, op: Op, choices: OpChoices, some: np.ndarray, parameters: set[str], moves: Callable[[str, Specs], np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Of some strategies what is not meant to be done, and reductions.
 
@@ -245,13 +252,15 @@ class _Walk:
         """
         total, meant = np.zeros(len(some)), np.zeros(len(some))
         for position, tensor in enumerate(op.inputs):
-            specs = [choices.strategies[place].inputs[position] for place in some]
-            number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
+            read = choices.read(position)
+            asked, each = np.arange(len(read.specs)), read.numbers[some]
+            if len(some) < len(read.numbers):
+                asked, each = np.unique(each, return_inverse=True)
+            wanted = tuple([read.specs[number] for number in asked.tolist()])
             own = tensor in self.undecided or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None))
-            costs = np.zeros(len(number)) if own else moves(tensor, tuple(number))
-            prices = [self._price(op, tensor, spec, float(cost), parameters) for spec, cost in zip(number, costs, strict=True)]
-            each = np.array(prices).reshape(-1, 2)[[number[spec] for spec in specs]]
-            total, meant = total + each[:, 0], meant + each[:, 1]
+            costs = np.zeros(len(wanted)) if own else moves(tensor, wanted)
+            prices = self._price(op, tensor, wanted, read.codes[asked], read.words[asked], costs, parameters)
+            total, meant = total + prices[0][each], meant + prices[1][each]
         return total, meant
 
     def _moves(self, tensor: str, wanted: Specs) -> np.ndarray:
@@ -259,26 +268,35 @@ class _Walk:
         found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
         return found
 
-    def _price(self, op: Op, tensor: str, spec: ShardingSpec, cost: float, parameters: set[str]) -> tuple[float, float]:
-        """What reading a tensor in a spec costs: what is not meant to be done, and reductions.
+    def _price(
+        self, op: Op, tensor: str, specs: Specs, codes: np.ndarray, coded: np.ndarray, costs: np.ndarray, parameters: set[str]
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """What reading a tensor in each of some specs costs: what is not meant to be done, and reductions.
 
         Args:
-            cost: seconds of the reshard.
+            codes, coded: of the specs: see ``resharding.places`` and ``words``.
+            costs: seconds of the reshards.
         """
+        none = np.zeros(len(specs))
         if tensor in self.undecided:
-            return self._place_price(op, tensor, spec), 0.0
+            return np.array([self._place_price(op, tensor, spec) for spec in specs]), none
         if tensor in parameters and self.recipe.stored:
-            return 0.0 if spec.is_replicated else FORCED, 0.0
+            return np.array([0.0 if spec.is_replicated else FORCED for spec in specs]), none
         _, current = self.current[tensor]
         if tensor in parameters and self.recipe.experts is not None:
-            return 0.0 if spec == current else FORCED, 0.0
-        if self.recipe.experts is not None and self._known(tensor, spec, op.phase):
-            return 0.0, 0.0
-        if not set(spec.partial_axes) <= set(current.partial_axes):
-            return math.inf, 0.0
-        if cost and not spec.partial and self._means(op, tensor, current, spec):
-            return 0.0, cost
-        return (FORCED * cost + SLICED if spec != current else 0.0), 0.0
+            return np.array([0.0 if spec == current else FORCED for spec in specs]), none
+        rank, axes = len(current.dims), len(self.space.sizes)
+        own = places((current,), axes)
+        dims, whole = coded == words(own, axes, rank), (codes >= FREE).all(axis=1)
+        reached = ((codes >= FREE) | (own < FREE)).all(axis=1)
+        meant = reached & whole & (costs > 0.0)
+        meant[meant] = self._means(op, tensor, current, [specs[place] for place in np.flatnonzero(meant)], dims[meant])
+        same = dims.all(axis=1) & (np.minimum(codes, FREE) == np.minimum(own, FREE)).all(axis=1)
+        total = np.where(reached, np.where(meant | same, 0.0, FORCED * costs + SLICED), math.inf)
+        if self.recipe.experts is not None:
+            known = np.array([bool(self._known(tensor, spec, op.phase)) for spec in specs])
+            total, meant = np.where(known, 0.0, total), meant & ~known
+        return total, np.where(meant, costs, 0.0)
 
     def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
         """Parameters not met before may lie as the operator likes over the tensor axis; weights of contractions must be split by it,
@@ -302,18 +320,25 @@ class _Walk:
         split = {name for name, axes in zip(matrices, spec.dims, strict=True) if axes}
         return len(split) == 1 and split <= (inner if by_rows else set(terms.result) - set(rows))
 
-    def _means(self, op: Op, tensor: str, current: ShardingSpec, spec: ShardingSpec) -> bool:
-        """Whether the recipe wants this communication: reductions in place, along the second dim with ``sequence``, tokens to experts
-        and back."""
+    def _means(self, op: Op, tensor: str, current: ShardingSpec, specs: Sequence[ShardingSpec], same: np.ndarray) -> np.ndarray:
+        """Whether the recipe wants these communications: reductions in place, along the second dim with ``sequence``, tokens to experts
+        and back.
+
+        Args:
+            specs: to which the tensor is brought; without partial sums.
+            same: for each and each dim, whether it is split as it is now.
+        """
         if tensor in self.by_expert or self._at_experts(op):
-            return self._without_experts(current) == self._without_experts(spec)
-        if not self.recipe.sequence or len(spec.dims) < 3:
-            return spec.dims == current.dims
-        rest = all(mine == other for dim, (mine, other) in enumerate(zip(current.dims, spec.dims, strict=True)) if dim != 1)
+            mine = self._without_experts(current)
+            return np.array([self._without_experts(spec) == mine for spec in specs], dtype=bool)
+        if not self.recipe.sequence or len(current.dims) < 3:
+            return np.asarray(same.all(axis=1))
         axis = (self.recipe.tensor,)
         if current.partial:
-            return rest and spec.dims[1] == axis
-        return rest and op.target == CONTRACTION and current.dims[1] == axis and not spec.dims[1]
+            second = [spec.dims[1] == axis for spec in specs]
+        else:
+            second = [op.target == CONTRACTION and current.dims[1] == axis and not spec.dims[1] for spec in specs]
+        return np.asarray(np.delete(same, 1, axis=1).all(axis=1) & np.array(second, dtype=bool))
 
     def _read(self, reader: str, position: int, tensor: str, spec: ShardingSpec, phase: Phase) -> None:
         source, current = self.current[tensor]

@@ -40,6 +40,8 @@ from cost_models import Machine
 
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
+NEAR = 0.005
+"""Proved gap at which a plan of merged axes is near enough for no other merging to be asked for a better one to begin from."""
 LOOKS = 3
 """So many times it looks around the best plan, at most."""
 
@@ -216,11 +218,14 @@ def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clo
     it are all choices in their cheapest form (``bounds.floor``, ``pooled``)."""
     graph = space.graph if folding is None else folding.whole
     plans, least = [timed.assignment for timed in known], min((timed.seconds for timed in known), default=math.inf)
-    ways = list(mergings(space.machine, ALL_ORDERS))
+    bound = floor_of(space, folding)
+    if asked.recompute and graph.mode == "train":
+        bound = max(bound, pooled(space, folding, asked.limit))
+    ways, reached = list(mergings(space.machine, ALL_ORDERS)), math.inf
     for number, merging in enumerate(ways):
         left = asked.began + asked.time_limit - perf_counter()
         merged = merging.pins(pins)
-        if merged is None or left <= 0:
+        if merged is None or left <= 0 or reached * (1 - NEAR) <= bound:
             continue
         share = left / (len(ways) - number + LOOKS)
         now = perf_counter()
@@ -231,14 +236,11 @@ def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clo
             continue
         if found.timed is not None and found.plan is not None:
             plans.insert(0 if found.timed.seconds < least else len(plans), merging.assignment(found.plan))
-            least = min(least, found.timed.seconds)
+            least, reached = min(least, found.timed.seconds), min(reached, found.timed.seconds)
     clock.lap("merged")
     if not plans:
         written = find_baselines(space)[0].values()
         plans = [plan for plan in written if folding is None or folding.agrees(plan)]
-    bound = floor_of(space, folding)
-    if asked.recompute and graph.mode == "train":
-        bound = max(bound, pooled(space, folding, asked.limit))
     best: Found | None = None
     for _ in range(LOOKS):
         if not plans:

@@ -133,9 +133,9 @@ class Resharding:
         shape, rank = np.array(tensor.shape, dtype=np.int64), len(tensor.shape)
         one, other = pairs[:, : self.axes], pairs[:, self.axes :]
         whole = np.where(other < FREE, 1, self.sizes).prod(axis=1)  # what stays partial cuts nothing
-        dims = [self._words(one, rank), self._words(other, rank), np.gcd(shape[None], whole[:, None])]
+        dims = [words(one, self.axes, rank), words(other, self.axes, rank), np.gcd(shape[None], whole[:, None])]
         order = np.lexsort(dims[::-1], axis=1)
-        asked = np.concatenate([*(np.take_along_axis(words, order, axis=1) for words in dims), np.minimum(pairs, FREE)], axis=1)
+        asked = np.concatenate([*(np.take_along_axis(each, order, axis=1) for each in dims), np.minimum(pairs, FREE)], axis=1)
         first, which = _distinct(asked)
         by_target = sorted(first.tolist(), key=lambda number: asked[number, rank : 2 * rank].tolist())  # ways to one have much in common
         found = {number: self._way(tensor, asked[number], one[number], other[number], order[number]) for number in by_target}
@@ -148,16 +148,6 @@ class Resharding:
         rows[:, -2:] = self._copied(tensor, ways, which, order, filled)
         rows[:, 0] += rows[:, -2]
         return rows
-
-    def _words(self, codes: Codes, rank: int) -> np.ndarray:
-        """For each pair and dim the axes that split it as a number; numbers are in the order of tuples of axes."""
-        found = np.zeros((len(codes), rank), dtype=np.int64)
-        split = codes >= 0
-        dim, position = np.where(split, codes // self.axes, -1), codes % self.axes
-        weights = (np.arange(self.axes) + 1) * (self.axes + 1) ** (self.axes - 1 - position)
-        for number in range(rank):
-            found[:, number] = np.where(dim == number, weights, 0).sum(axis=1)
-        return found
 
     def _way(self, tensor: Tensor, asked: np.ndarray, one: Codes, other: Codes, order: np.ndarray) -> _Way:
         """The answer to a question, of which a pair is given."""
@@ -248,6 +238,17 @@ def places(specs: Sequence[ShardingSpec], axes: int) -> Codes:
                 found[row, axis] = dim * axes + position
         for axis, reduction in spec.partial:
             found[row, axis] = FREE - 1 - REDUCTIONS.index(reduction)
+    return found
+
+
+def words(codes: Codes, axes: int, rank: int) -> np.ndarray:
+    """For each spec and dim the axes that split it as a number; numbers are in the order of tuples of axes."""
+    found = np.zeros((len(codes), rank), dtype=np.int64)
+    split = codes >= 0
+    dim, position = np.where(split, codes // axes, -1), codes % axes
+    weights = (np.arange(axes) + 1) * (axes + 1) ** (axes - 1 - position)
+    for number in range(rank):
+        found[:, number] = np.where(dim == number, weights, 0).sum(axis=1)
     return found
 
 

@@ -18,7 +18,7 @@ from autopar.reshard.cuts import prime_cut
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.pins import Pins
-from autopar.search.resharding import Resharding
+from autopar.search.resharding import Resharding, places, words
 from autopar.search.uneven import Uneven, find_uneven, signature
 from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
 from cost_models import Machine
@@ -26,13 +26,41 @@ from cost_models import Machine
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
 
+
+@dataclass(frozen=True)
+class Read:
+    """The different specs of an operator's input, and for each strategy the number of its own among them.
+
+    Args:
+        codes, words: of the specs: see ``resharding``.
+    """
+
+    specs: tuple[ShardingSpec, ...]
+    numbers: np.ndarray
+    codes: np.ndarray
+    words: np.ndarray
+
+
 @dataclass(frozen=True)
 class OpChoices:
-    """The strategies of one operator, their seconds (compute and inner collectives) and for how long each holds each link."""
+    """The strategies of one operator, their seconds (compute and inner collectives), for how long each holds each link, and how many axes
+    the mesh has."""
 
     strategies: tuple[Strategy, ...]
     seconds: np.ndarray
     loads: Mapping[str, np.ndarray]
+    axes: int
+    _read: dict[int, Read] = field(default_factory=dict, repr=False, compare=False)
+
+    def read(self, position: int) -> Read:
+        """The different specs of an input."""
+        if position not in self._read:
+            specs = self.inputs(position)
+            number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
+            codes = places(tuple(number), self.axes)
+            coded = words(codes, self.axes, len(specs[0].dims))
+            self._read[position] = Read(tuple(number), np.array([number[spec] for spec in specs]), codes, coded)
+        return self._read[position]
 
     def inputs(self, position: int) -> tuple[ShardingSpec, ...]:
         return tuple(strategy.inputs[position] for strategy in self.strategies)
@@ -131,9 +159,22 @@ class Space:
         return find_uneven(self.graph, self.machine, self.pins.even)
 
     def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
+        """Equal parts of tensors and of the work cost the same, whichever axes make them, but for collectives inside."""
         tensors, machine = self.graph.tensors, self.machine
-        seconds = [pricing.run_seconds(op, tensors, s, machine) for s in offered]
-        return OpChoices(offered, np.array(seconds), self._inner_loads(offered))
+        shapes = [tensors[name].shape for name in (*op.inputs, *op.outputs)]
+        local: list[dict[ShardingSpec, tuple[int, ...]]] = [{} for _ in shapes]
+        known: dict[tuple[object, ...], float] = {}
+        seconds = []
+        for strategy in offered:
+            key: list[object] = [strategy.parts, strategy.inner, strategy.turns, strategy.merged]
+            for spec, shape, mine in zip((*strategy.inputs, *strategy.outputs), shapes, local, strict=True):
+                if spec not in mine:
+                    mine[spec] = spec.local_shape(shape, self.sizes)
+                key.append(mine[spec])
+            if (alike := tuple(key)) not in known:
+                known[alike] = pricing.run_seconds(op, tensors, strategy, machine)
+            seconds.append(known[alike])
+        return OpChoices(offered, np.array(seconds), self._inner_loads(offered), len(self.sizes))
 
     def _inner_loads(self, offered: tuple[Strategy, ...]) -> Mapping[str, np.ndarray]:
         """The collectives inside operators, which nothing joins: their whole price holds their links."""
