@@ -20,11 +20,11 @@ from autopar.search.bounds import Answer, Cuts, Mixture, blend
 from autopar.search.model import TIES, Model, Node, Priced, Weights
 from solvers import solve
 
-SECONDS = 5.0
+SECONDS = 3.0
 """For one solve."""
 CLOSE = 1e-4
 """The gap at which it stops."""
-ASKED, IDLE = 14, 4
+ASKED, IDLE = 12, 4
 """Prices tried, at most, and so many after the best."""
 FIRST, FURTHER = 0.02, 4.0
 """The first price, as the share of the seconds that renting all that is allowed costs, and by how much the next may be higher."""
