@@ -20,7 +20,7 @@ from autopar.search.tuning import Timed
 ROOMY = 0.8
 """Share of the memory limit below which a plan that gathers less ahead does not do so for want of memory."""
 TUNED = 2
-"""So many of the best have limits of their own tried, where not all have: of a large problem, and of plans made leaner."""
+"""Of a large problem so many of the best have limits of their own tried."""
 
 
 @dataclass
@@ -48,10 +48,9 @@ class Written:
                 if rivals and search.left <= 0:
                     break
                 rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
-            leaner = _leaner(rivals, search) if again else {}
-            untuned = {*rivals, *leaner} if search.large else {*leaner}
-            rivals.update(leaner)
-            for name in [name for name in _by_worth(rivals, limit)[:TUNED] if name in untuned]:
+            if again:
+                rivals.update(_leaner(rivals, search))
+            for name in _by_worth(rivals, limit)[: TUNED if search.large else 0]:
                 rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
         for name in _by_worth(rivals, limit):
             rivals[name] = search.sure(rivals[name])
@@ -89,7 +88,7 @@ def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
         for policy, leaner in with_policies(graph, plan, model.space.machine):
             if search.left <= 0:
                 return found
-            tried = search.schedule(leaner, None, tries=0)
+            tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)
             found[f"{name}+{policy}"] = tried
             if tried.memory.peak <= limit:
                 best = min(best, tried.seconds)

@@ -189,7 +189,7 @@ def test_second_runs_are_in_one_order_whatever_the_order_of_a_set() -> None:
 def test_no_plan_is_worse_than_making_all_layers_again() -> None:
     """No plan found is worse than one that makes its layers again and fits; with ``off`` there is none."""
     graph = graph_of("gpt2")
-    options: dict[str, Any] = {"mesh": "dp=4", "hardware": "h100-sxm", "time_limit": 15.0}  # they come first, and take less than 1 s
+    options: dict[str, Any] = {"mesh": "dp=4", "hardware": "h100-sxm", "time_limit": 60.0}  # they come first, and take a few seconds
     where = Machine(parse_mesh("dp=4"), resolve_hardware("h100-sxm"), "roofline")
     lean = make_schedule(graph, recompute(graph, baselines("gpt2", where)["fsdp"], full(graph), where), where)
     limit = memory(lean, "adamw").peak
