@@ -290,6 +290,7 @@ def test_no_other_file_touches_private_torch_names():
     assert not found, "\n".join(found)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # which torch's own jvp uses
 def test_transforms_are_met_and_come_to_plain_operators() -> None:
     met: list[str] = []
     x, scale = torch.randn(3, 2), torch.randn(2)

@@ -228,9 +228,9 @@ class _Walk:
 
     def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
         """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
-        every = np.arange(len(choices.strategies))
+        every = np.flatnonzero([strategy.turns == 1 for strategy in choices.strategies])  # keys are gathered, no recipe has them travel
         total, meant = self._prices(op, choices, every, parameters, lambda tensor, specs: np.ones(len(specs)))
-        some = np.flatnonzero(total == 0.0)  # all they do may be meant: no other is asked for its reshards
+        some = every[total == 0.0]  # all they do may be meant: no other is asked for its reshards
         if len(some):
             total, meant = self._prices(op, choices, some, parameters, self._moves)
         if not len(some) or total.min() > 0.0:

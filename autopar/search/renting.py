@@ -18,10 +18,10 @@ import numpy as np
 
 from autopar.search.bounds import Answer, Cuts, Mixture, blend
 from autopar.search.model import TIES, Model, Node, Priced, Weights
-from solvers import solve
+from solvers import Status, solve
 
-SECONDS = 3.0
-"""For one solve."""
+SECONDS, MOST = 3.0, 12.0
+"""For one solve, and where that is too short for an answer on the machine."""
 CLOSE = 1e-4
 """The gap at which it stops."""
 ASKED, IDLE = 12, 4
@@ -81,12 +81,15 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
     beyond: list[np.ndarray] = []
     best: _Asked | None = None
     prices: Mapping[int, float] = {}
-    highest, idle = 0.0, 0
-    while len(beyond) < ASKED and idle < IDLE and (best is None or perf_counter() < until):
+    highest, idle, seconds = 0.0, 0, SECONDS
+    while len(beyond) < ASKED and idle < IDLE and (not beyond or perf_counter() < until):
         problem, unit = model.problem(None, Rented(weights, prices))
-        found = solve(problem, time_limit=SECONDS, gap=CLOSE)
+        found = solve(problem, time_limit=seconds, gap=CLOSE)
         if found.choices is None or found.objective is None:
-            break
+            if found.status is Status.INFEASIBLE or seconds >= MOST:
+                break
+            seconds = min(2 * seconds, MOST)
+            continue
         charged = allowed * sum(prices.values())
         asked = _Asked(weights, prices, found.bound * unit / (1 + TIES) - charged, found.objective * unit)
         idle = 0 if best is None or asked.bound > best.bound * (1 + GAIN) else idle + 1
@@ -107,7 +110,7 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
     if best is None:
         return 0.0
     charged = allowed * sum(best.prices.values())
-    return model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, SECONDS) - charged
+    return model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, seconds) - charged
 
 
 def _levels(model: Model, choices: np.ndarray) -> np.ndarray:

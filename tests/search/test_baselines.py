@@ -184,3 +184,13 @@ def test_baselines_keep_to_pins_or_say_why_they_cannot(pins: dict[str, str], kep
             named = f"input:{item.name}" if item.kind == "input" else "*.weight" if item.name.endswith("weight") else ""
             if named in pins:
                 assert str(schedule.specs[item.tensor]) == pins[named]
+
+
+def test_plans_by_hand_gather_keys_where_the_batch_is_too_small() -> None:
+    """So that what they take is what people take, who have no keys travel around ranks."""
+    target = zoo.build("llama3", layers=1, batch=2)
+    graph = capture_graph(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args)
+    on = machine_of("x=4")
+    found = find_baselines(Space(graph, on, "adamw", resolve_pins(graph, on.mesh, {})))[0]
+    split = [dict(strategy.factors) for op, strategy in found["fsdp"].strategies.items() if "attention" in graph.op[op].target]
+    assert split and all("s" in factors or "s mirrored" in factors for factors in split)
