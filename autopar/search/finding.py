@@ -32,7 +32,7 @@ from autopar.search.pins import Pins, resolve_pins
 from autopar.search.pooled import pooled
 from autopar.search.rounds import Search
 from autopar.search.space import Space
-from autopar.search.trials import GAIN, PROOF, Asked, Progress
+from autopar.search.trials import GAIN, PROOF, TURN, Asked, Progress
 from autopar.search.tuning import Timed
 from autopar.search.written import Written
 from autopar.sharding import ALL_ORDERS
@@ -40,8 +40,6 @@ from cost_models import Machine
 
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
-NEAR = 0.005
-"""Proved gap at which a plan of merged axes is near enough for no other merging to be asked for a better one to begin from."""
 LOOKS = 3
 """So many times it looks around the best plan, at most."""
 
@@ -220,12 +218,12 @@ def _nearby(space: Space, folding: Folding | None, pins: Pins, asked: Asked, clo
     plans, least = [timed.assignment for timed in known], min((timed.seconds for timed in known), default=math.inf)
     bound = floor_of(space, folding)
     if asked.recompute and graph.mode == "train":
-        bound = max(bound, pooled(space, folding, asked.limit))
+        bound = max(bound, pooled(space, folding, asked.limit, perf_counter() + TURN * asked.time_limit))
     ways, reached = list(mergings(space.machine, ALL_ORDERS)), math.inf
     for number, merging in enumerate(ways):
         left = asked.began + asked.time_limit - perf_counter()
         merged = merging.pins(pins)
-        if merged is None or left <= 0 or reached * (1 - NEAR) <= bound:
+        if merged is None or left <= 0 or reached * (1 - asked.gap) <= bound:
             continue
         share = left / (len(ways) - number + LOOKS)
         now = perf_counter()

@@ -8,7 +8,6 @@ Rents are costs of nodes alone, so that equal layers are cut apart as in ``folde
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,24 +68,24 @@ class _Asked:
     least: float
 
 
-def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int], until: float = math.inf) -> float:
+def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int], until: float) -> float:
     """The best bound found on the step of every plan that holds at most ``allowed`` bytes at some times; 0 without any.
 
     Args:
         weights: to begin from; none of paths.
         times: at which bytes may be paid for; each answer adds that at which it holds most.
-        until: the ``perf_counter`` from which nothing else is asked.
+        until: the ``perf_counter`` up to which it may take.
     """
     cuts, priced = Cuts(model, weights.slowdown), set[int]()
     beyond: list[np.ndarray] = []
     best: _Asked | None = None
     prices: Mapping[int, float] = {}
     highest, idle, seconds = 0.0, 0, SECONDS
-    while len(beyond) < ASKED and idle < IDLE and (not beyond or perf_counter() < until):
+    while len(beyond) < ASKED and idle < IDLE and (left := until - perf_counter()) > 0:
         problem, unit = model.problem(None, Rented(weights, prices))
-        found = solve(problem, time_limit=seconds, gap=CLOSE)
+        found = solve(problem, time_limit=min(seconds, left), gap=CLOSE)
         if found.choices is None or found.objective is None:
-            if found.status is Status.INFEASIBLE or seconds >= MOST:
+            if found.status is Status.INFEASIBLE or seconds >= min(MOST, left):
                 break
             seconds = min(2 * seconds, MOST)
             continue
@@ -110,7 +109,10 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
     if best is None:
         return 0.0
     charged = allowed * sum(best.prices.values())
-    return model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, seconds) - charged
+    return (
+        model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, min(seconds, max(until - perf_counter(), 1.0)))
+        - charged
+    )
 
 
 def _levels(model: Model, choices: np.ndarray) -> np.ndarray:

@@ -47,8 +47,6 @@ CHANGING, MOST_CHANGING = 0.2, 0.9
 for all to be chosen so, answers under any prices come to less than that does."""
 ROUGH = 0.01
 """The gap at which solves under these prices stop."""
-ENOUGH = 0.01
-"""The gap up to which a plan of equal layers alike is not left for a search in which each has strategies of its own."""
 JOINT, MOST_JOINT = 100_000, 60_000
 """Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
 becomes then, up to which all times of theirs are told apart."""
@@ -82,7 +80,7 @@ class Search(Trials):
                 raise
         self.seconds = perf_counter() - solving
         short = self.best is None or self.best.memory.peak > self.limit
-        wanting = short or (self.short and not self.large and self.reached > ENOUGH)
+        wanting = short or (self.short and not self.large and self.reached > self.gap)
         if self.folded and wanting and self.left > 0 and not self.interrupted:
             return False
         if short and self.folded:

@@ -34,7 +34,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None) -> None:
     floor, raised = floor_of(space, None), 0
     for limit in sorted({peak for _, peak in sets}):
         best = min(seconds for seconds, peak in sets if peak <= limit)
-        bound = pooled(space, None, limit)
+        bound = pooled(space, None, limit, math.inf)
         assert bound <= best * (1 + 1e-9)
         raised += bound > floor * 1.001
     assert raised or seed is not None, "where memory is short something has to be made again"
@@ -47,7 +47,7 @@ def test_no_plan_on_a_mesh_is_below_it(mesh: str) -> None:
     for name in ("ddp", "fsdp"):
         for _, leaner in with_policies(graph(), find_baselines(space)[0][name], on):
             schedule = make_schedule(graph(), leaner, on, LEAN)
-            bound = pooled(small, folding(), memory(schedule, "adamw").peak)
+            bound = pooled(small, folding(), memory(schedule, "adamw").peak, math.inf)
             assert bound <= step_seconds(schedule, "adamw")
 
 
@@ -55,6 +55,6 @@ def test_folded_layers_say_the_same() -> None:
     on = machine("dp=2,tp=2")
     whole, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
     limit = int(0.7 * memory(make_schedule(graph(), find_baselines(whole)[0]["fsdp"], on, LEAN), "adamw").peak)
-    free, tied = pooled(whole, None, limit), pooled(small, folding(), limit)
+    free, tied = pooled(whole, None, limit, math.inf), pooled(small, folding(), limit, math.inf)
     assert free > floor_of(whole, None) * 1.001, "memory is short"
     assert free * 0.98 <= tied <= free * (1 + 1e-3), "a bound on layers left free"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None, mesh: str) -> None:
     free, raised = min(seconds for seconds, _ in sets), 0
     for limit in sorted({peak for _, peak in sets}):
         best = min(seconds for seconds, peak in sets if peak <= limit)
-        bounds = [dearest(model, first(model), float(limit), (time,)) for time in range(0, len(some.ops), 4)]
+        bounds = [dearest(model, first(model), float(limit), (time,), math.inf) for time in range(0, len(some.ops), 4)]
         assert max(bounds) <= best * (1 + 1e-9)
         raised += max(bounds) > free * 1.001
     assert raised or seed is not None, "where memory is short something has to be made again"
@@ -74,7 +75,7 @@ def test_no_plan_on_a_mesh_is_below_it() -> None:
     on, model = machine(MESH), tied(MESH)
     plan = find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"]
     schedule = make_schedule(graph(), dict(with_policies(graph(), plan, on))["full"], on, LEAN)
-    bound = dearest(model, first(model), float(memory(schedule, "adamw").peak), rests(model))
+    bound = dearest(model, first(model), float(memory(schedule, "adamw").peak), rests(model), math.inf)
     assert bound <= step_seconds(schedule, "adamw")
 
 
@@ -87,8 +88,8 @@ def test_less_memory_costs_more_and_all_layers_pay() -> None:
     on = machine(MESH)
     schedule = make_schedule(graph(), find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"], on, LEAN)
     allowed = 0.6 * memory(schedule, "adamw").peak
-    found = [dearest(some, first(some), allowed, at) for some, at in ((whole, later), (model, times))]
-    free = dearest(whole, first(whole), 2.0**60, later)
+    found = [dearest(some, first(some), allowed, at, math.inf) for some, at in ((whole, later), (model, times))]
+    free = dearest(whole, first(whole), 2.0**60, later, math.inf)
     assert found[0] > free * 1.001, "memory is short"
     assert found[0] * 0.97 <= found[1] <= found[0] * (1 + 2e-3), "a bound on layers left free"
 
@@ -97,3 +98,8 @@ def test_weights_without_paths() -> None:
     path = Path((1, 2), (0,))
     mixed = Mixture({Term("forward", path=path): 0.25, Term("forward", "node"): 0.75, Term("backward", path=path): 1.0}, SLOWDOWN)
     assert mixed.without_paths().weights == {Term("forward", "node"): 1.0, Term("backward", compute=True): 1.0}
+
+
+def test_without_time_nothing_is_solved() -> None:
+    model = tied(MESH)
+    assert dearest(model, first(model), 1.0, rests(model), -math.inf) == 0.0
