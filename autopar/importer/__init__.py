@@ -9,11 +9,16 @@ containers     arguments and results as nests of tensors, and the way back
 known_values   conditions whose answer is known, though tensors are stand-ins
 sets           sets in an order that does not depend on the hash seed
 repeats        equal layers traced once
+unrolling      the others, put back into the graph
 rewrite        its operators in the dialect
 unsorted       rows sorted by expert, left in the order of their tokens
 blocks         weights that are several in one (queries, keys and values), held as such
+cutting        what cuts a dim into its blocks
+carrying       how operators carry blocks
 joint          traced to one functional graph, forward and backward
 lowering       that as Op and Tensor
+roles          which of its inputs and outputs are what
+same           nodes that only repeat a value
 provenance     the module path and source line of a node
 groups         equal layers
 storing        what a call changes of a buffer, changed where it lies

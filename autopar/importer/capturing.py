@@ -25,9 +25,10 @@ from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
 from autopar.importer.precision import check_compute_dtype
-from autopar.importer.repeats import Chain, find_chain, unrolled
+from autopar.importer.repeats import Chain, find_chain
 from autopar.importer.sets import in_order
 from autopar.importer.storing import stored
+from autopar.importer.unrolling import unrolled
 from autopar.importer.unsorted import leave_unsorted
 from autopar.importer.weights import FakeWeights, fake_weights
 

@@ -7,8 +7,7 @@ graph; what nobody needs is dropped.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from autopar.graph import Argument, Dtype, Graph, GraphInput, GraphOutput, Op, P
 from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported, Value
 from autopar.importer.provenance import module_path, source_line, user_frame
-from autopar.importer.repeats import fresh
+from autopar.importer.roles import roles
+from autopar.importer.same import same_value
 from autopar.sharding import Blocks
 
 aten = torch.ops.aten
@@ -29,152 +29,12 @@ FORMAT_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format",
 """Arguments about where and how a tensor lies; the runtime binds the device itself."""
 
 
-# --- values that are the same tensor ----------------------------------------------------------------------------------
-
-
-def _same_value(node: Node) -> Node | None:
-    """The argument that a node merely repeats, if that is all it does."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, Node) or not isinstance(source.meta.get("val"), TorchTensor):
-        return None
-    if node.target in _ALWAYS_SAME:
-        return source
-    if node.target is aten.copy.default:  # (destination, source): the source, converted
-        other = node.args[1]
-        return other if isinstance(other, Node) and _same_layout(node, other.meta["val"], node.meta["val"]) else None
-    test = _SOMETIMES_SAME.get(node.target)
-    return source if test is not None and test(node, source.meta["val"], node.meta["val"]) else None
-
-
-def _same_layout(node: Node, before: TorchTensor, after: TorchTensor) -> bool:
-    return before.shape == after.shape and before.dtype == after.dtype and before.stride() == after.stride()
-
-
-def _same_shape(node: Node, before: TorchTensor, after: TorchTensor) -> bool:
-    return before.shape == after.shape
-
-
-def _same_order(node: Node, before: TorchTensor, after: TorchTensor) -> bool:
-    dims: Any = node.args[1]
-    return [dim % max(before.dim(), 1) for dim in dims] == list(range(before.dim()))
-
-
-_ALWAYS_SAME = frozenset({
-    aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.positive.default,
-})  # fmt: skip
-_SOMETIMES_SAME: Mapping[Any, Callable[[Node, TorchTensor, TorchTensor], bool]] = {
-    aten.clone.default: _same_layout,
-    aten._to_copy.default: _same_layout,
-    aten.view.default: _same_shape,
-    aten._unsafe_view.default: _same_shape,
-    aten.expand.default: _same_shape,
-    aten.slice.Tensor: _same_shape,
-    aten.permute.default: _same_order,
-}
-
 _RENAMED = {
     aten._unsafe_view.default: aten.view.default, aten.reshape.default: aten.view.default,
     aten.empty_strided.default: aten.empty.memory_format, aten.new_empty_strided.default: aten.new_empty.default,
 }  # fmt: skip
 _SIZED = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default})
 """Operators whose second argument is the result's shape, where -1 may stand for a size; graphs name every size."""
-
-
-# --- one pass over the nodes ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The traced graph's inputs and outputs, told apart.
-
-    Args:
-        inputs: placeholder to the exported value it is; tangents: placeholder to the output whose gradient it is.
-        outputs: name and node; gradients and buffers: the exported value and the node.
-    """
-
-    inputs: Mapping[Node, Value]
-    tangents: Mapping[Node, int]
-    outputs: Sequence[tuple[str, Node]]
-    gradients: Sequence[tuple[Value, Node]]
-    buffers: Sequence[tuple[Value, Node]]
-
-
-def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
-    """Read the descriptors of the traced graph. A frozen parameter that the forward of a model that trains changes is as a buffer: of a
-    momentum encoder, say."""
-    tensors = exported.tensors
-    inputs: dict[Node, Value] = {}
-    tangents: dict[Node, int] = {}
-    for node in graph.find_nodes(op="placeholder"):
-        kind, index = torch_compat.role(node.meta["desc"])
-        if kind == "input":
-            inputs[node] = tensors[index]
-        elif kind == "tangent":
-            tangents[node] = index
-        elif kind == "mutation gradient" and tensors[index].kind == "buffer":
-            raise CaptureError(
-                f"the new value of the buffer {tensors[index].name} depends on parameters, so that the next step would go back through it",
-                "assign a detached value: self.buffer.copy_(value.detach())",
-            )
-        elif kind == "mutation gradient":
-            raise _changed_in_place(exported, tensors[index])
-        else:
-            raise CaptureError(f"the traced graph has an input of an unknown kind: {node.meta['desc']}", "report this model")
-    trains = any(value.kind == "parameter" and value.value.requires_grad for value in tensors)
-    averages = {index for index, value in enumerate(tensors) if trains and value.kind == "parameter" and not value.value.requires_grad}
-    outputs: list[tuple[str, Node]] = []
-    gradients: list[tuple[Value, Node]] = []
-    buffers: list[tuple[Value, Node]] = []
-    output = graph.output_node()
-    for result, descriptor in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
-        kind, index = torch_compat.role(descriptor)
-        if not isinstance(result, Node):
-            continue
-        if kind == "output":
-            outputs.append((exported.outputs[index], result))
-        elif kind == "gradient":
-            gradients.append((tensors[index], result))
-        elif kind == "mutation" and (tensors[index].kind == "buffer" or index in averages):
-            buffers.append((replace(tensors[index], kind="buffer"), result))
-        elif kind == "mutation" and exported.once and tensors[index].kind == "parameter":
-            continue  # every call of the graph starts from the parameters as they are, as the model's first call did
-        elif kind == "mutation":
-            raise _changed_in_place(exported, tensors[index])
-        else:
-            raise CaptureError(f"the traced graph has an output of an unknown kind: {descriptor}", "report this model")
-    names = {value.name for value, _ in buffers}
-    changed = {node: replace(value, kind="buffer") if value.name in names else value for node, value in inputs.items()}
-    return Roles(changed, tangents, outputs, gradients, buffers)
-
-
-def _changed_in_place(exported: Exported, value: Value) -> CaptureError:
-    return CaptureError(
-        at_line(f"the forward changes its {value.kind} {value.name} in place", _mutation_place(exported, value)),
-        "work on a clone(), or register the tensor as a buffer if its new value is to be kept",
-    )
-
-
-def _mutation_place(exported: Exported, value: Value) -> tuple[str, int] | None:
-    """The line of the exported operator that writes to an input."""
-    nodes = exported.graph_module.graph.find_nodes(op="placeholder")
-    return _writer(exported.graph_module, [node for node, other in zip(nodes, exported.values, strict=True) if other.name == value.name])
-
-
-def _writer(module: Any, written: list[Node]) -> tuple[str, int] | None:
-    """The line of the first operator that writes to one of these nodes, here or in a stretch of its own, as under ``no_grad``."""
-    for node in module.graph.nodes:
-        if torch_compat.is_operator(node.target) and node.args and node.args[0] in written:
-            if torch_compat.schema_of(node.target).is_mutable:
-                return user_frame(node)
-            written = written + [node] * (node.target is aten.detach.default)
-        elif node.op == "call_function" and torch_compat.runs_a_graph(node.target):
-            at, body = next((at, item) for at, item in enumerate(node.args) if isinstance(item, Node) and item.op == "get_attr")
-            inside = getattr(module, body.target)
-            inputs = zip(inside.graph.find_nodes(op="placeholder"), node.args[at + 1 :], strict=True)
-            found = _writer(inside, [there for there, here in inputs if here in written])
-            if found is not None:
-                return found
-    return None
 
 
 class Lowering:
@@ -234,7 +94,7 @@ class Lowering:
             raise CaptureError(f"the traced graph holds a tensor outside its inputs: {node.target}", "register it as a buffer")
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
-                source = _same_value(node) or self._squeezed_sum(node)
+                source = same_value(node) or self._squeezed_sum(node)
                 if source is not None:
                     self.same[node] = source
         self._hold_in_blocks()
@@ -483,3 +343,14 @@ def _spelled_out(node: Node) -> list[Any]:
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def fresh(base: str, counters: dict[str, int], taken: set[str]) -> str:
+    """The next free name: ``base``, ``base_1`` ...; ``counters`` and ``taken`` are brought up to date."""
+    while True:
+        number = counters.get(base, 0)
+        counters[base] = number + 1
+        name = f"{base}_{number}" if number else base
+        if name not in taken:
+            taken.add(name)
+            return name

@@ -5,6 +5,8 @@ Outputs, every gradient, ten AdamW steps, the collectives executed against those
 verifying      verify: both runs, then the comparison
 comparison     errors and their tolerances; the Verification
 trials         the same steps on the plain model, on ranks, and on simulated ranks
+chance         what a model draws made constant, on one device as on ranks
+trainers       the optimizers that plans name, as users run them
 widened        the same trial in float64, to tell rounding from error
 launch         ranks as forked processes of this machine
 examples       values for weights and inputs that have none

@@ -1,14 +1,9 @@
-"""The same steps on the single-device model and on the sharded one, recorded in the same form, so that they can be compared.
-
-Dropout is off in the sense that it drops nothing: every element is kept and still scaled by ``1 / (1 - p)``. The captured backward
-has that scale baked in, and so the plan's graph, and its hash, stay what they are. What else a model draws is a constant.
-"""
+"""The same steps on the single-device model and on the sharded one, recorded in the same form, so that they can be compared."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,31 +12,26 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from autopar.dialect.noise import ALPHA
 from autopar.graph import Graph
 from autopar.importer import cut_call
 from autopar.importer.containers import renewed
 from autopar.importer.precision import call_in
-from autopar.importer.rewrite.draws import chosen, chosen_again
 from autopar.runtime.accumulation import run_step
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed
 from autopar.runtime.execution import bind
 from autopar.runtime.module import ShardedModule
-from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import from_placements, gather, replica_difference
 from autopar.runtime.simulation import entering, scatter_all
-from autopar.runtime.still import STILL_NORMAL, STILL_UNIFORM
 from autopar.runtime.weights import Place
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import autocast_on_cpu, local_of, map_tensors, replaced_on_cpu, replaced_operators
+from autopar.torch_compat import local_of, map_tensors
+from autopar.verify.chance import without_chance
 from autopar.verify.live_memory import LiveMemory
-from cost_models import find_optimizer
+from autopar.verify.trainers import trainer
 
-LEARNING_RATE = 2e-4
-"""Small: where a gradient is zero but for rounding, AdamW takes whole steps of this size in directions that rounding chooses."""
 MEASURED = 3
 """Steps after the first whose memory is measured."""
 Tensors = dict[str, torch.Tensor]
@@ -169,112 +159,6 @@ class Case:
                     tangent = place.dtensor(place.own_part(tangent, spec), spec, output.shape)
                 gradients.append(tangent)
         torch.autograd.backward(roots, gradients)
-
-
-@contextmanager
-def without_chance() -> Iterator[None]:
-    """Within it, torch's random operators draw on the CPU what ``still.STILL`` draws on the ranks, and autocast is the CPU's."""
-    kept = {"dropout": _keep_all, "feature_dropout": _keep_all, "alpha_dropout": _keep_all_alpha, "feature_alpha_dropout": _keep_all_alpha}
-    with ExitStack() as stack:
-        for name, function in kept.items():
-            stack.enter_context(replaced_on_cpu(name, function))
-            stack.enter_context(replaced_on_cpu(f"{name}_", lambda x, p, train, function=function: x.copy_(function(x, p, train))))
-        stack.enter_context(replaced_operators(STILL_DRAWS))
-        stack.enter_context(autocast_on_cpu())
-        yield
-
-
-def _keep_all(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Dropout that drops nothing."""
-    return x * (0.0 if p >= 1 else 1 / (1 - p)) if train and p > 0 else x
-
-
-def _keep_all_alpha(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Alpha dropout that drops nothing."""
-    if not train or p == 0:
-        return x
-    scale = 0.0 if p >= 1 else 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
-    return x * scale + ALPHA * scale * p
-
-
-def _whole(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
-    return torch.full(size, low + math.floor(STILL_UNIFORM * (high - low)), dtype=dtype or torch.int64)
-
-
-def _drawn(p: torch.Tensor, count: int, replacement: bool) -> torch.Tensor:
-    if not replacement:
-        return chosen(p, count, torch.full_like(p, STILL_UNIFORM))
-    return chosen_again(p, torch.full([*p.shape[:-1], count], STILL_UNIFORM, dtype=p.dtype))
-
-
-def _leaky(x: torch.Tensor, noise: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, train: bool = False) -> torch.Tensor:
-    """RReLU with one slope for all; ``noise`` keeps the slopes for its backward."""
-    slope = STILL_UNIFORM * (upper - lower) + lower if train else (lower + upper) / 2
-    noise.copy_(torch.where(x > 0, 1.0, slope))
-    return x * noise
-
-
-aten = torch.ops.aten
-STILL_DRAWS: Mapping[Any, Callable[..., Any]] = {
-    aten.randn_like.default: lambda x, dtype=None, **_: torch.full_like(x, STILL_NORMAL, dtype=dtype),
-    aten.rand_like.default: lambda x, dtype=None, **_: torch.full_like(x, STILL_UNIFORM, dtype=dtype),
-    aten.randn.default: lambda size, dtype=None, **_: torch.full(size, STILL_NORMAL, dtype=dtype),
-    aten.rand.default: lambda size, dtype=None, **_: torch.full(size, STILL_UNIFORM, dtype=dtype),
-    aten.bernoulli.default: lambda p, **_: (p > STILL_UNIFORM).to(p.dtype),
-    aten.bernoulli.p: lambda x, p, **_: torch.full_like(x, float(p > STILL_UNIFORM)),
-    aten.bernoulli_.float: lambda x, p=0.5, **_: x.fill_(float(p > STILL_UNIFORM)),
-    aten.bernoulli_.Tensor: lambda x, p, **_: x.copy_(p > STILL_UNIFORM),
-    aten.normal_.default: lambda x, mean=0.0, std=1.0, **_: x.fill_(STILL_NORMAL * std + mean),
-    aten.uniform_.default: lambda x, low=0.0, high=1.0, **_: x.fill_(STILL_UNIFORM * (high - low) + low),
-    aten.exponential_.default: lambda x, rate=1.0, **_: x.fill_(-math.log1p(-STILL_UNIFORM) / rate),
-    aten.normal.float_float: lambda mean, std, size, dtype=None, **_: torch.full(size, STILL_NORMAL * std + mean, dtype=dtype),
-    aten.normal.Tensor_float: lambda mean, std=1.0, **_: mean + STILL_NORMAL * std,
-    aten.normal.float_Tensor: lambda mean, std, **_: std * STILL_NORMAL + mean,
-    aten.normal.Tensor_Tensor: lambda mean, std, **_: mean + STILL_NORMAL * std,
-    aten.randint.default: lambda high, size, dtype=None, **_: _whole(0, high, size, dtype),
-    aten.randint.low: lambda low, high, size, dtype=None, **_: _whole(low, high, size, dtype),
-    aten.randint_like.default: lambda x, high, dtype=None, **_: _whole(0, high, x.shape, dtype or x.dtype),
-    aten.randint_like.low_dtype: lambda x, low, high, dtype=None, **_: _whole(low, high, x.shape, dtype or x.dtype),
-    aten.random_.to: lambda x, high, **_: x.copy_(_whole(0, high, x.shape, x.dtype)),
-    aten.log_normal_.default: lambda x, mean=1.0, std=2.0, **_: x.fill_(math.exp(STILL_NORMAL * std + mean)),
-    aten.geometric_.default: lambda x, p, **_: x.fill_(max(1, math.ceil(math.log1p(-STILL_UNIFORM) / math.log1p(-p)))),
-    aten.cauchy_.default: lambda x, median=0.0, sigma=1.0, **_: x.fill_(median + sigma * math.tan(math.pi * (STILL_UNIFORM - 0.5))),
-    aten.native_dropout.default: lambda x, p, train: (_keep_all(x, p, train is not False), torch.ones_like(x, dtype=torch.bool)),
-    aten.multinomial.default: lambda p, count, replacement=False, **_: _drawn(p, count, replacement),
-    aten.rrelu_with_noise.default: lambda x, noise, *settings, **_: _leaky(x, noise, *settings),
-    aten.rrelu_with_noise_.default: lambda x, noise, *settings, **_: x.copy_(_leaky(x, noise, *settings)),
-    aten.randperm.default: lambda n, dtype=None, **_: torch.arange(n, dtype=dtype or torch.int64),
-}
-"""torch's own operators that draw, with the constants in place of the draws."""
-
-
-class Own(torch.optim.SGD):
-    """Stands for an optimizer that is known by the bytes it keeps alone."""
-
-    def __init__(self, parameters: Any, state_bytes: int, **options: Any) -> None:
-        super().__init__(parameters, **options)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-                self.state[parameter]["own"] = torch.zeros(local.numel() * state_bytes, dtype=torch.uint8)
-
-
-TRAINERS: Mapping[str, Callable[..., Any]] = {
-    "adamw": torch.optim.AdamW,
-    "adamw-mixed": lambda parameters, lr: MasterWeights(parameters, torch.optim.AdamW, lr=lr),
-    "sgd": torch.optim.SGD,
-    "sgd-momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-    "none": torch.optim.SGD,
-}
-"""The optimizers that plans name, as users run them. ``none`` keeps nothing, and a trial that never moves would show little."""
-
-
-def trainer(name: str, parameters: Any) -> Any:
-    """The optimizer of a trial. A model without parameters gets one with nothing to do, since torch refuses an empty list."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad] or [nn.Parameter(torch.empty(0))]
-    if name in TRAINERS:
-        return TRAINERS[name](trained, lr=LEARNING_RATE)
-    return Own(trained, find_optimizer(name).state_bytes, lr=LEARNING_RATE)
 
 
 def run_single(case: Case, say: Say = silent) -> Trial:
