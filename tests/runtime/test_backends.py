@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +83,19 @@ def test_lockstep_by_hand() -> None:
     assert moved("all_to_all") == [[1, 5], [2, 0]]
     assert moved("all_reduce", reduction="max") == [[5, 2]] * 2
     assert moved("permute", sources=(1, 0)) == [[5, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_to_all", "all_reduce", "permute"])
+def test_in_lockstep_what_was_sent_stays_until_it_was_waited_for(kind: str) -> None:
+    """As a rank's own does, so that simulated ranks take as much memory."""
+    sent = [torch.ones(2), torch.zeros(2)]
+    there = [weakref.ref(part) for part in sent]
+    wait = LockstepRanks(Mesh.parse("2")).start(Exchange(kind, (SubAxis(0, 1, 2),), sources=(1, 0)), sent)
+    del sent
+    assert all(part() is not None for part in there)
+    wait()
+    del wait
+    assert all(part() is None for part in there)
 
 
 def test_process_groups_do_what_lockstep_does() -> None:
