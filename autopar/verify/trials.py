@@ -33,7 +33,7 @@ from autopar.verify.live_memory import LiveMemory
 from autopar.verify.trainers import trainer
 
 MEASURED = 3
-"""Steps after the first whose memory is measured."""
+"""Steps after the first whose memory is measured on launched ranks, whatever number is asked for; in the first there are no moments yet."""
 Tensors = dict[str, torch.Tensor]
 Say = Callable[[str], None]
 """Is told what is being done, for a line of progress."""
@@ -80,7 +80,7 @@ class Case:
         model: with values, on the CPU. A trial changes it: run each in a process of its own.
         args, kwargs, loss, loss_args: the call.
         tangents: the gradient of each output, by name, where there is no scalar loss.
-        steps: of training.
+        steps: of training; of a model that does not train, one.
         optimizer: what trains, by the plan's name.
     """
 
@@ -97,11 +97,6 @@ class Case:
     @property
     def trains(self) -> bool:
         return self.graph.mode == "train"
-
-    @property
-    def turns(self) -> int:
-        """How often the model is called: where it does not train, once and then to be measured."""
-        return self.steps if self.trains else 1 + MEASURED
 
     def inputs(self) -> Tensors:
         """The tensors of the call, by input name."""
@@ -168,7 +163,7 @@ def run_single(case: Case, say: Say = silent) -> Trial:
     optimizer = trainer(case.optimizer, model.parameters()) if case.trains else None
     inputs = case.inputs()
     asked = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}  # a forward that asks for more has it for itself
-    for turn in told(case.turns, say, "on one device"):
+    for turn in told(case.steps, say, "on one device"):
         parts = case.microbatches()
         outputs = case.run(model, parts[0])
         for part in parts[1:]:
@@ -180,7 +175,7 @@ def run_single(case: Case, say: Say = silent) -> Trial:
             trial.outputs = {name: tensor.detach().clone() for name, tensor in outputs.items()}
             trial.outputs |= {f"buffer:{name}": buffers[name].detach().clone() for name in case.mutated()}
         if optimizer is None:
-            break
+            continue
         trial.losses.append(case.loss_of(outputs))
         with without_chance():
             case.backward(outputs)
@@ -224,10 +219,10 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     buffers = _held(module)
     changing = [] if case.trains else [local_of(buffers[name]) for name in case.mutated()]
     began = [(local, local.clone()) for local in changing]  # each call of a model that does not train begins as the first
-    for turn in told(case.turns, say, f"on {place.mesh.ranks} ranks"):
+    for turn in told(max(case.steps, 1 + MEASURED), say, f"on {place.mesh.ranks} ranks"):
         inputs = plain if turn == 0 else placed
         args, kwargs = _with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
-        measured = min(1, case.turns - 1) <= turn <= MEASURED
+        measured = 1 <= turn <= MEASURED
         held = [*module.parameters(), *module.buffers(), *module.constants.values(), *placed.values(), *_states(optimizer)]
         with LiveMemory(held) if measured else nullcontext() as memory, module.observed_collectives() as observed:
             outputs = case.outputs(module(*args, **kwargs))
@@ -243,7 +238,8 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
             for local, before in began:
                 local.copy_(before)
             continue
-        trial.losses.append(case.loss_of(whole) if place.rank == 0 else 0.0)
+        if turn < case.steps:
+            trial.losses.append(case.loss_of(whole) if place.rank == 0 else 0.0)
         if turn == 0:
             trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs)}
         optimizer.step()
@@ -307,9 +303,9 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
         for part in parts:
             part.requires_grad_(True)
     optimizer = trainer(case.optimizer, (part for parts in trained.values() for part in parts)) if case.trains else None
-    for turn in told(case.turns, say, f"on {mesh.ranks} simulated ranks"):
+    for turn in told(max(case.steps, 2), say, f"on {mesh.ranks} simulated ranks"):
         observed: list[Observed] = []
-        measured = turn == min(1, case.turns - 1)
+        measured = turn == 1
         count = [part for parts in scattered.values() for one in parts for part in one]
         with LiveMemory([*count, *_states(optimizer)]) if measured else nullcontext() as memory:
             ranks = run_step(executable, range(mesh.ranks), lambda number: entering(scattered, number, mesh.ranks), observed)
@@ -337,7 +333,8 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
             for part, before in began:
                 part.copy_(before)
             continue
-        trial.losses.append(case.loss_of(outputs))
+        if turn < case.steps:
+            trial.losses.append(case.loss_of(outputs))
         optimizer.step()
         optimizer.zero_grad()
     assert set(tangents) <= set(case.tangents)

@@ -113,7 +113,7 @@ def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed
     for item in graph.of_kind("tangent"):
         tensor = graph.tensors[item.tensor]
         tangents[item.name] = torch.randn(tensor.shape, generator=generator).to(getattr(torch, tensor.dtype))
-    return Case(graph, model, args, kwargs, target.loss, loss_args, tangents, steps, optimizer)
+    return Case(graph, model, args, kwargs, target.loss, loss_args, tangents, steps if graph.mode == "train" else 1, optimizer)
 
 
 def _without_model(case: Case) -> Case:

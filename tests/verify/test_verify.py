@@ -237,6 +237,12 @@ def test_memory_that_was_not_predicted_fails() -> None:
         assert passes or "peak memory" in found.problems[0]
 
 
+@pytest.mark.parametrize("backend", ["simulate", "gloo"])
+def test_of_a_single_step_memory_is_measured_with_moments(backend: Any) -> None:
+    found = verify(plan_of(), target(), backend=backend, steps=1)
+    assert found.passed and len(found.sharded) == 1, found.problems
+
+
 class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
