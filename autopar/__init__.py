@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.api import capture, compile, load, pareto, plan
+    from autopar.api import capture, compile, load, pareto, plan, sweep
     from autopar.check import check
     from autopar.errors import AutoparError
     from autopar.graph import Graph
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
     "cached", "capture", "check", "compile", "load", "load_program", "load_serving", "pareto", "plan", "plan_serving", "reshard", "rule",
-    "same_sharding", "serve", "shard", "verify",
+    "same_sharding", "serve", "shard", "sweep", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -54,6 +54,7 @@ _HOME = {
     "same_sharding": "autopar.placements",
     "serve": "autopar.serving",
     "shard": "autopar.placements",
+    "sweep": "autopar.api",
     "verify": "autopar.verify",
 }
 

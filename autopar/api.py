@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,14 +11,17 @@ from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.options import (
     MeshLike,
+    candidate_meshes,
     check_number,
     parse_memory,
     resolve_hardware,
     user_errors,
 )  # fmt: skip
-from autopar.pareto import Pareto, climb
+from autopar.pareto import Pareto, Within, climb
 from autopar.plan import Plan
 from autopar.planning import captures_of, planner
+from autopar.sweeping import Point, Sweep, combinations, walk
+from autopar.target import Target
 from cost_models import Hardware
 
 if TYPE_CHECKING:
@@ -114,7 +117,7 @@ def plan(
         compute_dtype=compute_dtype, optimizer=optimizer, constraints=constraints, cost_model=cost_model, recompute=recompute,
         microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=target,
     )  # fmt: skip
-    return within(limit, ends)
+    return within(limit, ends).plan
 
 
 def pareto(
@@ -161,6 +164,71 @@ def pareto(
         microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=target,
     )  # fmt: skip
     return climb(within, rungs, began + time_limit)
+
+
+def sweep(
+    target: Graph | Callable[..., Any],
+    *,
+    devices: Sequence[int],
+    memory: str | float | Sequence[str | float] | None = None,
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
+    mode: Literal["train", "inference"] = "train",
+    compute_dtype: str | None = None,
+    optimizer: str = "adamw",
+    constraints: Mapping[str, str] | None = None,
+    cost_model: str = "roofline",
+    recompute: str = "auto",
+    time_limit: float = 60.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    name: str | None = None,
+    done: Callable[[Point], None] = lambda point: None,
+) -> Sweep:
+    """Plans for each number of devices, memory limit and combination of settings: step and memory as functions of these.
+
+    Args:
+        target: a function that is given one value of each setting by name and returns ``(model, args)``, ``(model, args, kwargs)`` or an
+            object with ``model, args, kwargs, loss, loss_args``; or a Graph, which has no settings.
+        devices: numbers of ranks; each tries meshes as ``plan`` does.
+        memory: one limit per rank or several; the hardware's own when not given.
+        settings: values by name, ``{"batch": [8, 16, 32]}``; every combination is captured once.
+        time_limit: seconds for the whole call, shared among the points.
+        done: called with each point as it is found.
+        name: what the plans call the model.
+        others: as of ``plan``.
+
+    Raises:
+        UsageError: as of ``plan``. What has no plan, or no graph, is a point that says why.
+    """
+    ends = perf_counter() + time_limit if isinstance(time_limit, int | float) else 0.0
+    resolved, choices = resolve_hardware(hardware), combinations(settings or {})
+    given = [memory] if memory is None or isinstance(memory, str | int | float) else list(memory)
+    limits = [int(resolved.memory_bytes) if limit is None else parse_memory(limit) for limit in given]
+    for what, some in (("numbers of devices", devices), ("memory limits", limits), ("combinations of settings", choices)):
+        if not some:
+            raise UsageError(f"there are no {what} to plan for", "give at least one")
+    if isinstance(target, Graph) and settings:
+        raise UsageError("a captured graph has no settings", "give a function that makes the model from them")
+    for count in devices:
+        list(candidate_meshes(None, count))
+
+    def graph_of(chosen: Mapping[str, Any]) -> Graph:
+        if isinstance(target, Graph):
+            return target
+        made = Target.of(target(**chosen))
+        return capture(
+            made.model, made.args, made.kwargs, mode=mode, loss=made.loss, loss_args=made.loss_args, compute_dtype=compute_dtype
+        )  # fmt: skip
+
+    def within(graph: Graph, count: int) -> Within:
+        return planner(
+            graph, (), None, devices=count, hardware=resolved, mode=mode, optimizer=optimizer, constraints=constraints,
+            cost_model=cost_model, recompute=recompute, time_limit=time_limit, seed=seed, progress=progress, target=name,
+        )  # fmt: skip
+
+    points = walk(choices, list(dict.fromkeys(devices)), list(dict.fromkeys(limits)), graph_of, within, ends, done)
+    return Sweep(name or ("graph" if isinstance(target, Graph) else target.__name__), mode, points)
 
 
 def compile(

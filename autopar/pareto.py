@@ -17,6 +17,18 @@ FIRST = 0.3
 
 
 @dataclass(frozen=True)
+class Made:
+    """A plan, and whether its search was ended by Ctrl-C."""
+
+    plan: Plan
+    interrupted: bool = False
+
+
+Within = Callable[[int, float], Made]
+"""What plans within so many bytes a rank until a moment of ``perf_counter``."""
+
+
+@dataclass(frozen=True)
 class Pareto:
     """Plans by the memory they were allowed, the least first. A plan that fits in less stands again where nothing better was found."""
 
@@ -47,11 +59,10 @@ class Pareto:
         return frontier_html(self)
 
 
-def climb(plan_within: Callable[[int, float], Plan], rungs: int, ends: float) -> Pareto:
-    """The ladder's plans.
+def climb(plan_within: Within, rungs: int, ends: float) -> Pareto:
+    """The ladder's plans; those there are when Ctrl-C ends it.
 
     Args:
-        plan_within: plans within so many bytes a rank until a moment.
         rungs: 2 or more.
         ends: when all is to be done.
 
@@ -60,32 +71,39 @@ def climb(plan_within: Callable[[int, float], Plan], rungs: int, ends: float) ->
     """
     now = perf_counter()
     free = plan_within(EVERYTHING, now + FIRST * (ends - now))
-    most = free.predicted.peak_memory_bytes_per_rank
-    least = _least(plan_within, ends)
-    limits = sorted({least + (most - least) * rung // (rungs - 1) for rung in range(rungs)})
+    most = free.plan.predicted.peak_memory_bytes_per_rank
     found: list[Plan] = []
-    for rung, limit in enumerate(limits):
-        now = perf_counter()
-        plan = plan_within(limit, now + max(ends - now, 1.0) / (len(limits) - rung))
-        better = [other for other in (*found[-1:], free) if other.predicted.peak_memory_bytes_per_rank <= limit]
-        found.append(min([plan, *better], key=lambda other: other.objective.seconds))
+    limits = [most]
+    try:
+        least = most if free.interrupted else _least(plan_within, ends)
+        limits = sorted({least + (most - least) * rung // (rungs - 1) for rung in range(rungs)})
+        for rung, limit in enumerate(limits):
+            now = perf_counter()
+            made = free if free.interrupted else plan_within(limit, now + max(ends - now, 1.0) / (len(limits) - rung))
+            better = [other for other in (*found[-1:], free.plan) if other.predicted.peak_memory_bytes_per_rank <= limit]
+            found.append(min([made.plan, *better], key=lambda other: other.objective.seconds))
+            if made.interrupted:
+                break
+    except KeyboardInterrupt:
+        if not found:
+            limits, found = [most], [free.plan]
     bound, bounded = 0.0, list[Plan]()
-    for limit, plan in zip(reversed(limits), reversed(found), strict=True):  # what bounds all plans in more memory bounds those in less
+    for limit, plan in reversed(list(zip(limits, found, strict=False))):  # what bounds all plans in more memory bounds those in less
         bound = min(max(bound, plan.objective.bound_seconds), plan.objective.seconds)
         bounded.append(_at(plan, limit, bound))
     return Pareto(tuple(reversed(bounded)))
 
 
-def _least(plan_within: Callable[[int, float], Plan], ends: float) -> int:
+def _least(plan_within: Within, ends: float) -> int:
     """The least memory that a plan is known to need."""
     now = perf_counter()
     try:
-        plan = plan_within(1, now + FIRST * max(ends - now, 1.0))
+        made = plan_within(1, now + FIRST * max(ends - now, 1.0))
     except InfeasibleError as error:
         if not error.least:
             raise
         return error.least
-    return plan.predicted.peak_memory_bytes_per_rank
+    return made.plan.predicted.peak_memory_bytes_per_rank
 
 
 def _at(plan: Plan, limit: int, bound: float) -> Plan:

@@ -13,7 +13,7 @@ from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageE
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.options import AUTO, RECOMPUTE, MeshLike, candidate_meshes, check_number, check_one_of, check_pins, user_errors
-from autopar.plan import Plan
+from autopar.pareto import Made, Within
 from cost_models import COST_MODELS, Hardware, Machine, Mesh, find_optimizer
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def planner(
     seed: int = 0,
     progress: Progress | None = None,
     target: str | None = None,
-) -> Callable[[int, float], Plan]:
+) -> Within:
     """What plans within so many bytes until a moment, the model captured and everything shared between calls. See ``plan``."""
     began = perf_counter()
     meshes = list(candidate_meshes(mesh, devices))
@@ -124,7 +124,7 @@ def planner(
     common: dict[tuple[int, Machine], Shared] = {}
 
     @young_garbage_only()
-    def plan_within(limit: int, ends: float) -> Plan:
+    def plan_within(limit: int, ends: float) -> Made:
         tried: dict[int, Found] = {}
 
         def find(number: int, seconds: float) -> Found:
@@ -152,7 +152,7 @@ def planner(
         name = target or ("graph" if isinstance(model, Graph) else type(model).__name__)
         made = record(found, target=name, memory_bytes=limit, pins=pins, tried=tuple(tried) if microbatches == AUTO else None)
         made.remember_loss(loss)
-        return made
+        return Made(made, found.interrupted)
 
     return plan_within
 
@@ -194,6 +194,7 @@ def _best_of(asked: list[Asked], find: Callable[[Asked, float], Found], ends: fl
     """
     found: list[Found] = []
     failed: list[AutoparError] = []
+    interrupted = False
     for number, item in enumerate(asked):
         left = ends - perf_counter()
         if left <= 0 and found:
@@ -205,6 +206,7 @@ def _best_of(asked: list[Asked], find: Callable[[Asked, float], Found], ends: fl
         except KeyboardInterrupt:
             if not found:
                 raise
+            interrupted = True
             break
         except _Changed as reason:
             warnings.warn(f"{item} microbatches and more are not tried: {reason}", MicrobatchWarning, stacklevel=4)
@@ -213,7 +215,8 @@ def _best_of(asked: list[Asked], find: Callable[[Asked, float], Found], ends: fl
             break
     if not found:
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
-    return min(found, key=lambda item: item.seconds)
+    best = min(found, key=lambda item: item.seconds)
+    return replace(best, interrupted=interrupted or found[-1].interrupted)
 
 
 AMPLE = 0.8

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autopar.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Target:
@@ -22,3 +24,18 @@ class Target:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     loss: Callable[..., Any] | None = None
     loss_args: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, given: Any) -> Target:
+        """That of ``(model, args)``, ``(model, args, kwargs)``, or an object with ``model`` and what else there is of these.
+
+        Raises:
+            UsageError: a tuple of another length.
+        """
+        if isinstance(given, (tuple, list)):
+            if len(given) not in (2, 3):
+                raise UsageError(f"the target has {len(given)} parts", "give (model, args) or (model, args, kwargs)")
+            model, args, *rest = given
+            return cls(model, tuple(args), dict(rest[0] if rest else {}))
+        kwargs, loss_args = getattr(given, "kwargs", None) or {}, getattr(given, "loss_args", None) or ()
+        return cls(given.model, tuple(getattr(given, "args", ())), dict(kwargs), getattr(given, "loss", None), tuple(loss_args))

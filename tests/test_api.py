@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +135,14 @@ def test_an_interrupted_solve_keeps_the_best_so_far() -> None:
     assert autopar.check(plan) == ()
 
 
+@dataclass(frozen=True)
+class FoundIn:
+    """What of a search's answer the meshes are compared by."""
+
+    seconds: object
+    interrupted: bool
+
+
 def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outcomes: list[object]) -> list[float]:
     """Seconds given to each mesh that is tried, where each ends with its outcome: an error that is raised, or a step."""
     given: list[float] = []
@@ -144,7 +152,7 @@ def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outco
         given.append(time_limit)
         if isinstance(outcome, BaseException):
             raise outcome
-        return SimpleNamespace(seconds=outcome, interrupted=outcome == 3.0)
+        return FoundIn(outcome, outcome == 3.0)
 
     monkeypatch.setattr("autopar.search.find_plan", find)
     monkeypatch.setattr("autopar.planning._warn_unknown", lambda found: None)

@@ -9,7 +9,7 @@ import pytest
 import autopar
 from autopar import zoo
 from autopar.errors import InfeasibleError
-from autopar.pareto import climb
+from autopar.pareto import Made, climb
 from autopar.plan import Plan
 
 LEAST, MOST = 1000, 1400
@@ -26,7 +26,7 @@ def plan() -> Plan:
 def test_a_plan_for_less_memory_stands_where_nothing_better_was_found(plan: Plan) -> None:
     asked = []
 
-    def within(limit: int, ends: float) -> Plan:
+    def within(limit: int, ends: float) -> Made:
         asked.append(limit)
         if limit < LEAST:
             error = InfeasibleError("no plan fits", "allow more")
@@ -35,7 +35,7 @@ def test_a_plan_for_less_memory_stands_where_nothing_better_was_found(plan: Plan
         seconds, peak = FOUND.get(limit, (5.0, MOST))
         objective = plan.objective.model_copy(update={"seconds": seconds, "bound_seconds": 4.0 + limit % 7 / 10})
         predicted = plan.predicted.model_copy(update={"peak_memory_bytes_per_rank": peak})
-        return plan.model_copy(update={"objective": objective, "predicted": predicted})
+        return Made(plan.model_copy(update={"objective": objective, "predicted": predicted}))
 
     ladder = climb(within, 5, float("inf")).plans
     assert sorted(asked[2:]) == sorted(FOUND)

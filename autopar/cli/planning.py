@@ -12,12 +12,13 @@ from autopar import api, planning
 from autopar.cli.terminal import Line, note, printing_aside
 from autopar.errors import UsageError
 from autopar.garbage import young_garbage_only
-from autopar.graph import Graph
 from autopar.options import AUTO, DEFAULT_HARDWARE, factorizations, parse_memory, parse_mesh, resolve_hardware
 from autopar.pareto import Pareto
 from autopar.plan import Plan
 from autopar.report import units
 from autopar.search import Progress
+from autopar.sweeping import Sweep
+from autopar.target import Target
 
 OPTIMIZER_HELP = "adamw, adamw-mixed, sgd, sgd-momentum, none, or one's own: NAME:BYTES,ACCESSES for each element"
 
@@ -55,13 +56,8 @@ def open_pins(pins: Sequence[str]) -> dict[str, str]:
 
 
 @young_garbage_only()
-def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Graph | None = None, **options: Any) -> Plan:
-    """Loads, captures and plans a target, checking the options that need no model first.
-
-    Args:
-        graph: the target's graph, when it has been captured before.
-        options: as for ``api.plan``.
-    """
+def plan_target(target: str, *, mode: Literal["train", "inference"], **options: Any) -> Plan:
+    """Loads, captures and plans a target, checking the options that need no model first; options as for ``api.plan``."""
     from autopar.cli.target import load_target
 
     check_options(**options)
@@ -70,8 +66,6 @@ def plan_target(target: str, *, mode: Literal["train", "inference"], graph: Grap
     say_first_use()
     line = Line()
     with words_on_stderr(), printing_aside(), line:
-        if graph is not None:
-            return api.plan(graph, progress=progress(line), target=target, **options)
         line.say(f"capturing {target}", now=True)
         found = load_target(target, mode, device="meta")
         return api.plan(
@@ -106,6 +100,24 @@ def pareto_target(target: str, *, mode: Literal["train", "inference"], memory: s
             found.model, found.args, found.kwargs, mode=mode, loss=found.loss, loss_args=found.loss_args, progress=progress(line),
             target=target, **options,
         )  # fmt: skip
+
+
+@young_garbage_only()
+def sweep_target(target: str, *, mode: Literal["train", "inference"], **options: Any) -> Sweep:
+    """Plans a target over a grid of its settings and others; options as for ``api.sweep``."""
+    from autopar.cli.target import load_target
+
+    if options.get("hardware") is None:
+        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
+    say_first_use()
+    line = Line()
+
+    def load(**settings: Any) -> Target:
+        line.say(f"capturing {target} {' '.join(f'{key}={value}' for key, value in settings.items())}".rstrip(), now=True)
+        return load_target(target, mode, device="meta", given={key: str(value) for key, value in settings.items()})
+
+    with words_on_stderr(), printing_aside(), line:
+        return api.sweep(load, mode=mode, name=target, progress=progress(line), **options)
 
 
 def say_first_use() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -19,16 +20,18 @@ from autopar.target import Target
 
 Mode = Literal["train", "inference"]
 
+NO_SETTINGS: Mapping[str, str] = {}
 _LONGEST = 300
 """Characters of a message of the user's own code that are repeated, of its first line."""
 _FORMS = "write file.py:function, package.module:function, zoo:NAME,key=value,... or hf:CONFIG.json,batch=..,seq=.."
 
 
-def load_target(text: str, mode: Mode = "train", device: str = "cpu") -> Target:
+def load_target(text: str, mode: Mode = "train", device: str = "cpu", given: Mapping[str, str] = NO_SETTINGS) -> Target:
     """The model, its example inputs and its loss.
 
     Args:
         text: as the user wrote it.
+        given: further settings: keys of a built-in or Hugging Face model, arguments of a function.
         mode: for built-in models: in training forward takes the targets too and returns the loss.
         device: where built-in models are made; ``meta`` needs no memory and is enough to plan.
 
@@ -40,19 +43,19 @@ def load_target(text: str, mode: Mode = "train", device: str = "cpu") -> Target:
     if kind == "zoo" and colon:
         from autopar import zoo
 
-        name, settings = _settings(rest, text)
+        name, settings = _settings(rest, text, given)
         built: Target = zoo.build(name, mode=mode, device=device, **settings)
         return built
     if kind == "hf" and colon:
         from autopar.cli.huggingface import build
 
-        path, settings = _settings(rest, text)
+        path, settings = _settings(rest, text, given)
         return build(path, settings, mode)
     with printing_aside():
-        return _load(text)
+        return _load(text, given)
 
 
-def _load(text: str) -> Target:
+def _load(text: str, given: Mapping[str, str]) -> Target:
     """The target of a function of the user's."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
@@ -68,8 +71,16 @@ def _load(text: str) -> Target:
         raise UsageError(f"{place} has no function {name!r}", f"it has {', '.join(made[:8])}" if made else f"define {name}() in it")
     if inspect.iscoroutinefunction(function):
         raise UsageError(f"{text} is an async function", "define it without async: it is called once, and what it returns is planned")
+    settings = {key: read_value(value) for key, value in given.items()}
     try:
-        return _target(text, function())
+        inspect.signature(function).bind(**settings)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(function).parameters) or "nothing"
+        raise UsageError(f"{text} cannot be called with {', '.join(settings) or 'no arguments'}: {error}", f"it takes {takes}") from None
+    except ValueError:
+        pass  # no signature is known
+    try:
+        return _target(text, function(**settings))
     except (Exception, SystemExit) as error:  # the user's own code: anything can come out of it
         raise _failed(f"{text} raised", error) from error
 
@@ -93,7 +104,15 @@ def zoo_listing() -> str:
     return "\n".join(f"zoo:{name},{','.join(f'{key}={value}' for key, value in zoo.keys(name).items())}" for name in zoo.names())
 
 
-def _settings(rest: str, text: str) -> tuple[str, dict[str, str]]:
+def read_value(text: str) -> Any:
+    """The number, truth value or text of a function's argument."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _settings(rest: str, text: str, given: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     name, *words = rest.split(",")
     settings = {}
     for word in words:
@@ -103,7 +122,10 @@ def _settings(rest: str, text: str) -> tuple[str, dict[str, str]]:
         if key in settings:
             raise UsageError(f"{key} is given twice in the target {text!r}", "give each key once")
         settings[key] = value
-    return name, settings
+    twice = next((key for key in given if key in settings), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is given in the target {text!r} and varied", "leave it out of the target")
+    return name, {**settings, **given}
 
 
 def _from_file(path: Path) -> ModuleType:

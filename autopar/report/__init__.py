@@ -8,7 +8,7 @@ trace        the same for chrome://tracing and Perfetto
 ways         how layers are split, in the words of those who do it by hand
 holding      what a rank holds over the step
 frontier     a ladder of memory limits
-curve        a sweep over numbers of devices
+curve        a sweep over devices, limits and settings
 units        seconds, bytes and counts as people read them
 
 Each is imported when it is asked for: what prints tables needs no simulation.

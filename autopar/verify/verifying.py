@@ -46,7 +46,7 @@ def verify(
     if backend not in ("gloo", "simulate"):
         raise UsageError(f"unknown backend {backend!r}", "use gloo or simulate")
     check_torch(plan)
-    parts = _read(target)
+    parts = Target.of(target)
     model = with_values(parts.model, seed)
 
     progress("capturing the model")
@@ -91,16 +91,6 @@ def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Te
     except AutoparError:
         return None
     return compare_values(run_ranks(ranks, 1, alone=True)[0], single, "float64")
-
-
-def _read(target: Any) -> Target:
-    if isinstance(target, (tuple, list)):
-        if len(target) not in (2, 3):
-            raise UsageError(f"the target has {len(target)} parts", "give (model, args) or (model, args, kwargs)")
-        model, args, *rest = target
-        return Target(model, tuple(args), dict(rest[0] if rest else {}), None, ())
-    model, args, kwargs = target.model, target.args, getattr(target, "kwargs", None)
-    return Target(model, tuple(args), dict(kwargs or {}), getattr(target, "loss", None), tuple(getattr(target, "loss_args", None) or ()))
 
 
 def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int, optimizer: str) -> Case:

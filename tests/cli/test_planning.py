@@ -259,6 +259,40 @@ def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
     assert lines[0].startswith("devices,feasible,mesh,step_seconds") and [line.split(",")[0] for line in lines[1:]] == ["1", "2"]
     assert float(lines[2].split(",")[3]) == rows[1]["step_seconds"]
-    drawn = ElementTree.fromstring((tmp_path / "sweep.svg").read_text())
-    assert [len(list(drawn.iter(f"{{http://www.w3.org/2000/svg}}{kind}"))) for kind in ("polyline", "circle")] == [2, 4]
+    assert drawn(tmp_path / "sweep.svg") == [2, 4]
     refused(autopar(capsys, "sweep", "zoo:mlp", "--devices", "2,zwei"), 2, "'2,zwei'")
+
+
+def drawn(path: Path) -> list[int]:
+    """How many curves and how many points an SVG has."""
+    page = ElementTree.fromstring(path.read_text())
+    return [len(list(page.iter(f"{{http://www.w3.org/2000/svg}}{kind}"))) for kind in ("polyline", "circle")]
+
+
+def test_sweep_over_settings_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on = ["--hardware", "h100-sxm", "--devices"]
+    asked = ["sweep", "zoo:mlp,layers=1", *on, "2", "--vary", "batch=64,256", "--memory", "1KiB,1GiB,2GiB"]
+    ran = autopar(capsys, *asked, "-o", tmp_path / "sweep.csv")
+    assert ran.status == 0 and ran.err.count("batch=64, 2 devices: no plan fits") == 1, ran.err
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert [row[:2] for row in rows[::3]] == [["batch", "limit"], ["64", "2"], ["256", "2"]]
+    assert [line.split(",")[:3] for line in (tmp_path / "sweep.csv").read_text().splitlines()][::3] == [
+        ["batch", "devices", "feasible"], ["64", "2", "True"], ["256", "2", "True"],
+    ]  # fmt: skip
+    assert autopar(capsys, *asked, "-o", tmp_path / "sweep.svg").status == 0
+    assert drawn(tmp_path / "sweep.svg") == [4, 8], "step and memory against the batch, a curve for each limit that anything fits in"
+    (tmp_path / "own.py").write_text(OWN)
+    ran = autopar(capsys, "sweep", f"{tmp_path / 'own.py'}:make", "--devices", "1", "--vary", "width=8,16", "--json")
+    assert [row["settings"] for row in json.loads(ran.out)["rows"]] == [{"width": 8}, {"width": 16}]
+    refused(autopar(capsys, "sweep", f"{tmp_path / 'own.py'}:make", *on, "1", "--vary", "depth=8"), 2, "'depth'")
+    refused(autopar(capsys, "sweep", "zoo:mlp,batch=8", *on, "1", "--vary", "batch=8"), 2, "batch is given")
+    refused(autopar(capsys, "sweep", "zoo:mlp", "--devices", "1", "--vary", "batch"), 2, "cannot read --vary")
+    refused(autopar(capsys, "sweep", "zoo:mlp", "--devices", "1", "--vary", "batch=8", "--vary", "batch=9"), 2, "varied twice")
+
+
+OWN = """
+import torch
+
+def make(width=4):
+    return torch.nn.Linear(width, width), (torch.empty(2, width),)
+"""

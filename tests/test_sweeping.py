@@ -1,0 +1,89 @@
+"""Plans over a grid, with plans that somebody else finds, and a small one in earnest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import autopar
+from autopar import zoo
+from autopar.errors import CaptureError, InfeasibleError, UsageError
+from autopar.graph import Graph
+from autopar.pareto import Made
+from autopar.plan import Plan
+from autopar.sweeping import Point, Sweep, walk
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    target = zoo.build("mlp", device="meta")
+    return autopar.plan(target.model, target.args, mesh="dp=2", hardware="h100-sxm", time_limit=20)
+
+
+def walked(
+    plan: Plan, ends: dict[int, BaseException | bool], done: Any = lambda point: None
+) -> tuple[list[tuple[int, int]], tuple[Point, ...]]:
+    """What was planned for, devices and limit, and the points; by number of the plan how it ends."""
+    asked: list[tuple[int, int]] = []
+
+    def planner(graph: Graph, count: int) -> Any:
+        def within(limit: int, until: float) -> Made:
+            outcome = ends.get(len(asked), False)
+            asked.append((count, limit))
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return Made(plan, outcome)
+
+        return within
+
+    def graph_of(settings: Any) -> Any:
+        if settings["batch"] == 0:
+            raise CaptureError("no batch", "give one")
+
+    return asked, walk([{"batch": 8}, {"batch": 0}], [4, 2], [70, 30], graph_of, planner, float("inf"), done)
+
+
+def test_every_point_in_its_order_the_least_memory_first(plan: Plan) -> None:
+    said: list[Point] = []
+    asked, points = walked(plan, {1: InfeasibleError("large", "allow more")}, said.append)
+    assert asked == [(4, 30), (4, 70), (2, 30), (2, 70)]
+    assert [(point.settings["batch"], point.devices, point.memory_bytes) for point in points] == [
+        (batch, count, limit) for batch in (8, 0) for count in (4, 2) for limit in (70, 30)
+    ]
+    assert [point.plan is not None for point in points] == [False, True, True, True, False, False, False, False]
+    assert points[0].fits is False and points[1].fits and points[-1].fits is None and "no batch" in str(points[-1].row()["message"])
+    assert sorted(map(id, said)) == sorted(map(id, points))
+
+
+def test_ctrl_c_ends_it_with_what_is_there(plan: Plan) -> None:
+    assert [point.memory_bytes for point in walked(plan, {1: True})[1]] == [70, 30], "the plan so far is the last"
+    assert [point.memory_bytes for point in walked(plan, {1: KeyboardInterrupt()})[1]] == [30]
+    with pytest.raises(KeyboardInterrupt):
+        walked(plan, {0: KeyboardInterrupt()})
+
+
+def test_a_sweep_is_what_plan_finds() -> None:
+    def make(batch: int) -> Any:
+        return zoo.build("mlp", device="meta", batch=batch, layers=2)
+
+    options: dict[str, Any] = {"hardware": "h100-sxm", "time_limit": 600.0}
+    found = autopar.sweep(make, devices=[2], settings={"batch": [64, 128]}, memory=["1GiB", "20MB"], name="mlp", **options)
+    assert isinstance(found, Sweep) and len(found.points) == 4
+    for point in found.points:
+        target = make(point.settings["batch"])
+        alone = autopar.plan(target.model, target.args, devices=2, memory=point.memory_bytes, **options)
+        assert point.plan is not None and point.plan.objective.seconds == pytest.approx(alone.objective.seconds, rel=1e-9)
+    for more, less in pairwise(found.points):
+        assert more.settings != less.settings or more.plan.objective.seconds <= less.plan.objective.seconds  # type: ignore[union-attr]
+    assert str(found).splitlines()[0].split()[:3] == ["batch", "limit", "devices"]
+
+
+def test_what_cannot_be_asked() -> None:
+    target = zoo.build("mlp", device="meta", layers=1)
+    graph = autopar.capture(target.model, target.args)
+    for wrong in ({"devices": []}, {"devices": [0]}, {"devices": [2], "memory": []}, {"devices": [2], "settings": {"batch": [8]}}):
+        with pytest.raises(UsageError, match="hint: "):
+            autopar.sweep(graph, **wrong)  # type: ignore[arg-type]
+    assert autopar.sweep(graph, devices=[2, 2], hardware="h100-sxm").points[0].plan is not None
