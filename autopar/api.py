@@ -89,7 +89,8 @@ def plan(
     Args:
         model: a module, or a Graph from ``capture`` (then ``args`` to ``compute_dtype`` are not used).
         args, kwargs, mode, loss, loss_args, compute_dtype: as for ``capture``. DTensors among arguments and parameters are pins.
-        mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes and keep the best plan.
+        mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes, then as
+            long as there is time those of three that keep to nodes, and keep the best plan.
         hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
         optimizer: ``adamw``, ``adamw-mixed`` (float32 weights and moments beside half-precision parameters), ``sgd``, ``sgd-momentum``,
             ``none``, or one's own as ``NAME:BYTES,ACCESSES`` for each element: its states count in memory and its step in time.

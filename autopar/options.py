@@ -75,6 +75,19 @@ def factorizations(devices: int) -> Iterator[Mesh]:
             yield Mesh((("dp", devices // inner), ("tp", inner)))
 
 
+def of_three_axes(devices: int, per_node: int) -> Iterator[Mesh]:
+    """The meshes ``dp x cp x tp`` of ``devices`` ranks that keep to nodes of ``per_node``: where there are several nodes, the last axis or
+    the last two make up one.
+
+    >>> [str(mesh) for mesh in of_three_axes(32, 8)]
+    ['dp=2,cp=2,tp=8', 'dp=4,cp=2,tp=4', 'dp=4,cp=4,tp=2']
+    """
+    for inner in range(2, devices // 4 + 1):
+        for middle in range(2, devices // (2 * inner) + 1):
+            if devices % (inner * middle) == 0 and (devices <= per_node or per_node in (inner, inner * middle)):
+                yield Mesh((("dp", devices // (inner * middle)), ("cp", middle), ("tp", inner)))
+
+
 def candidate_meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mesh]:
     if mesh is not None and devices is not None:
         found = parse_mesh(mesh)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
-from autopar.options import AUTO, RECOMPUTE, MeshLike, candidate_meshes, check_number, check_one_of, check_pins, user_errors
+from autopar.options import AUTO, RECOMPUTE, MeshLike, candidate_meshes, check_number, check_one_of, check_pins, of_three_axes, user_errors
 from autopar.pareto import Made, Within
 from cost_models import COST_MODELS, Hardware, Machine, Mesh, find_optimizer
 
@@ -89,6 +89,8 @@ def planner(
     """What plans within so many bytes until a moment, the model captured and everything shared between calls. See ``plan``."""
     began = perf_counter()
     meshes = list(candidate_meshes(mesh, devices))
+    further = list(of_three_axes(devices, hardware.devices_per_node)) if mesh is None and devices and cost_model != "communication" else []
+    meshes += further
     pins = check_pins(constraints)
     check_one_of("cost model", cost_model, tuple(COST_MODELS))
     check_one_of("way to recompute", recompute, RECOMPUTE)
@@ -134,7 +136,7 @@ def planner(
                 shared = _shared(common, number, machine)
                 return _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress, shared)
 
-            return tried.setdefault(number, _best_of(machines, on, ends))
+            return tried.setdefault(number, _best_of(machines, on, ends, later=len(further)))
 
         try:
             found = _best_of(list(numbers), find, ends, enough=lambda: _enough(tried, limit))
@@ -185,12 +187,15 @@ def _find(
         )  # fmt: skip
 
 
-def _best_of(asked: list[Asked], find: Callable[[Asked, float], Found], ends: float, enough: Callable[[], bool] = lambda: False) -> Found:
+def _best_of(
+    asked: list[Asked], find: Callable[[Asked, float], Found], ends: float, enough: Callable[[], bool] = lambda: False, later: int = 0
+) -> Found:
     """The cheapest of the plans of several meshes, or numbers of microbatches, which share the time left; an error when none has a plan.
-    One that fails or runs out of time leaves the plans of others; Ctrl-C ends all with what is there.
+    One that fails, cannot take the pins or runs out of time leaves the plans of others; Ctrl-C ends all with what is there.
 
     Args:
         enough: asked after each plan, whether to look no further.
+        later: so many of the last share what time the others leave.
     """
     found: list[Found] = []
     failed: list[AutoparError] = []
@@ -200,8 +205,13 @@ def _best_of(asked: list[Asked], find: Callable[[Asked, float], Found], ends: fl
         if left <= 0 and found:
             break
         try:
-            found.append(find(item, max(left / (len(asked) - number), 0.0)))
+            sharing = len(asked) - number - (later if number < len(asked) - later else 0)
+            found.append(find(item, max(left / sharing, 0.0)))
         except (InfeasibleError, TimeLimitError) as error:
+            failed.append(error)
+        except UsageError as error:  # a pin that a mesh of fewer axes, or of other sizes, cannot take
+            if len(asked) == 1:
+                raise
             failed.append(error)
         except KeyboardInterrupt:
             if not found:

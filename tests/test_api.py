@@ -15,7 +15,7 @@ from torch import nn
 import autopar
 from autopar import zoo
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
-from autopar.options import factorizations, parse_memory, parse_mesh
+from autopar.options import factorizations, of_three_axes, parse_memory, parse_mesh
 from autopar.planning import UnknownOperatorWarning
 from cost_models import Hardware, Link, load_hardware
 
@@ -57,6 +57,21 @@ def test_meshes_of_every_form() -> None:
     assert parse_mesh(SimpleNamespace(mesh_dim_names=None, shape=(2, 3))).axes == (("x", 2), ("y", 3))
     assert [mesh.sizes for mesh in factorizations(12)] == [(12,), (6, 2), (4, 3), (3, 4), (2, 6)]
     assert [mesh.sizes for mesh in factorizations(1)] == [(1,)]
+
+
+def test_meshes_of_three_axes_keep_to_nodes() -> None:
+    assert [mesh.sizes for mesh in of_three_axes(12, 12)] == [(3, 2, 2), (2, 3, 2), (2, 2, 3)]
+    assert [mesh.sizes for mesh in of_three_axes(16, 8)] == [(2, 4, 2), (2, 2, 4)]
+    assert [mesh.sizes for mesh in of_three_axes(64, 8)] == [(8, 4, 2), (8, 2, 4), (4, 2, 8), (2, 4, 8)]
+    assert not list(of_three_axes(4, 8)) and not list(of_three_axes(24, 7))
+
+
+def test_meshes_that_cannot_take_a_pin_are_left_out(graph: autopar.Graph) -> None:
+    name = next(item.name for item in graph.inputs if item.kind == "parameter" and len(graph.tensors[item.tensor].shape) == 2)
+    found = autopar.plan(graph, devices=4, constraints={name: "S1 R"}, cost_model="communication")
+    assert len(found.mesh) == 2 and found.parameters[name].spec == "S1 R"
+    with pytest.raises(UsageError, match="axis 4"):
+        autopar.plan(graph, devices=4, constraints={name: "S4 R"}, cost_model="communication")
     for wrong in ("", {}, {"dp": 0}, {"dp": 2.0}, 3):
         with pytest.raises(UsageError):
             parse_mesh(wrong)
@@ -166,9 +181,10 @@ def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outco
 
 @pytest.mark.parametrize("error", [TimeLimitError("late", "wait"), InfeasibleError("large", "allow more"), KeyboardInterrupt()])
 def test_a_mesh_that_ends_badly_leaves_the_plans_of_others(monkeypatch, graph: autopar.Graph, error: BaseException) -> None:
-    given = _meshes_in_turn(monkeypatch, graph, [2.0, error, 1.0])
-    assert len(given) == (2 if isinstance(error, KeyboardInterrupt) else 3), "Ctrl-C ends them all"
+    given = _meshes_in_turn(monkeypatch, graph, [2.0, error, 1.0, 4.0])
+    assert len(given) == (2 if isinstance(error, KeyboardInterrupt) else 4), "Ctrl-C ends them all"
     assert 200 < given[0] <= 900 / len(list(factorizations(8))) + 1, "the meshes share the time"
+    assert given[-1] > 800 or len(given) < 4, "that of three axes has what the others leave"
 
 
 def test_a_search_ended_by_ctrl_c_is_the_last(monkeypatch, graph: autopar.Graph) -> None:

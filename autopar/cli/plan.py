@@ -21,7 +21,9 @@ from autopar.report.frontier import frontier_html
 def plan(
     target: Annotated[str, typer.Argument(help="the model; zoo: alone lists the built-in ones")],
     mesh: Annotated[str | None, typer.Option(help="dp=2,tp=4, or sizes alone: 2x4")] = None,
-    devices: Annotated[int | None, typer.Option(help="number of ranks: tries every mesh of one and two axes")] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="number of ranks: tries every mesh of one and two axes, and of three as long as there is time")
+    ] = None,
     hardware: Annotated[str | None, typer.Option(help=f"a built-in name or a TOML file [default: {DEFAULT_HARDWARE}]")] = None,
     mode: Annotated[str, typer.Option(help="train or inference")] = "train",
     memory: Annotated[str | None, typer.Option(help="limit per rank, e.g. 70GiB [default: the hardware's]")] = None,

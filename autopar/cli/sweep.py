@@ -23,7 +23,7 @@ FORMS: Mapping[str, Callable[[Sweep], str]] = {".json": Sweep.to_json, ".csv": S
 
 def sweep(
     target: Annotated[str, typer.Argument(help="the model")],
-    devices: Annotated[str, typer.Option(help="numbers of ranks, e.g. 8,16,32; each tries every mesh of one and two axes")],
+    devices: Annotated[str, typer.Option(help="numbers of ranks, e.g. 8,16,32; each tries meshes as plan does")],
     vary: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE,VALUE: a setting of the model, e.g. batch=8,16 or seq=1024,2048; may be repeated")
     ] = None,
