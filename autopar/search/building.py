@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -125,7 +125,7 @@ def _add_layout(
     wanted = dict.fromkeys(spec for reader in readers for spec in reader.specs)
     if pinned:
         wanted = {pinned: None}
-    elif len(readers) > 1:
+    elif len(readers) > 1 or _masks(readers):
         wanted.update(dict.fromkeys(specs))
     chosen, whole = tuple(wanted), model.space.graph.tensors[site.tensor]
     table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
@@ -164,11 +164,11 @@ def _connect_readers(
 ) -> None:  # fmt: skip
     """Edges from what is shared to each reader, of ``count`` there are.
 
-    A layout with one reader is that reader's reshard: equality. A view that can take the spec as it is does so:
-    the same reshard after it costs the same.
+    A layout with one reader is that reader's reshard: equality, unless that may add it to a partial sum, which needs no other layout. A
+    view that can take the spec as it is does so: the same reshard after it costs the same.
     """
     count = count or len(readers)
-    alone = count == 1 and model.nodes[source].kind == "layout"
+    alone = count == 1 and model.nodes[source].kind == "layout" and not _masks(readers)
     for reader in readers:
         if alone and not model.space.pins.tensors.get(tensor):
             model.connect(source, reader.node, model.space.equality_table(specs, reader.specs), phase=phase)
@@ -178,6 +178,11 @@ def _connect_readers(
             tensor=model.space.graph.tensors[tensor], sources=specs, targets=reader.specs, readers=count,
             side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
         )  # fmt: skip
+
+
+def _masks(readers: Sequence[Reader]) -> bool:
+    """Whether one of the readers may add the tensor, whole, to a partial sum."""
+    return any(any(reader.sums) for reader in readers)
 
 
 def _read(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import inf
@@ -154,3 +155,20 @@ def test_no_problem_of_the_whole_depth_is_built_for_a_large_graph() -> None:
     assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()
     assert plan.objective.seconds <= min(row.objective_seconds for row in plan.baselines.values() if row.feasible and row.objective_seconds)
     assert np.isfinite(plan.objective.bound_seconds) and plan.objective.bound_seconds <= plan.objective.seconds
+
+
+def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() -> None:
+    """What such an operator alone reads stays whole where it is kept for the second run."""
+    masked, plan, on = 0, find_baselines(space())[0]["megatron"], machine("dp=2,tp=2")
+    for op in space().graph.ops:
+        for strategy in space().op_choices(op).strategies:
+            if op.phase == "forward" and sum(bool(spec.partial) for spec in strategy.inputs) > 1:
+                changed = replace(plan, strategies={**plan.strategies, op.name: strategy})
+                model = build_model(space().restricted((changed,)), again=1)
+                problem, _ = model.problem(None, InSequence())
+                found = solve(problem, time_limit=inf, gap=1e-3)
+                assert found.choices is not None, (op.name, strategy)
+                check_legal(make_schedule(space().graph, extract(model, model.expand(found.choices)), on, LEAN), "the test")
+                masked += 1
+                break
+    assert masked > 4
