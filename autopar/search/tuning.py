@@ -99,8 +99,30 @@ class Timed:
         return mine < theirs
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """Lists under some limits and how long they take; what they hold was not asked.
+
+    Args:
+        placed: of each sample, with its weight.
+        seconds, step: see ``Timed``.
+    """
+
+    limits: Limits
+    placed: tuple[tuple[float, Schedule], ...]
+    seconds: float
+    step: float
+
+    def same(self, other: _Looked) -> bool:
+        """Whether other limits have led to the same lists."""
+        return all(mine.instructions == theirs.instructions for (_, mine), (_, theirs) in zip(self.placed, other.placed, strict=True))
+
+
 class Tuning:
     """One assignment under one limits after another.
+
+    When values go, and so memory, is asked of what was fast enough to be kept, and where there is room for all that limits let be in
+    flight only in the end: of many that are each faster than the one before, the last is asked.
 
     Args:
         samples: what is scheduled for it.
@@ -114,7 +136,14 @@ class Tuning:
         self.samples = [(sample.weight, Placed(ordered(sample.graph, sample.assignment, machine))) for sample in samples]
         self.assignment, self.machine, self.optimizer, self.limit, self.below = assignment, machine, optimizer, limit, below
         self.best: Timed | None = None
+        self.ahead: _Looked | None = None
+        """The fastest so far; ``best`` is this one's or, until it is asked what it holds, an earlier one's: that of ``kept``."""
+        self.kept: _Looked | None = None
+        self.asked: set[Limits] = set()
+        """Those that were asked what they hold."""
         self.looked: set[Limits] = set()
+        self.trusts = True
+        """Whether nothing that should have fit did not."""
         self.left_out = [0] * len(samples)
         """What layers that a sample does not have hold at the peak."""
 
@@ -124,28 +153,63 @@ class Tuning:
         return round(sum(weight * between(sample.first, self.optimizer) for weight, sample in self.samples))
 
     def look(self, limits: Limits) -> None:
-        """Takes a schedule in if it is better. When values go, and so memory, is asked only of what is fast enough to be kept."""
+        """Takes a schedule in if it is better."""
         self.looked.add(limits)
-        placed = [
+        one = self._placed(limits)
+        if one.seconds >= self.below:
+            return
+        if self.best is None or self.ahead is None or self.best.memory.peak > self.limit:
+            self._ask(one)
+        elif one.seconds <= self.ahead.seconds * (1 - EQUAL):
+            if self.trusts and self.best.memory.peak + _in_flight(limits) <= self.limit:
+                self.ahead = one
+            else:
+                self.settle()
+                self._ask(one)
+        elif one.seconds <= self.ahead.seconds * (1 + EQUAL) and _in_flight(limits) < _in_flight(self.ahead.limits):
+            self.settle()
+            if not one.same(self.ahead):
+                self._ask(one)
+            elif limits.aside_bytes < self.ahead.limits.aside_bytes:
+                self.asked.add(limits)
+                self.ahead, self.kept, self.best = one, one, _under(self.best, limits)
+
+    def settle(self) -> bool:
+        """Asks the fastest what it holds; whether it is the best then. Where it is not, what was slower is to be looked at again."""
+        one = self.ahead
+        if one is None or one.limits in self.asked:
+            return True
+        self._ask(one)
+        assert self.best is not None
+        if self.best.memory.peak > self.limit or self.best.seconds > one.seconds:
+            self.trusts, self.looked = False, set(self.asked)
+            return False
+        return self.settle()
+
+    def _placed(self, limits: Limits) -> _Looked:
+        placed = tuple(
             (weight, sample.under(_without(limits, left_out)))
             for (weight, sample), left_out in zip(self.samples, self.left_out, strict=True)
-        ]
+        )
         step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
         whole_seconds = step
         if self.machine.cost_model == "communication":
             whole_seconds = sum(weight * one.communication_seconds() for weight, one in placed)
-        seconds = whole_seconds / placed[-1][1].graph.microbatches
-        known = self.best is not None and self.best.memory.peak <= self.limit
-        if seconds >= self.below or (known and not self._promises(limits, seconds)):
-            return
-        freed = [(weight, run_passes(one, ENDING)) for weight, one in placed]
-        parts = [memory(one, self.optimizer) for _, one in freed]
+        return _Looked(limits, placed, whole_seconds / placed[-1][1].graph.microbatches, step)
+
+    def _ask(self, one: _Looked) -> None:
+        """What it holds; it is kept if it is better than the best."""
+        limits = one.limits
+        self.asked.add(limits)
+        freed = [(weight, run_passes(schedule, ENDING)) for weight, schedule in one.placed]
+        parts = [memory(schedule, self.optimizer) for _, schedule in freed]
         held = _sum_of([(weight, part) for (weight, _), part in zip(freed, parts, strict=True)])
         self.left_out = [(held.peak - held.optimizer) - (part.peak - part.optimizer) for part in parts]
         whole = freed[-1][1] if len(freed) == 1 else replace(freed[-1][1], limits=limits)
-        found = Timed(self.assignment, whole, simulated(whole), seconds, step, held, tuple(freed))
+        found = Timed(self.assignment, whole, simulated(whole), one.seconds, one.step, held, tuple(freed))
         if found.better(self.best, self.limit):
-            self.best = found
+            self.best, self.kept = found, one
+        self.ahead = self.kept
         if found.memory.peak > self.limit and limits.ahead_bytes and self.least <= self.limit:
             within = replace(limits, held_bytes=max(self.limit - found.memory.optimizer, 1))
             if within not in self.looked:
@@ -165,30 +229,35 @@ class Tuning:
             before -= 1
         else:
             self.look(first)
-        best = self.best
-        assert best is not None
+        best = self._settled()
         if best.memory.peak > self.limit and timed and LEAN not in self.looked:
             self.look(LEAN)
             tries += 1
-            best = self.best or best
+            best = self._settled()
         if (best.memory.peak > self.limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
             return best
-        for _ in range(len(LADDERS) if timed else 0):
-            last = best
+        while timed:
+            last, trusted = self.ahead, self.trusts
             for name, ladder in LADDERS:
-                for limits in _steps(best.schedule.limits, name, _within(ladder, self.limit)):
+                assert self.ahead is not None
+                for limits in _steps(self.ahead.limits, name, _within(ladder, self.limit)):
                     if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() < until:
                         self.look(limits)
-                        best = self.best or best
-            if best is last:
+            if self.ahead is last and self.settle() and self.trusts is trusted:
                 break
-        return best
+        return self._settled()
 
-    def _promises(self, limits: Limits, seconds: float) -> bool:
-        """Whether it is faster than the best, or as fast with less in flight."""
+    def _settled(self) -> Timed:
+        while not self.settle():
+            pass
         assert self.best is not None
-        leaner = _in_flight(limits) < _in_flight(self.best.schedule.limits)
-        return seconds <= self.best.seconds * ((1 + EQUAL) if leaner else (1 - EQUAL))
+        return self.best
+
+
+def _under(found: Timed, limits: Limits) -> Timed:
+    """The same, found under other limits."""
+    whole = found.schedule.under(limits)
+    return replace(found, schedule=whole, samples=found.samples if found.estimated else ((found.samples[0][0], whole),))
 
 
 def _without(limits: Limits, left_out: int) -> Limits:
