@@ -82,9 +82,13 @@ class Placed:
         for name, run in PLACING:
             key = (*key, name, *(getattr(limits, limit) for limit in KEEPS_TO[name]))
             if key not in self.known:
-                self.known[key] = run(schedule.under(limits))
+                self.known[key] = self._one(run(schedule.under(limits)))
             schedule = self.known[key]
         return schedule.under(limits)
+
+    def _one(self, made: Schedule) -> Schedule:
+        """An earlier list where that is equal: what is known of it, is of both."""
+        return next((other for other in self.known.values() if other.instructions == made.instructions), made)
 
 
 def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits | None = None) -> Schedule:

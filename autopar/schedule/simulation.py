@@ -102,4 +102,4 @@ def microbatches_seconds(schedule: Schedule) -> float:
 
 def step_seconds(schedule: Schedule, optimizer: str) -> float:
     """One whole step: the simulated microbatches, then the optimizer's step on the local shards."""
-    return microbatches_seconds(schedule) + schedule.optimizer_seconds(optimizer)
+    return schedule.once(microbatches_seconds) + schedule.optimizer_seconds(optimizer)

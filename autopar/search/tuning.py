@@ -31,6 +31,8 @@ LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 """What a schedule keeps to that is to need little memory."""
 HOPELESS = 1.5
 """Limits that are tried one by one gain less than this."""
+NEAR = 1.02
+"""What trails by more than this after one limit was tried, and by more than that has gained, is left."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -243,6 +245,9 @@ class Tuning:
                 for limits in _steps(self.ahead.limits, name, _within(ladder, self.limit)):
                     if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() < until:
                         self.look(limits)
+                now = self.ahead.seconds
+                if now > NEAR * beside and best.seconds - now < now - beside:
+                    return self._settled()
             if self.ahead is last and self.settle() and self.trusts is trusted:
                 break
         return self._settled()
@@ -284,7 +289,8 @@ def best_schedule(
         start: the limits to begin from.
         tries: how many others are looked at, at most, beside the leanest where the first needs too much memory; none under the
             communication model, where nothing overlaps.
-        beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at.
+        beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at, and of
+            what then trails by more than it gains little (``NEAR``).
         until: the ``perf_counter`` from which no others are.
     """
     tuning = Tuning(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit)
