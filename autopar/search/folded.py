@@ -241,8 +241,8 @@ class FoldedModel(Model):
         """The best so far, to begin from: weights asked one after another are much alike."""
         return {}
 
-    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float) -> float:
-        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, seconds))
+    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
+        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, seconds, choices))
 
 
 def folded(model: Model, folding: Folding) -> FoldedModel | None:
@@ -257,15 +257,21 @@ class _Piece:
     def __init__(self) -> None:
         self.costs: list[Table] = []
         self.edges: list[tuple[int, int, Table]] = []
-        self.place: dict[object, int] = {}
+        self.place: dict[int | tuple[str, int], int] = {}
         self.pays: dict[int, list[int]] = {}
         self.paid: dict[int, list[int]] = {}
 
-    def node(self, key: object, cost: Table) -> int:
+    def node(self, key: int | tuple[str, int], cost: Table) -> int:
         if key not in self.place:
             self.place[key] = len(self.costs)
             self.costs.append(cost)
         return self.place[key]
+
+    def cost(self, choices: np.ndarray) -> float:
+        """What a choice for each node of the model costs here, where shadows are as what they stand for."""
+        mine = [int(choices[key[1] if isinstance(key, tuple) else key]) for key in self.place]
+        nodes = sum(float(cost[choice]) for cost, choice in zip(self.costs, mine, strict=True))
+        return nodes + sum(float(table[mine[one], mine[other]]) for one, other, table in self.edges)
 
     def solve(self, potentials: Mapping[int, Table], seconds: float) -> tuple[float, Table | None]:
         """The bound under these potentials, and an answer."""
@@ -315,41 +321,63 @@ class Decomposition:
         elif echo in homes:
             if homes in ((echo, echo), (None, echo), (echo, None)):
                 return  # as the pattern's
-            ends: list[object] = [("echo", model.twin[end]) if end in model.twin else end for end in (source, target)]
+            ends: list[int | tuple[str, int]] = [("echo", model.twin[end]) if end in model.twin else end for end in (source, target)]
             outside.edges.append((outside.place[ends[0]], outside.place[ends[1]], table))
         else:
             outside.edges.append((outside.place[source], outside.place[target], table))
             if PATTERN in homes and all(home in (PATTERN, None) for home in homes):
-                echoes: list[object] = [("echo", end) if model.homes[end] == PATTERN else end for end in (source, target)]
+                echoes: list[int | tuple[str, int]] = [("echo", end) if model.homes[end] == PATTERN else end for end in (source, target)]
                 outside.edges.append((outside.place[echoes[0]], outside.place[echoes[1]], table))
                 ends_here = [layer.node(end, np.zeros(len(self.priced.nodes[end]))) for end in (source, target)]
                 layer.edges.append((ends_here[0], ends_here[1], table))
 
-    def bound(self, optimum: float, seconds: float) -> float:
-        """The best bound found in about ``seconds``; ``optimum``: what the tied problem costs, at which the steps on potentials aim."""
+    def bound(self, optimum: float, seconds: float, tied: np.ndarray | None = None) -> float:
+        """The best bound found in about ``seconds``.
+
+        The layer counts for most of the bound and is the smaller piece: steps are made by what it answers alone, until it lacks little,
+        and only then is the outside solved.
+
+        Args:
+            optimum: what the tied problem costs, at which the steps on potentials aim.
+            tied: a choice for each node that costs so much. Potentials leave it what it costs, in each piece; without it the outside is
+                solved in every step.
+        """
         ends = perf_counter() + seconds
         start = self.model.potentials
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
-        best, kept = -np.inf, potentials
-        for _ in range(STEPS):
+        best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
+        for step in range(STEPS):
             left = max(ends - perf_counter(), 1.0)
             inner, chosen = self.layer.solve(potentials, left)
-            outer, around = self.outside.solve(potentials, left)
-            value = outer + self.times * inner
-            if value > best:
-                best, kept = value, potentials
-            if chosen is None or around is None or best >= optimum * (1 - ENOUGH) or perf_counter() >= ends:
-                break
-            slope = {source: np.zeros(len(table)) for source, table in potentials.items()}
-            for piece, answer, times in ((self.layer, chosen, self.times), (self.outside, around, 1)):
-                for sign, places in ((1.0, piece.pays), (-1.0, piece.paid)):
-                    for source, nodes in places.items():
-                        for node in nodes:
-                            slope[source][answer[node]] += sign * times
+            lacks = self.times * (aim - inner)
+            last = step + 1 == STEPS or perf_counter() >= ends or chosen is None
+            found = {id(self.layer): chosen}
+            if last or lacks <= ENOUGH / 2 * optimum:
+                outer, around = self.outside.solve(potentials, left)
+                found[id(self.outside)] = around
+                value = outer + self.times * inner
+                if value > best:
+                    best, kept = value, potentials
+                if last or around is None or best >= optimum * (1 - ENOUGH) or perf_counter() >= ends:
+                    break
+                lacks = optimum - value
+            slope = self._slope(potentials, found)
             size = sum(float((table**2).sum()) for table in slope.values())
             if size == 0.0:
                 break
-            step = (optimum - value) / size
-            potentials = {source: table + step * slope[source] for source, table in potentials.items()}
+            potentials = {source: table + lacks / size * slope[source] for source, table in potentials.items()}
         self.model.potentials.update(kept)
         return best
+
+    def _slope(self, potentials: Mapping[int, Table], chosen: Mapping[int, Table | None]) -> dict[int, Table]:
+        """How the bound of the pieces that were solved grows with each potential."""
+        slope = {source: np.zeros(len(table)) for source, table in potentials.items()}
+        for piece, times in ((self.layer, self.times), (self.outside, 1)):
+            answer = chosen.get(id(piece))
+            if answer is None:
+                continue
+            for sign, places in ((1.0, piece.pays), (-1.0, piece.paid)):
+                for source, nodes in places.items():
+                    for node in nodes:
+                        slope[source][answer[node]] += sign * times
+        return slope

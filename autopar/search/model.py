@@ -337,8 +337,8 @@ class Model:
         """Whether at a time of memory items nothing runs that a node stands for beside its own."""
         return True
 
-    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float) -> float:
-        """The bound on all plans, given the bound and the answer of the problem under these weights."""
+    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
+        """The bound on all plans, given the bound and the answer of the problem under these weights: what it costs, and its choices."""
         return bound
 
 

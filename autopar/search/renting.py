@@ -66,6 +66,7 @@ class _Asked:
     prices: Mapping[int, float]
     bound: float
     least: float
+    choices: np.ndarray
 
 
 def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int], until: float) -> float:
@@ -90,10 +91,10 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
             seconds = min(2 * seconds, MOST)
             continue
         charged = allowed * sum(prices.values())
-        asked = _Asked(weights, prices, found.bound * unit / (1 + TIES) - charged, found.objective * unit)
+        choices = model.expand(found.choices)
+        asked = _Asked(weights, prices, found.bound * unit / (1 + TIES) - charged, found.objective * unit, choices)
         idle = 0 if best is None or asked.bound > best.bound * (1 + GAIN) else idle + 1
         best = asked if best is None or asked.bound > best.bound else best
-        choices = model.expand(found.choices)
         cuts.answers.append(Answer(model, choices))
         beyond.append(_levels(model, choices) - allowed)
         fullest = max(times, key=lambda time: beyond[-1][time])
@@ -108,11 +109,8 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
         prices = {time: SHARE * dear[time] + (1 - SHARE) * best.prices.get(time, 0.0) for time in priced}
     if best is None:
         return 0.0
-    charged = allowed * sum(best.prices.values())
-    return (
-        model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, min(seconds, max(until - perf_counter(), 1.0)))
-        - charged
-    )
+    charged, left = allowed * sum(best.prices.values()), min(seconds, max(until - perf_counter(), 1.0))
+    return model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, left, best.choices) - charged
 
 
 def _levels(model: Model, choices: np.ndarray) -> np.ndarray:

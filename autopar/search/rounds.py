@@ -251,8 +251,8 @@ class Search(Trials):
 
     def _settle(self) -> None:
         """Proves for layers left free the best of the bounds that so far hold for tied ones."""
-        for bound, optimum, weights in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
+        for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
             if bound > self.bound * (1 + GAIN):
                 seconds = max(min(self.left, TURN * self.time_limit), 1.0)
-                self.bound = max(self.bound, self.model.proved(weights, bound, optimum, seconds))
+                self.bound = max(self.bound, self.model.proved(weights, bound, optimum, seconds, choices))
         self.claims.clear()

@@ -96,7 +96,7 @@ class Trials:
         self.best: Timed | None = None
         self.proves, self.draft = asked.proves, asked.draft
         self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
-        self.aim, self.claims = self.bound, list[tuple[float, float, Weights]]()
+        self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()
         self.weights: Weights | None = None
         """Those that gave ``aim``."""
         self.rivals: tuple[Timed, ...] = ()
@@ -170,8 +170,8 @@ class Trials:
             bound = solution.bound * unit / (1 + TIES)
             if bound > self.aim:
                 self.aim, self.weights = bound, weights
-            if self.folded and solution.objective is not None:
-                self.claims.append((bound, solution.objective * unit, weights))
+            if self.folded and solution.objective is not None and solution.choices is not None:
+                self.claims.append((bound, solution.objective * unit, weights, self.model.expand(solution.choices)))
             elif not self.folded:
                 self.bound = self.aim
         if asked is problem and limit is None:
