@@ -23,6 +23,9 @@ from solvers.reduction import Core, reduce
 Floats = NDArray[np.float64]
 
 LARGEST_COEFFICIENT = 1e6
+ENOUGH = 0.5
+"""Share of the gap asked at which the integer program ends. It knows nothing of what every answer costs, which mostly is more than what
+it decides on: the gap it is given is one of the whole."""
 TIGHT = 1e-9
 """Feasibility tolerance, and the share by which a float bound of HiGHS is lowered before it is believed."""
 ROWS_AT_ONCE = 10
@@ -92,6 +95,7 @@ class _Program:
         for integral in (False, True):
             if integral:
                 self._fix(bound)
+                self.model.setOptionValue("mip_abs_gap", ENOUGH * self.record.gap * max(bound or 0.0, 0.0) / self.scale)
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
             while not self.record.done and time.perf_counter() < self.deadline:
                 values, bound = self._solve(integral)
