@@ -37,6 +37,27 @@ def fill(schedule: Schedule) -> Schedule:
     return replace(schedule, instructions=lazily(ordered, soft))
 
 
+def _short(schedule: Schedule) -> set[int]:
+    """The operators after which little remains of their phase: by the longest chain of operators that follows from each."""
+    found, windowed = set(), schedule.once(windows)
+    for phase in ("forward", "backward"):
+        fixed = [item for item in anchors(schedule) if item.half == phase]
+        soft = [item for item in moving(schedule) if item.half == phase and not windowed[item.id].ahead]
+        tail: dict[str, float] = {}
+        chain: dict[int, float] = {}
+        for item in sorted((*fixed, *soft), key=lambda item: item.id, reverse=True):
+            longest = max([tail.get(value, 0.0) for value in item.writes], default=0.0)
+            chain[item.id] = longest + (item.seconds if item.kind == "run" else 0.0)
+            for value in item.reads:
+                tail[value] = max(tail.get(value, 0.0), chain[item.id])
+        remaining = 0.0
+        for item in reversed(fixed):
+            remaining += item.seconds
+            if chain[item.id] < SHORT * remaining:
+                found.add(item.id)
+    return found
+
+
 class _Filling:
     """One phase: its operators in order, and when the values they read arrive if collectives start at once."""
 
@@ -66,7 +87,7 @@ class _Filling:
             self._move(item)
 
     def run(self) -> list[Instruction]:
-        short = self._short()
+        short = self.schedule.once(_short)
         for place, item in enumerate(self.fixed):
             if self.pulled.pop(item.id, None) is not None:
                 continue
@@ -77,28 +98,14 @@ class _Filling:
                     self._set(self.aside.popleft())
                 continue
             self._make_what(item)
-            self._fill_until(self._ready(item))
-            self._pull_until(self._ready(item), place + 1)
+            ready = self._ready(item)
+            if self.now < ready:
+                self._fill_until(ready)
+                self._pull_until(ready, place + 1)
             self._set(item)
         while self.aside:
             self._set(self.aside.popleft())
         return self.out
-
-    def _short(self) -> set[int]:
-        """The operators after which little remains: by the longest chain of operators that follows from each."""
-        tail: dict[str, float] = {}
-        chain: dict[int, float] = {}
-        for item in sorted((*self.fixed, *self.soft), key=lambda item: item.id, reverse=True):
-            longest = max([tail.get(value, 0.0) for value in item.writes], default=0.0)
-            chain[item.id] = longest + (item.seconds if item.kind == "run" else 0.0)
-            for value in item.reads:
-                tail[value] = max(tail.get(value, 0.0), chain[item.id])
-        remaining, found = 0.0, set()
-        for item in reversed(self.fixed):
-            remaining += item.seconds
-            if chain[item.id] < SHORT * remaining:
-                found.add(item.id)
-        return found
 
     def _make_what(self, item: Instruction) -> None:
         """Runs of what was set aside as much as it needs, oldest first."""
@@ -107,7 +114,7 @@ class _Filling:
 
     def _lacks(self, item: Instruction) -> bool:
         """Whether something that it reads has not been made."""
-        return any(value in self.made and value not in self.arrival for value in item.reads)
+        return any(value not in self.arrival and value in self.made for value in item.reads)
 
     def _ready(self, item: Instruction) -> float:
         return max([self.arrival.get(value, 0.0) for value in item.reads], default=0.0)
@@ -118,7 +125,7 @@ class _Filling:
         while self.aside and self.now < time:
             item = self.aside.popleft()
             gap = time - self.now
-            if self._lacks(item) or self._ready(item) > self.now or item.seconds > OVERSHOOT * gap:
+            if item.seconds > OVERSHOOT * gap or self._lacks(item) or self._ready(item) > self.now:
                 passed.append(item)
             else:
                 self._set(item)
@@ -130,11 +137,12 @@ class _Filling:
         for item in self.fixed[place : place + SOON]:
             if self.now >= time:
                 return
-            size = sum(self.schedule.values[value].bytes for value in item.writes)
-            if item.id in waiting or item.id in self.pulled or self._lacks(item) or self._ready(item) > self.now:
+            if item.id in waiting or item.id in self.pulled or item.seconds > OVERSHOOT * (time - self.now):
                 continue
-            within = sum(self.pulled.values()) + size <= self.schedule.limits.aside_bytes
-            if within and item.seconds <= OVERSHOOT * (time - self.now):
+            if self._lacks(item) or self._ready(item) > self.now:
+                continue
+            size = sum(self.schedule.values[value].bytes for value in item.writes)
+            if sum(self.pulled.values()) + size <= self.schedule.limits.aside_bytes:
                 self.pulled[item.id] = size
                 self._set(item)
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from autopar.pricing import beside
@@ -33,11 +33,17 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
     Args:
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
     """
+    return tuple(map(Slot._make, _happening(instructions, slowdown, overlaps)))
+
+
+def _happening(
+    instructions: Iterable[Instruction], slowdown: float, overlaps: bool
+) -> Iterator[tuple[Instruction, float, float, float, float]]:
+    """What slots are made of: of one list under another only the end is asked."""
     now = busy = 0.0
     free: dict[str, float] = {}
     ends: dict[str, float] = {}
     arrives: dict[str, float] = {}
-    slots = []
     links_of: dict[str, tuple[str, ...]] = {}
     for item in instructions:
         kind = item.kind
@@ -55,7 +61,7 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
             else:
                 begin, end = now, beside(now, item.seconds, busy, slowdown)
             now = end
-            slots.append(Slot(item, begin, end))
+            yield item, begin, end, 0.0, 0.0
         elif kind == "start":
             arrived = now
             for value in item.reads:
@@ -69,14 +75,13 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
             for value in item.writes:
                 arrives[value] = end
             ends[item.of], busy = end, max(busy, end) if links else busy
-            slots.append(Slot(item, begin, end, now, 0.0 if overlaps else arrived - now))
+            yield item, begin, end, now, 0.0 if overlaps else arrived - now
             now = now if overlaps else arrived
         else:
             arrived = max(now, ends[item.of])
             end = beside(arrived, item.seconds, busy, slowdown)
-            slots.append(Slot(item, now, end, now, arrived - now))
+            yield item, now, end, now, arrived - now
             now = end
-    return tuple(slots)
 
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:
@@ -94,7 +99,7 @@ def microbatches_seconds(schedule: Schedule) -> float:
     """All microbatches, one after another: the next begins when everything of the one before has ended."""
     hardware = schedule.machine.hardware
     rounds = (
-        times * makespan(simulate(instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps))
+        times * max((end for _, _, end, _, _ in _happening(instructions, hardware.overlap_slowdown, hardware.launch_overlaps)), default=0.0)
         for times, instructions in schedule.rounds
     )
     return sum(rounds)
