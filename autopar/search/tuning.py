@@ -176,17 +176,15 @@ class Tuning:
                 self.asked.add(limits)
                 self.ahead, self.kept, self.best = one, one, _under(self.best, limits)
 
-    def settle(self) -> bool:
-        """Asks the fastest what it holds; whether it is the best then. Where it is not, what was slower is to be looked at again."""
-        one = self.ahead
-        if one is None or one.limits in self.asked:
-            return True
-        self._ask(one)
+    def settle(self) -> Timed:
+        """Asks the fastest what it holds; the best."""
+        while self.ahead is not None and self.ahead.limits not in self.asked:
+            one = self.ahead
+            self._ask(one)
+            if self.best is None or self.best.memory.peak > self.limit or self.best.seconds > one.seconds:
+                self.trusts = False
         assert self.best is not None
-        if self.best.memory.peak > self.limit or self.best.seconds > one.seconds:
-            self.trusts, self.looked = False, set(self.asked)
-            return False
-        return self.settle()
+        return self.best
 
     def _placed(self, limits: Limits) -> _Looked:
         placed = tuple(
@@ -223,40 +221,43 @@ class Tuning:
                 self.look(less)
 
     def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf) -> Timed:
-        """The best of those looked at before and a few more: see ``best_schedule``."""
-        before = len(self.looked)
+        """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
+        again with each asked at once."""
+        before, trusted = (self.best, self.ahead, self.kept, set(self.asked), set(self.looked)), self.trusts
+        found = self._run(start, tries, until, beside)
+        if self.trusts is trusted:
+            return found
+        self.best, self.ahead, self.kept, self.asked, self.looked = before
+        return self._run(start, tries, until, beside)
+
+    def _run(self, start: Limits | None, tries: int, until: float, beside: float) -> Timed:
+        before, trusted = len(self.looked), self.trusts
         timed = self.machine.cost_model != "communication"
         first = LEAN if timed and self.least > self.limit else start or default_limits(self.machine)
         if first in self.looked:
             before -= 1
         else:
             self.look(first)
-        best = self._settled()
+        best = self.settle()
         if best.memory.peak > self.limit and timed and LEAN not in self.looked:
             self.look(LEAN)
             tries += 1
-            best = self._settled()
+            best = self.settle()
         if (best.memory.peak > self.limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
             return best
         while timed:
-            last, trusted = self.ahead, self.trusts
+            last = self.ahead
             for name, ladder in LADDERS:
                 assert self.ahead is not None
                 for limits in _steps(self.ahead.limits, name, _within(ladder, self.limit)):
                     if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() < until:
                         self.look(limits)
                 now = self.ahead.seconds
-                if now > NEAR * beside and best.seconds - now < now - beside:
-                    return self._settled()
-            if self.ahead is last and self.settle() and self.trusts is trusted:
+                if self.trusts is not trusted or (now > NEAR * beside and best.seconds - now < now - beside):
+                    return self.settle()
+            if self.ahead is last:
                 break
-        return self._settled()
-
-    def _settled(self) -> Timed:
-        while not self.settle():
-            pass
-        assert self.best is not None
-        return self.best
+        return self.settle()
 
 
 def _under(found: Timed, limits: Limits) -> Timed:

@@ -21,7 +21,7 @@ from autopar.search.bounds import Answer, Cuts, Term, floor, floor_of
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
-from autopar.search.folded import Decomposition, FoldedModel, folded
+from autopar.search.folded import ENOUGH, Decomposition, FoldedModel, folded
 from autopar.search.folding import FEWEST, Folding, fold
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
@@ -114,6 +114,13 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     assert oracle.objective is not None
     bound = Decomposition(tied, weights.price(tied)).bound(optimum, 60.0)
     assert 0.97 * oracle.objective * free_unit <= bound <= oracle.objective * free_unit * (1 + 1e-9)
+    # steps by the layer alone come as far
+    pieces = Decomposition(models("dp=4")[1], weights.price(tied))
+    alone = pieces.bound(optimum, 60.0, tied.expand(found.choices))
+    assert bound * (1 - 2 * ENOUGH) <= alone <= oracle.objective * free_unit * (1 + 1e-9)
+    # the tied answer costs the same in pieces
+    inner, outer = (piece.cost(tied.expand(found.choices)) for piece in (pieces.layer, pieces.outside))
+    assert outer + pieces.times * inner == pytest.approx(optimum, rel=1e-6)
 
 
 def _in_whole(whole: Model, tied: FoldedModel, choices: np.ndarray) -> np.ndarray:

@@ -61,3 +61,35 @@ def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:
     short, enough = (Tuning(plan, samples, on.machine, "adamw", limit) for limit in (least - 1, least))
     assert short.run(None, tries=24).memory.peak >= least and short.looked == {LEAN}
     assert enough.run(None, tries=24).memory.peak >= least and len(enough.looked) > 1
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero2", "megatron"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0, 2.0])
+def test_asking_in_the_end_what_is_held_finds_what_asking_each_does(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = space()
+    plan = find_baselines(on)[0][name]
+    free, lean = (
+        best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0) for limit, start in ((2**62, None), (1, LEAN))
+    )
+    limit = int(lean.memory.peak + share * (free.memory.peak - lean.memory.peak))
+    found, wanted, hopeful = (Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit) for _ in range(3))
+    wanted.trusts = False
+    one, other = found.run(None, tries=24), wanted.run(None, tries=24)
+    assert (one.seconds, one.memory, one.schedule.limits) == (other.seconds, other.memory, other.schedule.limits)
+    assert len(found.asked) <= len(wanted.asked)
+    monkeypatch.setattr("autopar.search.tuning._in_flight", lambda limits: 0)  # everything seems to have room
+    late = hopeful.run(None, tries=24)
+    assert late.memory.peak <= limit
+    assert late.memory == memory(late.schedule, "adamw")
+
+
+def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
+    on = space()
+    plan = find_baselines(on)[0]["fsdp"]
+    samples = (Sample(1.0, on.graph, plan),)
+    alone, beside = (Tuning(plan, samples, on.machine, "adamw", 2**62) for _ in range(2))
+    best = alone.run(None, tries=24)
+    trailing = beside.run(None, tries=24, beside=best.seconds / 1.2)
+    assert {limits.ahead_bytes for limits in beside.looked} == {limits.ahead_bytes for limits in alone.looked}
+    assert len(beside.looked) < len(alone.looked)
+    assert trailing.seconds >= best.seconds
