@@ -25,7 +25,7 @@ bounds       weights whose optimum bounds every step
 calls        a bound where something has to be sent
 renting      a bound where memory is short: what is held is paid for
 pooled       a bound where memory is short: one rank with the memory of all
-moving       plans changed one thing at a time, judged by their schedules
+moving       plans changed one thing at a time, judged by their schedules; those that hold too much, until they fit
 parting      plans that need too much memory, with a part of each tensor on a rank
 keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment

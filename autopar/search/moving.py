@@ -4,19 +4,28 @@ others, what is held while it is under way), the schedule says.
 A change moves a graph input to another spec, or an operator to another strategy that reads or makes what is there, lets an operator run
 again or no more, or gathers anew what was kept, or keeps it. The tensors that it touches are resharded anew (``_Plan.touch``); all else
 stays as it is. What takes less time and fits is kept at once. Where nothing fits yet, bytes over the limit count as time (``OVER``).
+Where a call gathers many graph inputs at once, none of them alone is what is waited for: the first few of them move together (``_whole``).
+
+A plan that is fast and holds too much becomes one that fits by way of plans between (``lighten``): what is held at the peak is changed, as
+long as what that takes is worth the bytes, which become dearer and dearer. So the cheapest ways to hold less come first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from autopar.graph import Graph
+from autopar.pricing import local_bytes
 from autopar.rules import why_once
-from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
+from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout, Limits
+from autopar.schedule.liveness import STAGING, held
 from autopar.search.recompute import recompute
 from autopar.search.space import Space, spec_bytes
 from autopar.search.tuning import EQUAL, Timed, schedule_below
@@ -25,8 +34,16 @@ from autopar.sharding import ShardingSpec, Strategy
 OVER = 2.0
 """Relative seconds that a relative byte over the limit counts."""
 
+DEARER = (0.1, 0.3, 1.0, 3.0)
+"""The same, one after another, for a plan on its way to fit."""
+SHARE = 8
+"""Such a part of the limit may be gathered ahead on that way."""
+
 Tune = Callable[[Assignment], Timed]
 """The schedule of an assignment with limits of its own."""
+
+Change = Callable[[Assignment], Assignment | None]
+"""None where it does not apply any more."""
 
 
 def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None) -> Timed:
@@ -51,13 +68,8 @@ def _improved(space: Space, begin: Timed, limit: int, tune: Tune, until: float, 
     best = begin
     while perf_counter() < until:
         before = best
-        for change in _changes(space, best.assignment) if guide is None else _towards(space, guide):
-            if perf_counter() >= until:
-                break
-            made, most = change(best.assignment), _cost(best, limit, over) * (1 - EQUAL)
-            if made is not None:
-                found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.schedule.limits, most)
-                best = found if found is not None and _cost(found, limit, over) < most else best
+        changes = chain(_moves(space, best), _splits(space, best)) if guide is None else _towards(space, guide)
+        best = _swept(space, best, changes, limit, until, over)
         if best is before:
             break
         tuned = tune(best.assignment)
@@ -65,36 +77,108 @@ def _improved(space: Space, begin: Timed, limit: int, tune: Tune, until: float, 
     return best
 
 
+def lighten(space: Space, begin: Timed, limit: int, until: float) -> Timed:
+    """A plan that holds too much, with what it holds at the peak changed until it fits, or until nothing helps: what costs little for its
+    bytes comes first.
+
+    Args:
+        until: the ``perf_counter`` at which it ends.
+    """
+    first = Limits(bucket_bytes=0, ahead_bytes=limit // SHARE, aside_bytes=0)
+    best = schedule_below(space.graph, begin.assignment, space.machine, space.optimizer, limit, first, math.inf)
+    assert best is not None, "every plan takes less than forever"
+    for over in DEARER:
+        before = None
+        while best is not before and best.memory.peak > limit and perf_counter() < until:
+            before, full = best, _held_at_peak(best)
+            for changes in (_moves(space, best, full), _splits(space, best, full)):
+                best = _swept(space, best, changes, limit, until, over) if best is before else best
+    return best
+
+
+def _held_at_peak(found: Timed) -> frozenset[str]:
+    """The tensors that the biggest of what is held at the peak are versions of."""
+    schedule, tensors = found.schedule, set[str]()
+    for name, _ in found.memory.biggest:
+        name = name.removeprefix(STAGING)
+        if name in schedule.values:
+            tensors.add(schedule.values[name].tensor)
+        elif name in schedule.collectives:
+            tensors.update(part.layout.tensor for part in schedule.collectives[name].parts)
+    return frozenset(tensors)
+
+
+def _swept(space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float) -> Timed:
+    """With those of the changes, each tried once upon the others, that cost less."""
+    most = _cost(best, limit, over) * (1 - EQUAL)
+    for change in changes:
+        if perf_counter() >= until:
+            break
+        made = change(best.assignment)
+        if made is not None:
+            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.schedule.limits, most)
+            cost = _cost(found, limit, over) if found is not None else math.inf
+            if found is not None and cost < most:
+                best, most = found, cost * (1 - EQUAL)
+    return best
+
+
 def _cost(found: Timed, limit: int, over: float) -> float:
-    """Seconds, and ``over`` times as many for each byte beyond the limit, relatively."""
+    """Seconds, and ``over`` times as many for each byte beyond the limit, relatively: those at the peak, and of all other moments their
+    mean, since of several peaks one goes after the other."""
     beyond = found.memory.peak / limit - 1
-    return found.seconds * (1 + over * beyond) if beyond > 0.0 else found.seconds
+    if beyond <= 0.0:
+        return found.seconds
+    levels = np.array(held(found.schedule, "none"), dtype=np.float64) + found.memory.optimizer
+    return found.seconds * (1 + over * (beyond + float(np.maximum(levels / limit - 1, 0.0).mean())))
 
 
-Change = Callable[[Assignment], Assignment | None]
-"""None where it does not apply any more."""
+def _moves(space: Space, found: Timed, among: frozenset[str] | None = None) -> Iterator[Change]:
+    """All changes of a plan but other strategies, what holds most first; each is of the plan as it is when it is asked.
 
-
-def _changes(space: Space, given: Assignment) -> Iterator[Change]:
-    """All changes of a plan, what holds most first; each is of the plan as it is when it is asked."""
+    Args:
+        among: tensors of which, or of whose gradients, less is to be held; any change of any when not given.
+    """
     graph = space.graph
+    names = frozenset(graph.tensors) if among is None else among
+    for call in found.schedule.calls if among is None else ():
+        gathered = {part.layout.tensor: part.layout.spec for part in call.parts if part.layout.tensor in found.assignment.inputs}
+        for count in (len(gathered) >> power for power in range(len(gathered).bit_length() - 1)):
+            some = dict(islice(gathered.items(), count))
+            yield lambda plan, some=some: _whole(space, plan, some)  # type: ignore[misc]
     movable = (item for item in graph.inputs if item.kind != "tangent")  # those lie as the outputs leave
-    held = sorted(movable, key=lambda item: -graph.tensors[item.tensor].bytes)
-    for item in held:
-        for spec in space.input_specs(item):
+    for item in sorted(movable, key=lambda item: -graph.tensors[item.tensor].bytes):
+        if names.isdisjoint(_with_gradient(graph, item.tensor)):
+            continue
+        specs, whole = space.input_specs(item), graph.tensors[item.tensor]
+        most = math.inf if among is None else local_bytes(whole, found.assignment.inputs[item.tensor], space.machine)
+        for spec in (spec for spec in specs if local_bytes(whole, spec, space.machine) < most):
             for keep in (True, False):
                 yield lambda plan, name=item.tensor, spec=spec, keep=keep: with_placed(space, plan, name, spec, keep)  # type: ignore[misc]
     for op in graph.ops:
-        if op.phase == "forward" and not why_once(op):
+        if op.phase == "forward" and not why_once(op) and not names.isdisjoint(op.outputs):
             yield lambda plan, name=op.name: _run(space, plan, name)  # type: ignore[misc]
-    for layout in given.layouts:
-        for keep in (True, False):
+    for layout in found.assignment.layouts:
+        for keep in (True, False) if layout.tensor in names else ():
             yield lambda plan, name=layout.tensor, keep=keep: _anew(space, plan, (name,), keep)  # type: ignore[misc]
     for name in kept_for_backward(graph):
-        yield lambda plan, name=name: with_part_kept(space, plan, name)  # type: ignore[misc]
-    for op in graph.ops:
-        for strategy in space.op_choices(op).strategies:
-            yield lambda plan, name=op.name, strategy=strategy: _split(space, plan, name, strategy)  # type: ignore[misc]
+        if name in names:
+            yield lambda plan, name=name: with_part_kept(space, plan, name)  # type: ignore[misc]
+
+
+def _splits(space: Space, found: Timed, among: frozenset[str] | None = None) -> Iterator[Change]:
+    """Other strategies of all operators, or of those that read or make some tensors: such as hold less of these."""
+    for op in space.graph.ops:
+        places = [(place, name) for place, name in enumerate((*op.inputs, *op.outputs)) if among is None or name in among]
+
+        def local(strategy: Strategy, places: Sequence[tuple[int, str]] = places) -> int:
+            specs = (*strategy.inputs, *strategy.outputs)
+            return sum(local_bytes(space.graph.tensors[name], specs[place], space.machine) for place, name in places)
+
+        most = math.inf if among is None else local(found.assignment.strategies[op.name])
+        for strategy in space.op_choices(op).strategies if places else ():
+            if among is None or local(strategy) < most:
+                yield lambda plan, name=op.name, strategy=strategy: _split(space, plan, name, strategy)  # type: ignore[misc]
 
 
 def _towards(space: Space, guide: Assignment) -> Iterator[Change]:
@@ -108,14 +192,28 @@ def _towards(space: Space, guide: Assignment) -> Iterator[Change]:
         yield lambda plan, name=op.name: _split(space, plan, name, guide.strategies[name])  # type: ignore[misc]
 
 
+def _whole(space: Space, plan: Assignment, specs: Mapping[str, ShardingSpec]) -> Assignment | None:
+    """With graph inputs in the specs that they were gathered to; None where one cannot be."""
+    for name, spec in specs.items():
+        item = next(item for item in space.graph.inputs if item.tensor == name)
+        moved = with_placed(space, plan, name, spec, True) if spec in space.input_specs(item) else None
+        if moved is None:
+            return None
+        plan = moved
+    return plan
+
+
 def with_placed(space: Space, plan: Assignment, name: str, spec: ShardingSpec, keep: bool) -> Assignment | None:
     """With a graph input in another spec; its gradient leaves in it. None where it is in that already, or what it touches is pinned."""
     if plan.inputs[name] == spec:
         return None
-    outputs = space.graph.outputs
-    named = {item.tensor: item.name for item in space.graph.inputs}
-    touched = [name, *(output.tensor for output in outputs if output.kind != "output" and output.name == named[name])]
-    return _anew(space, plan, touched, keep, inputs={**plan.inputs, name: spec})
+    return _anew(space, plan, _with_gradient(space.graph, name), keep, inputs={**plan.inputs, name: spec})
+
+
+def _with_gradient(graph: Graph, name: str) -> tuple[str, ...]:
+    """A graph input and what leaves for it."""
+    named = {item.tensor: item.name for item in graph.inputs}
+    return name, *(output.tensor for output in graph.outputs if output.kind != "output" and output.name == named[name])
 
 
 def _split(space: Space, plan: Assignment, name: str, strategy: Strategy) -> Assignment | None:

@@ -24,6 +24,7 @@ from autopar.search.scarcity import (
     fitting,
     keep_apart,
     keep_less,
+    lighter,
     part,
     tighten,
     too_late,
@@ -116,6 +117,7 @@ class Search(Trials):
         space, entries = self.model.space, len(self.problem.edge_costs)
         if not self.large:
             part(self)
+            lighter(self)
             change_one(self, CHANGING)
         if entries > JOINT:
             keep_less(self, exposure)

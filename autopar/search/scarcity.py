@@ -21,7 +21,7 @@ from autopar.search.extract import extract
 from autopar.search.keeping import SHARES, Wanted, fit
 from autopar.search.lean import infeasible, smallest
 from autopar.search.model import Model, Weights
-from autopar.search.moving import improve
+from autopar.search.moving import improve, lighten
 from autopar.search.parting import parted
 from autopar.search.pins import Pins
 from autopar.search.recompute import full, recompute, with_policies
@@ -49,6 +49,8 @@ TIGHT = 0.02
 """The gap above which they are."""
 CHANGED = 3
 """So many plans are changed one thing at a time."""
+LIGHTER_SHARE = 0.3
+"""Share of the time left in which the best plan without a limit is changed until it fits."""
 CHANGES = 200
 """Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
 
@@ -203,6 +205,20 @@ def part(trials: Trials) -> None:
             trials.parted = list(parted(space, some, trials.limit, lambda other: trials.schedule(other, None, trials.tries)))
     for found in trials.parted:
         trials.offer(found, "auto")
+
+
+def lighter(trials: Trials) -> None:
+    """The best plan without a limit changed until it fits. Where that ends before, ``keep_less`` may take its strategies."""
+    space = trials.model.space
+    if trials.plain is None or trials.spent() or not space.offers(trials.plain.assignment):
+        return
+    found = lighten(space, trials.plain, trials.limit, perf_counter() + LIGHTER_SHARE * trials.left)
+    if found.memory.peak <= trials.limit:
+        found = min(found, trials.schedule(found.assignment, found.schedule.limits, trials.tries), key=lambda one: one.seconds)
+        trials.parted.append(found)
+        trials.offer(found, "auto")
+    else:
+        trials.answers.append(found.assignment)
 
 
 def change_one(trials: Trials, share: float) -> None:

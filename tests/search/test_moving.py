@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain, pairwise
 
 import pytest
 
@@ -11,7 +13,7 @@ from autopar.schedule import Assignment, make_schedule, memory
 from autopar.schedule.liveness import held
 from autopar.search import moving
 from autopar.search.baselines import find_baselines
-from autopar.search.moving import _changes, _improved, improve, kept_for_backward, with_part_kept
+from autopar.search.moving import Change, _held_at_peak, _improved, _moves, _splits, improve, kept_for_backward, lighten, with_part_kept
 from autopar.search.pins import Pins
 from autopar.search.recompute import POLICIES, recompute
 from autopar.search.space import Space
@@ -26,6 +28,11 @@ def space_of(graph: Graph) -> Space:
     return Space(graph, Machine(Mesh.parse(MESH), load_hardware("h100-sxm"), "roofline"), "adamw", Pins())
 
 
+def changes_of(space: Space, plan: Assignment) -> Iterator[Change]:
+    found = best_schedule(space.graph, plan, space.machine, "adamw", 2**62, tries=0)
+    return chain(_moves(space, found), _splits(space, found))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_what_every_change_makes_is_a_plan(seed: int) -> None:
     """One change upon the other, each is legal after every pass; an input lies as the change says, and its gradient with it."""
@@ -34,7 +41,7 @@ def test_what_every_change_makes_is_a_plan(seed: int) -> None:
     plans = list(find_baselines(space)[0].values())[: 2 + seed % 2]
     for plan in plans:
         made, left = 0, []
-        for number, change in enumerate(_changes(space, plan)):
+        for number, change in enumerate(changes_of(space, plan)):
             changed = change(plan) if number % 7 == seed else None
             if changed is not None:
                 schedule = make_schedule(graph, changed, space.machine, LEAN)
@@ -97,7 +104,7 @@ def test_second_runs_come_and_go() -> None:
     plan = recompute(graph, plain, POLICIES["full"](graph) or [op.name for op in graph.ops if op.phase == "forward"][:3], space.machine)
     assert plan.again
     while plan.again:
-        for change in _changes(space, plan):
+        for change in changes_of(space, plan):
             changed = change(plan)
             if changed is not None and changed.again < plan.again:
                 plan = changed
@@ -129,3 +136,44 @@ def test_a_plan_is_improved_within_the_limit(seed: int) -> None:
         assert guided.seconds <= begin.seconds or begin.memory.peak > limit
         allowed = {name: {begin.assignment.inputs[name], spec} for name, spec in found.assignment.inputs.items()}
         assert all(spec in allowed[name] for name, spec in guided.assignment.inputs.items())
+
+
+def test_the_first_that_a_call_gathers_lie_whole_together() -> None:
+    graph = random_graph(1, layers=4, batch=16, width=16)
+    space = space_of(graph)
+    found = best_schedule(graph, find_baselines(space)[0]["zero1"], space.machine, "adamw", 2**62, tries=0)
+    gathered = {part.layout.tensor for call in found.schedule.calls if call.kind == "all_gather" for part in call.parts}
+    before = found.assignment.inputs
+    plans = [change(found.assignment) for change in _moves(space, found)]
+    moved = [{name for name, spec in plan.inputs.items() if spec != before[name]} for plan in plans if plan is not None]
+    together = [names for names in moved if len(names) > 1]
+    assert together and all(names <= gathered for names in together)
+    for one, other in pairwise(sorted(together, key=len)):
+        assert one <= other
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_without_a_limit_is_changed_until_it_fits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is legal after every pass; where bytes are cheap it keeps what it has."""
+    graph = random_graph(seed, layers=4, batch=16, width=64)
+    space = space_of(graph)
+    begin = best_schedule(graph, find_baselines(space)[0]["ddp"], space.machine, "adamw", 2**62, tries=0)
+    limit = int(0.75 * begin.memory.peak)
+    found = lighten(space, begin, limit, math.inf)
+    assert found.memory.peak <= limit
+    assert make_schedule(graph, found.assignment, space.machine, found.schedule.limits).instructions == found.schedule.instructions
+    monkeypatch.setattr(moving, "DEARER", (1e-6,))
+    cheap = lighten(space, begin, limit, math.inf)
+    assert cheap.memory.peak > limit
+    assert cheap.seconds <= found.seconds
+
+
+def test_of_what_is_held_at_the_peak_less_is_held() -> None:
+    graph = random_graph(0, layers=4, batch=64, width=32)
+    space = space_of(graph)
+    found = best_schedule(graph, find_baselines(space)[0]["ddp"], space.machine, "adamw", 2**62, tries=0)
+    full = _held_at_peak(found)
+    assert full and full <= frozenset(graph.tensors)
+    every = sum(1 for _ in chain(_moves(space, found), _splits(space, found)))
+    some = sum(1 for _ in chain(_moves(space, found, full), _splits(space, found, full)))
+    assert 0 < some < every
