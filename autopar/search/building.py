@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -125,8 +126,10 @@ def _add_layout(
     wanted = dict.fromkeys(spec for reader in readers for spec in reader.specs)
     if pinned:
         wanted = {pinned: None}
-    elif len(readers) > 1 or _masks(readers):
+    elif len(readers) > 1:
         wanted.update(dict.fromkeys(specs))
+    else:
+        wanted.update(_before_masks(readers[0], specs))
     chosen, whole = tuple(wanted), model.space.graph.tensors[site.tensor]
     table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
     reachable = np.isfinite(table).any(axis=0)
@@ -164,25 +167,30 @@ def _connect_readers(
 ) -> None:  # fmt: skip
     """Edges from what is shared to each reader, of ``count`` there are.
 
-    A layout with one reader is that reader's reshard: equality, unless that may add it to a partial sum, which needs no other layout. A
-    view that can take the spec as it is does so: the same reshard after it costs the same.
+    A layout with one reader is that reader's reshard: equality, or what is added to a partial sum for nothing. A view that can take the
+    spec as it is does so: the same reshard after it costs the same.
     """
     count = count or len(readers)
-    alone = count == 1 and model.nodes[source].kind == "layout" and not _masks(readers)
+    alone = count == 1 and model.nodes[source].kind == "layout" and not model.space.pins.tensors.get(tensor)
     for reader in readers:
-        if alone and not model.space.pins.tensors.get(tensor):
-            model.connect(source, reader.node, model.space.equality_table(specs, reader.specs), phase=phase)
+        same = model.space.equality_table(specs, reader.specs)
+        if alone and not any(reader.sums):
+            model.connect(source, reader.node, same, phase=phase)
             continue
+        table = _read(model, tensor, specs, reader)
+        table = np.where((table == 0) | (same == 0), table, IMPOSSIBLE) if alone else table
         model.connect(
-            source, reader.node, _read(model, tensor, specs, reader), _share(model, reader), phase=phase,
+            source, reader.node, table, _share(model, reader), phase=phase,
             tensor=model.space.graph.tensors[tensor], sources=specs, targets=reader.specs, readers=count,
             side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
         )  # fmt: skip
 
 
-def _masks(readers: Sequence[Reader]) -> bool:
-    """Whether one of the readers may add the tensor, whole, to a partial sum."""
-    return any(any(reader.sums) for reader in readers)
+def _before_masks(reader: Reader, specs: tuple[ShardingSpec, ...]) -> dict[ShardingSpec, None]:
+    """What a value is that a reader adds to a partial sum: not one itself, but over the axes over which it comes as one."""
+    came = dict.fromkeys(frozenset(spec.partial_axes) for spec in specs)
+    summed = [spec for spec, sums in zip(reader.specs, reader.sums, strict=False) if sums]
+    return {replace(spec, partial=tuple(item for item in spec.partial if item[0] in axes)): None for spec in summed for axes in came}
 
 
 def _read(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:
