@@ -154,7 +154,8 @@ class Answer:
 
     def __init__(self, model: Model, choices: np.ndarray) -> None:
         self.model, self.choices = model, choices
-        self.nodes = model.node_times * np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
+        alone = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
+        self.nodes = model.node_times * alone
         self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
         self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
         self.compute: dict[Phase, float] = {
@@ -180,7 +181,9 @@ class Answer:
                 for link in model.space.links:
                     load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
                     self.between[edge.phase, link] += times * load
-        self.edges *= model.edge_times
+        self.once = alone, self.edges
+        """Seconds of nodes and edges that stand for several counted once: a path passes through those that stand for none as well."""
+        self.edges = self.edges * model.edge_times
 
     def sum_of(self, term: Term, slowdown: float) -> float:
         """The term's sum for these choices."""
@@ -206,7 +209,7 @@ class Answer:
         return found
 
     def _longest_path(self, phase: Phase, share: np.ndarray) -> Path:
-        model = self.model
+        model, (seconds, between) = self.model, self.once
         arrival: dict[int, float] = {}
         before: dict[int, tuple[int, int]] = {}
         order = model.in_time(phase)
@@ -215,11 +218,11 @@ class Answer:
             for index in model.incoming[number]:
                 edge = model.edges[index]
                 if edge.phase == phase:
-                    reached = arrival.get(edge.source, 0.0) + self.edges[index]
+                    reached = arrival.get(edge.source, 0.0) + between[index]
                     if reached > best:
                         best, via = reached, (index, edge.source)
             node = model.nodes[number]
-            arrival[number] = best + (share[number] * self.nodes[number] if node.kind == "op" else 0.0)
+            arrival[number] = best + (share[number] * seconds[number] if node.kind == "op" else 0.0)
             if via is not None:
                 before[number] = via
         last = max(order, key=lambda number: arrival[number], default=None)

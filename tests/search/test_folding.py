@@ -17,7 +17,7 @@ from autopar.importer import capture_graph
 from autopar.schedule.legality import check_legal
 from autopar.search import find_plan
 from autopar.search.baselines import find_baselines
-from autopar.search.bounds import Answer, Cuts, Term, floor, floor_of
+from autopar.search.bounds import PHASES, Answer, Cuts, Term, floor, floor_of
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
@@ -121,6 +121,23 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     # the tied answer costs the same in pieces
     inner, outer = (piece.cost(tied.expand(found.choices)) for piece in (pieces.layer, pieces.outside))
     assert outer + pieces.times * inner == pytest.approx(optimum, rel=1e-6)
+
+
+@pytest.mark.parametrize("target", [DEEP, f"zoo:resnet,blocks={FEWEST + 2},batch=8"])
+def test_the_longest_chain_of_equal_layers_is_that_of_the_whole_graph(target: str) -> None:
+    """What stands for several layers is passed through once for each, in the same way in all."""
+    found = load_target(target, "train", device="meta")
+    graph = capture_graph(found.model, found.args, found.kwargs, mode="train", loss=found.loss, loss_args=found.loss_args)
+    short, pins = fold(graph), resolve_pins(graph, machine().mesh, {})
+    assert short is not None
+    tied = folded(build_model(Space(short.graph, machine(), "adamw", pins)), short)
+    whole = build_model(Space(graph, machine(), "adamw", pins))
+    assert tied is not None
+    choices = tied.expand(solve(tied.problem(None)[0], time_limit=600.0, gap=1e-6).choices)
+    mine, wanted = Answer(tied, choices), Answer(whole, _in_whole(whole, tied, choices))
+    for phase in PHASES:
+        longest = [max(one.sum_of(Term(phase, path=path), 0.0) for path in one.longest_paths(phase)) for one in (mine, wanted)]
+        assert longest[0] == pytest.approx(longest[1], rel=1e-9)
 
 
 def _in_whole(whole: Model, tied: FoldedModel, choices: np.ndarray) -> np.ndarray:
