@@ -202,7 +202,7 @@ def _best_of(
     interrupted = False
     for number, item in enumerate(asked):
         left = ends - perf_counter()
-        if left <= 0 and found:
+        if left <= 0 and (found or failed):
             break
         try:
             sharing = len(asked) - number - (later if number < len(asked) - later else 0)

@@ -39,7 +39,8 @@ uneven       which dims may be split in unequal parts
 lean         the least memory, when nothing fits
 """
 
-from autopar.search.finding import Baseline, Found, Shared, find_plan
+from autopar.search.finding import find_plan
+from autopar.search.found import Baseline, Found, Shared
 from autopar.search.trials import PROOF, Progress
 
 __all__ = ["PROOF", "Baseline", "Found", "Progress", "Shared", "find_plan"]

@@ -18,7 +18,8 @@ from autopar.schedule import Assignment, Schedule
 from autopar.schedule.liveness import held
 from autopar.search.beside import Pair, pairs_at
 from autopar.search.model import Model
-from solvers import INFINITE, Problem, solve
+from autopar.search.solving import solve
+from solvers import INFINITE, Problem
 
 COARSE = 1000
 """What is reserved is rounded up to such a part of the limit."""

@@ -24,9 +24,10 @@ from autopar.schedule import Assignment
 from autopar.search.folding import Folding, shortened
 from autopar.search.model import InSequence, Model, Priced, Weights
 from autopar.search.repeats import PATTERN
+from autopar.search.solving import solve
 from autopar.search.tuning import Sample
 from autopar.search.units import in_units
-from solvers import Problem, solve
+from solvers import Problem
 
 Table = np.ndarray
 STEPS = 12

@@ -25,9 +25,9 @@ from autopar.search.fitting import Reserves
 from autopar.search.folded import folded
 from autopar.search.folding import Folding
 from autopar.search.model import Model, Weights
+from autopar.search.solving import solve
 from autopar.search.space import Space
 from autopar.search.tuning import Sample, Timed, best_schedule
-from solvers import solve
 
 MOMENTS = 6
 """Times of second runs that are told apart."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 
@@ -12,21 +13,24 @@ from autopar.schedule import Assignment, Memory
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
 from autopar.search.model import Model
+from autopar.search.solving import solve
 from autopar.search.tuning import LEAN, Timed, best_schedule
-from solvers import INFINITE, Problem, Status, solve
+from solvers import INFINITE, Problem, Status
 
 HALVINGS = 6
 HALVING_SECONDS = 3.0
 """Tries, and seconds for each solve, of the search for the least memory that would do."""
-FIRST_SECONDS = 30.0
-"""For choices of little memory without a limit, which there always are."""
+FIRST_SECONDS, LEAST = 30.0, 0.5
+"""For choices of little memory without a limit, which there always are; and seconds for each solve where the time is up."""
 NEAR = 0.01
 """Share of the least memory known at which the one that is not ruled out is near enough."""
 FITTINGS = 2
 """Solves at one limit."""
 
 
-def smallest(model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[Timed], proved: bool) -> tuple[Timed, int]:
+def smallest(
+    model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[Timed], proved: bool, until: float
+) -> tuple[Timed, int]:  # fmt: skip
     """The plan of least peak memory found, and bytes that no plan goes below.
 
     First what holds the least bytes times life, and the plans written by hand; then limits halfway between what is ruled out and what is
@@ -34,10 +38,11 @@ def smallest(model: Model, problem: Problem, limit: int, seed: int, rivals: Sequ
 
     Args:
         proved: no plan fits in ``limit``.
+        until: the ``perf_counter`` from which nothing more is tried.
     """
     light = _light(model, problem)
     plans = [rival.assignment for rival in rivals]
-    held = solve(light, time_limit=FIRST_SECONDS, gap=NEAR, seed=seed).choices
+    held = solve(light, time_limit=_seconds(until, FIRST_SECONDS), gap=NEAR, seed=seed).choices
     if held is not None:
         plans.append(extract(model, held))
     assert plans, "without a limit every graph has a plan"
@@ -45,11 +50,11 @@ def smallest(model: Model, problem: Problem, limit: int, seed: int, rivals: Sequ
     ruled_out = low = limit if proved else 0
     target = limit
     for _ in range(HALVINGS):
-        if best.memory.peak <= limit or best.memory.peak - low <= NEAR * best.memory.peak:
+        if best.memory.peak <= limit or perf_counter() > until or best.memory.peak - low <= NEAR * best.memory.peak:
             break
         if low or proved:
             target = (max(low, limit) + best.memory.peak) // 2
-        found, out = _at_most(model, light, target, limit, seed)
+        found, out = _at_most(model, light, target, limit, seed, until)
         if out:
             ruled_out = max(ruled_out, target)
         if found is None or found.memory.peak >= best.memory.peak:
@@ -59,13 +64,13 @@ def smallest(model: Model, problem: Problem, limit: int, seed: int, rivals: Sequ
     return best, ruled_out
 
 
-def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int) -> tuple[Timed | None, bool]:
+def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, until: float) -> tuple[Timed | None, bool]:
     """The smallest plan found where the problem is limited to ``target``, and whether none keeps to that."""
     reserves, best = Reserves(model, target), None
     problem = replace(light, limit=target)
     for _ in range(FITTINGS):
         asked = reserves.applied(problem)
-        solution = solve(asked, time_limit=HALVING_SECONDS, gap=0.05, seed=seed)
+        solution = solve(asked, time_limit=_seconds(until, HALVING_SECONDS), gap=0.05, seed=seed)
         if solution.choices is None:
             if asked is problem:
                 return best, solution.status is Status.INFEASIBLE
@@ -79,6 +84,10 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int) -
         if found.memory.peak <= target or not reserves.learn(problem, choices, found.samples):
             break
     return best, False
+
+
+def _seconds(until: float, most: float) -> float:
+    return max(min(until - perf_counter(), most), LEAST)
 
 
 def _measured(model: Model, assignment: Assignment, limit: int) -> Timed:

@@ -17,7 +17,8 @@ import numpy as np
 
 from autopar.search.bounds import Answer, Cuts, Mixture, blend
 from autopar.search.model import TIES, Model, Node, Priced, Weights
-from solvers import Status, solve
+from autopar.search.solving import solve
+from solvers import Status
 
 SECONDS, MOST = 3.0, 12.0
 """For one solve, and where that is too short for an answer on the machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -30,8 +31,10 @@ from autopar.search.scarcity import (
     too_late,
     without_answer,
 )
+from autopar.search.solving import solve
+from autopar.search.space import Late
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
-from solvers import Status, solve
+from solvers import Status
 
 EXPOSURES = 6
 """Rounds of prices by exposure, at most."""
@@ -62,12 +65,18 @@ SHARE = 0.3
 class Search(Trials):
     """The rounds that improve the best schedule and the best bound."""
 
-    def run(self) -> bool:
-        """All rounds, and an error when nothing fits. Ctrl-C ends them with the best so far, if there is one.
+    def run(self, begin: Callable[[], None] = lambda: None) -> bool:
+        """All rounds, and an error when nothing fits. Ctrl-C, and choices that are not priced in time, end them with the best so far, if
+        there is one.
+
+        Args:
+            begin: offers the plans to begin from.
 
         Returns False where a folded model is left for the whole one, because memory is short and a gap is left."""
         solving = perf_counter()
         try:
+            begin()
+            solving = perf_counter()
             if self.left <= 0:
                 pass  # with the best baseline
             elif self.model.space.machine.cost_model == "communication":
@@ -75,8 +84,8 @@ class Search(Trials):
             else:
                 self._by_step()
             self._settle()
-        except KeyboardInterrupt:
-            self.interrupted = True
+        except (KeyboardInterrupt, Late) as reason:
+            self.interrupted = isinstance(reason, KeyboardInterrupt)
             if self.best is None or self.best.memory.peak > self.limit:
                 raise
         self.seconds = perf_counter() - solving
@@ -220,7 +229,7 @@ class Search(Trials):
     def _call(self) -> None:
         """A bound that counts a latency where something has to be sent."""
         weights, limit = self.weights, UNLIMITED if self.again else self.limit
-        if self.folded or not isinstance(weights, Mixture) or self.reached <= self.gap:
+        if self.folded or not isinstance(weights, Mixture) or self.reached <= self.gap or self.left <= 0:
             return
 
         def least(weights: Weights) -> float:

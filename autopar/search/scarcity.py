@@ -25,9 +25,10 @@ from autopar.search.moving import improve, lighten
 from autopar.search.parting import parted
 from autopar.search.pins import Pins
 from autopar.search.recompute import full, recompute, with_policies
+from autopar.search.solving import solve
 from autopar.search.trials import CLOSE, TURN, Trials
 from autopar.search.tuning import Timed
-from solvers import Status, solve
+from solvers import Status
 
 FITTINGS = 6
 """Solves under the same prices until an answer fits as a schedule, at most."""
@@ -254,7 +255,8 @@ def without_answer(trials: Trials) -> None:
     last = trials.last
     if trials.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
         raise too_late(trials)
-    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, trials.rivals, trials.proved)
+    ends = trials.began + trials.time_limit
+    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, trials.rivals, trials.proved, ends)
     trials.offer(found, "least memory")
     assert trials.best is not None
     if trials.best.memory.peak > trials.limit:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from time import perf_counter
 
 import numpy as np
 
@@ -25,6 +26,10 @@ from cost_models import Machine
 
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
+
+
+class Late(Exception):
+    """Choices were still to be enumerated or priced when the time for that had passed."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Space:
         pins: what the user fixed.
         only: the strategies of each operator, by name, and ``placed`` the specs of each graph input, where a search is among these alone
             (see ``restricted`` and ``near``).
+        until: the ``perf_counter`` from which nothing more is enumerated or priced: ``Late`` is raised.
     """
 
     graph: Graph
@@ -87,6 +93,7 @@ class Space:
     unknown: dict[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Strategy, ...]] | None = None
     placed: Mapping[str, tuple[ShardingSpec, ...]] | None = None
+    until: float = float("inf")
     _ops: dict[object, OpChoices] = field(default_factory=dict)
     _some: dict[object, OpChoices] = field(default_factory=dict)
     _named: dict[str, OpChoices] = field(default_factory=dict)
@@ -104,12 +111,14 @@ class Space:
             if op.name not in self._named:
                 key = signature(op, self.graph), self.only[op.name]
                 if key not in self._some:
+                    self._in_time()
                     self._some[key] = self._priced(op, self.only[op.name])
                 self._named[op.name] = self._some[key]
             return self._named[op.name]
         known = signature(op, self.graph)
         found = self._ops.get(known)
         if found is None:
+            self._in_time()
             rule = find_rule(op, self.graph.tensors)
             if not rule.known:
                 self.unknown[op.target] = op.location or op.name
@@ -124,6 +133,10 @@ class Space:
                 offered = tuple(strategy for strategy in offered if self._allowed(op, strategy))
             found = self._ops[known] = self._priced(op, offered)
         return found
+
+    def _in_time(self) -> None:
+        if perf_counter() > self.until:
+            raise Late
 
     def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
         """The same with the specs of graph inputs and the strategies of operators that any of ``plans`` has: beside these is left to choose
@@ -267,6 +280,7 @@ class Space:
         key = (tensor.shape, tensor.dtype, sources, targets)
         found = self._tables.get(key)
         if found is None:
+            self._in_time()
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
             small = self._resharding.tables(tensor, distinct_s, distinct_t)
             row, column = ({spec: place for place, spec in enumerate(distinct)} for distinct in (distinct_s, distinct_t))

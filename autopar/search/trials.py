@@ -35,6 +35,8 @@ UNLIMITED = 2**62
 """Bytes that no plan needs."""
 TURN = 1 / 6
 """Share of the time limit that one solve may take, so that there are several; the first may take half."""
+FIRST, LEAST = 1.0, 0.1
+"""Seconds of a solve, at least: where there is no plan that fits yet, and where there is."""
 NEAR, HOPE = 5e-3, 5e-3
 """Where an estimate of memory is so near the limit, or one of seconds so near the best, the whole schedule is made."""
 REMEMBERED = 8
@@ -63,6 +65,13 @@ class Asked:
     """Whether the choices are all there are, so that what bounds them bounds every plan."""
     draft: bool = False
     """Whether a plan is wanted for another search to begin from: deep schedules may stay estimated."""
+    grace: float = 0.0
+    """Seconds beyond the time limit for what leads to the first plan."""
+
+    @property
+    def ends(self) -> float:
+        """The ``perf_counter`` at which it has to have ended."""
+        return self.began + self.time_limit
 
 
 class Trials:
@@ -70,7 +79,7 @@ class Trials:
 
     def __init__(self, model: Model, asked: Asked, again: bool) -> None:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
-        self.time_limit, self.began, self.interrupted = asked.time_limit, asked.began, False
+        self.time_limit, self.grace, self.began, self.interrupted = asked.time_limit, asked.grace, asked.began, False
         self.apart = MOMENTS if again else 0
         """Times told apart of second runs, in problems that have them from the start."""
         self.problem, self.unit = model.problem(asked.limit)
@@ -115,8 +124,8 @@ class Trials:
 
     @property
     def left(self) -> float:
-        """Seconds left of the whole search, pricing and baselines included."""
-        return self.time_limit - (perf_counter() - self.began)
+        """Seconds left of the whole search, pricing and baselines included; those of grace until there is a plan."""
+        return self.time_limit + (0.0 if self.fits else self.grace) - (perf_counter() - self.began)
 
     @property
     def reached(self) -> float:
@@ -124,6 +133,11 @@ class Trials:
         if self.best is None or self.best.memory.peak > self.limit:
             return math.inf
         return (self.best.seconds - self.bound) / self.best.seconds if self.best.seconds > 0 else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan within the memory limit."""
+        return self.best is not None and self.best.memory.peak <= self.limit
 
     def spent(self) -> bool:
         return self.left <= 0 or self.short or self.reached <= self.gap
@@ -164,7 +178,8 @@ class Trials:
             most *= TURN if self.start is not None else 0.5
         if self.folded and start is not None:
             start = self.model.restrict(start)
-        solution = solve(asked, time_limit=max(min(self.left, most), 1.0), gap=gap, seed=self.seed, start=start, progress=report)
+        seconds = max(min(self.left, most), LEAST if self.fits else FIRST)
+        solution = solve(asked, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report)
         self.last = solution
         if proves:
             bound = solution.bound * unit / (1 + TIES)

@@ -233,11 +233,13 @@ class Tuning:
     def _run(self, start: Limits | None, tries: int, until: float, beside: float) -> Timed:
         before, trusted = len(self.looked), self.trusts
         timed = self.machine.cost_model != "communication"
+        took = -perf_counter()
         first = LEAN if timed and self.least > self.limit else start or default_limits(self.machine)
         if first in self.looked:
             before -= 1
         else:
             self.look(first)
+        took += perf_counter()
         best = self.settle()
         if best.memory.peak > self.limit and timed and LEAN not in self.looked:
             self.look(LEAN)
@@ -250,7 +252,7 @@ class Tuning:
             for name, ladder in LADDERS:
                 assert self.ahead is not None
                 for limits in _steps(self.ahead.limits, name, _within(ladder, self.limit)):
-                    if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() < until:
+                    if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() + took < until:
                         self.look(limits)
                 now = self.ahead.seconds
                 if self.trusts is not trusted or (now > NEAR * beside and best.seconds - now < now - beside):
@@ -292,7 +294,7 @@ def best_schedule(
             communication model, where nothing overlaps.
         beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at, and of
             what then trails by more than it gains little (``NEAR``).
-        until: the ``perf_counter`` from which no others are.
+        until: the ``perf_counter`` at which the last of them is to be ready, if each takes as long as the first.
     """
     tuning = Tuning(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit)
     return tuning.run(start, tries, until, beside)

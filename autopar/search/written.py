@@ -42,19 +42,25 @@ class Written:
             again: second runs may be among what makes them fit.
         """
         rivals, limit = self.rivals, search.limit
-        if not rivals:
-            assignments, self.contradicted = _assignments(search.model, space, pins)
-            for name, assignment in assignments.items():
-                if rivals and search.left <= 0:
-                    break
-                rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
-            if again:
-                rivals.update(_leaner(rivals, search))
-            for name in _by_worth(rivals, limit)[: TUNED if search.large else 0]:
-                rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
-        for name in _by_worth(rivals, limit):
-            rivals[name] = search.sure(rivals[name])
-            search.offer(rivals[name], "baseline")
+        try:
+            if not rivals:
+                self._schedule(search, space, pins, again)
+        finally:  # what ends it leaves those that are there
+            for name in _by_worth(rivals, limit):
+                rivals[name] = search.sure(rivals[name])
+                search.offer(rivals[name], "baseline")
+
+    def _schedule(self, search: Trials, space: Space, pins: Pins, again: bool) -> None:
+        rivals = self.rivals
+        assignments, self.contradicted = _assignments(search.model, space, pins)
+        for name, assignment in assignments.items():
+            if rivals and search.left <= 0:
+                break
+            rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
+        if again:
+            rivals.update(_leaner(rivals, search))
+        for name in _by_worth(rivals, search.limit)[: TUNED if search.large else 0]:
+            rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
 
     def unfold(self, model: Model) -> None:
         """Makes them plans of the graph that is planned, for a search that follows on it."""

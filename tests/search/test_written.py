@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from autopar.schedule import Assignment
@@ -33,7 +35,8 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
     """They are the same plans, with the same schedules."""
     searched: list[Model] = []
 
-    def left(search: rounds.Search) -> bool:
+    def left(search: rounds.Search, begin: Callable[[], None]) -> bool:
+        begin()
         searched.append(search.model)
         return not search.folded
 

@@ -1,0 +1,107 @@
+"""Searches that are ended before they are done, by Ctrl-C or by their time limit: the best so far, or the reason why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autopar.errors import TimeLimitError
+from autopar.graph import Graph
+from autopar.search import Found, find_plan, finding, solving, space
+from autopar.search.space import Space
+from autopar.search.tuning import Tuning
+from cost_models import Machine
+from tests.search import test_folding
+from tests.search.small_graphs import small_graph, small_machine
+
+UNLIMITED = 2**62
+ENDS = 6
+"""So many moments, evenly over a search, at which it is ended."""
+
+
+def many_axes() -> tuple[Graph, Machine]:
+    """What is searched from plans of merged axes on."""
+    return small_graph(1), small_machine(1, "2x2x2")
+
+
+def many_axes_folded() -> tuple[Graph, Machine]:
+    return test_folding.graph(), test_folding.machine("2x2x2")
+
+
+def two_axes_folded() -> tuple[Graph, Machine]:
+    return test_folding.graph(), test_folding.machine("2x2")
+
+
+SEARCHES = [many_axes, *(pytest.param(case, marks=pytest.mark.slow) for case in (many_axes_folded, two_axes_folded))]
+
+
+class Moments:
+    """Counts what a search does in places it comes to again and again, and ends it there.
+
+    Args:
+        last: the moment at which it is ended.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, last: float, end: Callable[[], None]) -> None:
+        self.count, self.last, self.end, self.scheduled = 0, last, end, 0
+        for place, name in ((Space, "_in_time"), (Tuning, "look"), (solving, "solve")):
+            patch.setattr(place, name, self._counted(getattr(place, name)))
+        run = Tuning.run
+
+        def noted(tuning: Tuning, *more: Any, **options: Any) -> Any:
+            found = run(tuning, *more, **options)
+            self.scheduled += self.count < self.last
+            return found
+
+        patch.setattr(Tuning, "run", noted)
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*more: Any, **options: Any) -> Any:
+            self.count += 1
+            if self.count == self.last:
+                self.end()
+            return real(*more, **options)
+
+        return counted
+
+
+def ended(case: Callable[[], tuple[Graph, Machine]], last: float, end: Callable[[], None]) -> tuple[Found | None, Moments]:
+    """What a search gives that is ended at a moment; None where that is an error."""
+    graph, machine = case()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finding, "MANY", 0)
+        moments = Moments(patch, last, end)
+        try:
+            return find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0), moments
+        except (KeyboardInterrupt, TimeLimitError):
+            return None, moments
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("case", SEARCHES)
+@pytest.mark.parametrize("way", ["interrupted", "late"])
+def test_a_search_that_is_ended_gives_the_best_so_far(case: Callable[[], tuple[Graph, Machine]], way: str) -> None:
+    """From the first schedule on there is a plan."""
+    _, whole = ended(case, math.inf, interrupt)
+    given = 0
+    for number in range(1, ENDS + 1):
+        last = whole.count * number // ENDS
+        with pytest.MonkeyPatch.context() as patch:
+            if way == "interrupted":
+                found, moments = ended(case, last, interrupt)
+            else:
+                found, moments = ended(case, last, lambda: patch.setattr(space, "perf_counter", lambda: 1e300))
+        assert moments.count >= last
+        if found is None:
+            assert not moments.scheduled
+        else:
+            given += 1
+            assert found.memory.peak <= UNLIMITED and found.bound_seconds <= found.seconds
+            assert found.interrupted == (way == "interrupted")
+    assert given
