@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -191,11 +192,13 @@ def test_a_search_ended_by_ctrl_c_is_the_last(monkeypatch, graph: autopar.Graph)
     assert len(_meshes_in_turn(monkeypatch, graph, [3.0, 1.0])) == 1
 
 
-def test_a_time_limit_that_passes_before_the_search_names_the_stage(graph: autopar.Graph) -> None:
+def test_a_time_limit_that_passes_before_the_search_names_the_stage(graph: autopar.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TimeLimitError, match="captured"):
         autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2", time_limit=1e-6)
-    with pytest.raises(TimeLimitError, match="pricing"):
-        autopar.plan(graph, mesh="dp=2", time_limit=1e-6, memory=100)
+    with monkeypatch.context() as patch, pytest.raises(TimeLimitError, match="pricing"):
+        patch.setattr("autopar.search.space.perf_counter", lambda: math.inf)
+        autopar.plan(graph, mesh="dp=2", time_limit=900.0)
+    monkeypatch.setattr("autopar.search.finding.GRACE", (0.0, 900.0))
     assert autopar.plan(graph, mesh="dp=2", time_limit=1e-6).baselines, "a plan written by hand is an answer"
 
 
