@@ -1,6 +1,7 @@
 """Graph x rules x cost model -> the best schedule within the memory limit, with a proved bound on its step.
 
 finding      the search, from a graph to what was found: baselines, folded layers first, the whole graph where it is not too large
+found        what it found, and what searches share
 rounds       its rounds: solving, scheduling, learning, proving
 trials       the best so far, one solve, one schedule
 scarcity     where memory is short: answers made to fit
@@ -13,6 +14,7 @@ space        the choices and their prices
 resharding   the prices of reshards between all pairs of specs at once
 model        the integer problem: nodes, edges, weights
 units        seconds as integers
+solving      solves on the way to an answer
 building     graph x choices -> that problem
 lives        its memory items
 again        its second runs: what backward makes again
