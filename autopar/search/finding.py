@@ -43,11 +43,11 @@ MANY = 1_000_000
 LOOKS = 3
 """So many times it looks around the best plan, at most."""
 ENUMERATING = 1 / 3
-"""Share of the time limit for enumerating all choices where there are merged axes to go by: where that is too short, their plans are the
+"""Share of the time left for enumerating all choices where there are merged axes to go by: where that is too short, their plans are the
 answer."""
 HURRIED = 0.5
 """Share of the time limit after which the best plan of merged axes is scheduled before it is looked around."""
-GRACE = 0.05, 0.5
+GRACE = 0.05, 0.25
 """Share of the time limit, and seconds, beyond it in which a search may come to its first plan."""
 SPENT = "no plan was found in {:.3g} s", "allow more time (--time-limit), or fewer choices by pins"
 
@@ -157,8 +157,8 @@ def _too_many(space: Space) -> bool:
 def _enumerate(space: Space, asked: Asked, clock: Clock, share: float = ENUMERATING) -> bool:
     """Whether all choices could be enumerated in time; where there are no merged axes to go by they have to be."""
     many = _many_axes(space) and share < 1.0
-    last = asked.ends + asked.grace
-    space.until = asked.began + share * asked.time_limit if many else last
+    last, now = asked.ends + asked.grace, perf_counter()
+    space.until = now + share * max(asked.ends - now, 0.0) if many else last
     try:
         for op in space.graph.ops:
             space.op_choices(op)
@@ -186,7 +186,8 @@ def _nearby(
     if enumerated and asked.recompute and graph.mode == "train":
         bound = max(bound, pooled(space, folding, asked.limit, perf_counter() + TURN * asked.time_limit))
     least = min((timed.seconds for timed in known), default=math.inf)
-    plans, merged, interrupted = _of_merged_axes(graph, space.machine, pins, replace(asked, baselines=not enumerated), bound, least)
+    less = replace(asked, baselines=not enumerated)
+    plans, merged, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None)
     plans = [*(timed.assignment for timed in known), *plans] if merged >= least else [*plans, *(timed.assignment for timed in known)]
     least = min(least, merged)
     clock.lap("merged")
@@ -210,6 +211,8 @@ def _nearby(
             interrupted = isinstance(reason, KeyboardInterrupt)
             if best is not None or last:
                 break
+            if alone and not interrupted:
+                continue
             last = True  # the first of the plans is what there is
             continue
         if looked is None or looked.timed is None or looked.plan is None:
@@ -230,13 +233,14 @@ def _nearby(
 
 
 def _of_merged_axes(
-    graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float
+    graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float, folded: bool
 ) -> tuple[list[Assignment], float, bool]:  # fmt: skip
     """Plans of meshes with axes merged, the best first, its seconds, and whether Ctrl-C ended that.
 
     Args:
         bound: of all plans.
         least: seconds of the best plan known.
+        folded: whether plans are to be those of the folded graph, where they were searched so.
     """
     ways, plans, reached, interrupted = list(mergings(machine, ALL_ORDERS)), list[Assignment](), math.inf, False
     for number, merging in enumerate(ways):
@@ -251,14 +255,19 @@ def _of_merged_axes(
         )  # fmt: skip
         try:
             found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])
-        except (InfeasibleError, TimeLimitError, Late):
+        except InfeasibleError:
+            continue
+        except (TimeLimitError, Late):
+            if not plans and bound > 0.0:
+                break  # others would be as late, and plans written by hand are sooner there
             continue
         except KeyboardInterrupt:
             if not plans and least == math.inf:
                 raise
             return plans, reached, True
         if found.timed is not None and found.plan is not None:
-            plans.insert(0 if found.timed.seconds < reached else len(plans), merging.assignment(found.plan))
+            plan = found.plan if folded else found.timed.assignment
+            plans.insert(0 if found.timed.seconds < reached else len(plans), merging.assignment(plan))
             reached = min(reached, found.timed.seconds)
         if interrupted := found.interrupted:
             break

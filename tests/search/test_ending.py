@@ -11,6 +11,7 @@ import pytest
 from autopar.errors import TimeLimitError
 from autopar.graph import Graph
 from autopar.search import Found, find_plan, finding, solving, space
+from autopar.search.folding import Folding
 from autopar.search.space import Space
 from autopar.search.tuning import Tuning
 from cost_models import Machine
@@ -105,3 +106,18 @@ def test_a_search_that_is_ended_gives_the_best_so_far(case: Callable[[], tuple[G
             assert found.memory.peak <= UNLIMITED and found.bound_seconds <= found.seconds
             assert found.interrupted == (way == "interrupted")
     assert given
+
+
+@pytest.mark.slow
+def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where folded layers have no plan; those of merged axes may be found folded."""
+    look = finding._look
+
+    def none_folded(part: Space, within: Space, folding: Folding | None, *more: Any) -> Found | None:
+        return look(part, within, folding, *more) if folding is None else None
+
+    graph, machine = many_axes_folded()
+    monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "_look", none_folded)
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, baselines=False)
+    assert found.plan is not None and len(found.plan.strategies) == len(graph.ops)
