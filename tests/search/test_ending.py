@@ -119,5 +119,5 @@ def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: 
     graph, machine = many_axes_folded()
     monkeypatch.setattr(finding, "MANY", 0)
     monkeypatch.setattr(finding, "_look", none_folded)
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED, baselines=False)
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False)
     assert found.plan is not None and len(found.plan.strategies) == len(graph.ops)
