@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -89,9 +89,9 @@ def search(graph: Graph, machine: Machine, optimizer: str, pins: Mapping[str, st
     """What is found, and the bound before it is cut to the seconds of what is found, which would hide one that is too high."""
     searches = []
 
-    def run(self: rounds.Search) -> bool:
+    def run(self: rounds.Search, begin: Callable[[], None]) -> bool:
         searches.append(self)
-        return original(self)
+        return original(self, begin)
 
     original = rounds.Search.run
     with patch.object(rounds.Search, "run", run):
