@@ -24,6 +24,8 @@ SECONDS, MOST = 3.0, 12.0
 """For one solve, and where that is too short for an answer on the machine."""
 CLOSE = 1e-4
 """The gap at which it stops."""
+ASKING = 0.75
+"""Share of the time for the prices; the rest is for the proof that what they give holds for layers left free."""
 ASKED, IDLE = 12, 4
 """Prices tried, at most, and so many after the best."""
 FIRST, FURTHER = 0.02, 4.0
@@ -82,8 +84,8 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
     beyond: list[np.ndarray] = []
     best: _Asked | None = None
     prices: Mapping[int, float] = {}
-    highest, idle, seconds = 0.0, 0, SECONDS
-    while len(beyond) < ASKED and idle < IDLE and (left := until - perf_counter()) > 0:
+    highest, idle, seconds, ends = 0.0, 0, SECONDS, perf_counter() + ASKING * (until - perf_counter())
+    while len(beyond) < ASKED and idle < IDLE and (left := ends - perf_counter()) > 0:
         problem, unit = model.problem(None, Rented(weights, prices))
         found = solve(problem, time_limit=min(seconds, left), gap=CLOSE)
         if found.choices is None or found.objective is None:
@@ -110,7 +112,7 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
         prices = {time: SHARE * dear[time] + (1 - SHARE) * best.prices.get(time, 0.0) for time in priced}
     if best is None:
         return 0.0
-    charged, left = allowed * sum(best.prices.values()), min(seconds, max(until - perf_counter(), 1.0))
+    charged, left = allowed * sum(best.prices.values()), min(MOST, until - perf_counter())
     return model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, left, best.choices) - charged
 
 

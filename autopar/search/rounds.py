@@ -56,6 +56,8 @@ JOINT, MOST_JOINT = 100_000, 60_000
 becomes then, up to which all times of theirs are told apart."""
 PATIENT = 6
 """The like for weights where memory is short: the first say nothing about plans of little memory."""
+RENTING = 0.25
+"""Share of the time limit for a bound for which memory is paid."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
 SHARE = 0.3
@@ -251,7 +253,7 @@ class Search(Trials):
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
-        until = perf_counter() + min(self.left, TURN * self.time_limit)
+        until = perf_counter() + min(self.left, RENTING * self.time_limit)
         self.bound = max(self.bound, dearest(model, self.weights.without_paths(), float(self.limit), times, until))
 
     def _polish(self) -> None:

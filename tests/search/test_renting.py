@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from autopar.schedule import make_schedule, memory, step_seconds
+from autopar.search import renting
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Cuts, Mixture, Path, Term
 from autopar.search.building import build_model
@@ -17,10 +18,10 @@ from autopar.search.folded import FoldedModel, folded
 from autopar.search.model import Model
 from autopar.search.pins import Pins
 from autopar.search.recompute import with_policies
-from autopar.search.renting import dearest
+from autopar.search.renting import ASKING, Rented, dearest
 from autopar.search.space import Space
 from autopar.search.tuning import LEAN
-from solvers import solve
+from solvers import Problem, Solution, solve
 from tests.search.small_graphs import small_machine
 from tests.search.test_again import chain, drawn, every_set, one_rank
 from tests.search.test_folding import folding, graph, machine
@@ -103,3 +104,21 @@ def test_weights_without_paths() -> None:
 def test_without_time_nothing_is_solved() -> None:
     model = tied(MESH)
     assert dearest(model, first(model), 1.0, rests(model), -math.inf) == 0.0
+
+
+def test_time_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given, real, model = [0.0], list[float](), renting.solve, tied(MESH)
+
+    def slow(problem: Problem, *, time_limit: float, gap: float) -> Solution:
+        now[0] += time_limit
+        return real(problem, time_limit=600.0, gap=gap)
+
+    def proved(self: FoldedModel, weights: Rented, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
+        given.append(seconds)
+        return bound
+
+    monkeypatch.setattr(renting, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(renting, "solve", slow)
+    monkeypatch.setattr(FoldedModel, "proved", proved)
+    assert dearest(model, first(model), 1.0, rests(model), 10.0) != 0.0
+    assert given == [pytest.approx((1 - ASKING) * 10.0)]
