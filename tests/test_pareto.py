@@ -46,3 +46,31 @@ def test_a_plan_for_less_memory_stands_where_nothing_better_was_found(plan: Plan
     for one in ladder:
         assert one.predicted.peak_memory_bytes_per_rank <= one.memory_limit_bytes_per_rank
         assert one.objective.bound_seconds <= one.objective.seconds
+
+
+@pytest.mark.parametrize(("at", "rungs"), [(0, 1), (1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize("raises", [False, True])
+def test_ctrl_c_ends_it_with_what_is_there(plan: Plan, at: int, rungs: int, raises: bool) -> None:
+    asked = []
+
+    def within(limit: int, ends: float) -> Made:
+        asked.append(limit)
+        ended = len(asked) > at
+        if ended and raises:
+            raise KeyboardInterrupt
+        if limit < LEAST:
+            error = InfeasibleError("no plan fits", "allow more")
+            error.least = LEAST
+            raise error
+        peak = min(limit, MOST)
+        predicted = plan.predicted.model_copy(update={"peak_memory_bytes_per_rank": peak})
+        return Made(plan.model_copy(update={"predicted": predicted}), ended)
+
+    if at == 0 and raises:
+        with pytest.raises(KeyboardInterrupt):
+            climb(within, 5, float("inf"))
+        return
+    found = climb(within, 5, float("inf")).plans
+    assert found and len(asked) <= at + 1 + (at == 1 and not raises), "nothing is asked after it"
+    assert len(found) <= rungs
+    assert all(one.predicted.peak_memory_bytes_per_rank <= one.memory_limit_bytes_per_rank for one in found)

@@ -64,6 +64,21 @@ def test_ctrl_c_ends_it_with_what_is_there(plan: Plan) -> None:
         walked(plan, {0: KeyboardInterrupt()})
 
 
+def test_the_points_share_the_time(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one leaves is for the others."""
+    now, given = [0.0], list[float]()
+    monkeypatch.setattr("autopar.sweeping.perf_counter", lambda: now[0])
+
+    def within(limit: int, until: float) -> Made:
+        given.append(until - now[0])
+        now[0] += 0.5 * given[-1]
+        return Made(plan)
+
+    graph: Any = None
+    walk([{}], [2, 4], [30, 70], lambda settings: graph, lambda graph, count: within, 80.0, lambda point: None)
+    assert given == pytest.approx([20.0, 70 / 3, 175 / 6, 43.75])
+
+
 def test_a_sweep_is_what_plan_finds() -> None:
     def make(batch: int) -> Any:
         return zoo.build("mlp", device="meta", batch=batch, layers=2)

@@ -353,7 +353,8 @@ class Decomposition:
             lacks = self.times * (aim - inner)
             last = step + 1 == STEPS or perf_counter() >= ends or chosen is None
             found = {id(self.layer): chosen}
-            if last or lacks <= ENOUGH / 2 * optimum:
+            agrees = lacks <= ENOUGH / 2 * optimum or not any(table.any() for table in self._slope(potentials, found).values())
+            if last or agrees:
                 outer, around = self.outside.solve(potentials, left)
                 found[id(self.outside)] = around
                 value = outer + self.times * inner
