@@ -187,6 +187,10 @@ class _Pairing:
             raise _Unproved("the loss does not depend on the batch")
         return state.factor
 
+    def _floating(self, op: Op) -> bool:
+        dtypes = [getattr(torch, self.whole.tensors[name].dtype) for name in (op.inputs[0], op.outputs[0])]
+        return all(dtype.is_floating_point for dtype in dtypes)
+
     def _split(self, whole: Tensor, part: Tensor) -> ShardingSpec:
         ends = [(0,) if one != other else () for one, other in zip(whole.shape, part.shape, strict=True)]
         if sum(map(bool, ends)) > 1:
@@ -202,8 +206,8 @@ class _Pairing:
             found.append(state)
         if op.target == "aten.div.Tensor" and len(found) == 2 and all(state.spec.partial for state in found) and found[1].counts:
             return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count),))
-        if op.target.startswith("aten._to_copy") and found[0].counts:
-            return iter((found[0],))
+        if op.target.startswith("aten._to_copy") and (found[0].counts or (found[0].spec.partial and self._floating(op))):
+            return iter((found[0],))  # a loss in fewer digits is rounded for each microbatch, as every operator rounds
         strategy, states = self._strategy(op, other, found)
         factor = self._factor(op, states) * self._ratio(op, other, strategy)
         counts = op.target.startswith("aten.sum") and self.whole.tensors[op.inputs[0]].dtype == "bool"
