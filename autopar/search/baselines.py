@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.experts import Terms, by_expert, terms_of, weight_of_experts
 from autopar.search.resharding import FREE, places, words
 from autopar.search.space import CONTRACTION, OpChoices, Space
-from autopar.sharding import ALL_ORDERS, Blocks, ShardingSpec, Strategy
+from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
 Specs = tuple[ShardingSpec, ...]
 EMBEDDING = "autopar.embedding.default"
@@ -128,7 +129,7 @@ class _Walk:
             if item.kind == "input" and shape and shape[0] == lead[0] and (not place[1] or shape[1:2] == lead[1:2]):
                 spec = ShardingSpec((*place, *((),) * len(shape))[: len(shape)])
             elif item.kind == "parameter" and item.trained and self.recipe.stored:
-                spec = _split_first(shape, self.recipe.stored, self.space.sizes, item.blocks)
+                spec = _split_first(shape, self.recipe.stored, self.space.sizes, partial(self.space.may_hold, item))
             elif item.kind == "parameter" and self.recipe.experts is not None and weight_of_experts(self.graph, item.tensor):
                 spec = _split_first(shape[:1], (self.recipe.experts,), self.space.sizes)
                 spec = ShardingSpec((*spec.dims, *((),) * (len(shape) - 1)))
@@ -378,13 +379,12 @@ class _Walk:
 
 
 def _split_first(
-    shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...], blocks: Blocks | None = None
+    shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...], may_hold: Callable[[ShardingSpec], bool] = lambda spec: True
 ) -> ShardingSpec:  # fmt: skip
-    """The first dim that these axes divide, and by which a parameter with these blocks can be split, split over them; replicated when there
-    is none."""
+    """The first dim that these axes divide, and by which ranks may hold it, split over them; replicated when there is none."""
     parts = math.prod(sizes[axis] for axis in axes)
     for dim, extent in enumerate(shape):
         spec = ShardingSpec(tuple(axes[::-1] if d == dim else () for d in range(len(shape))))
-        if extent % parts == 0 and (blocks is None or blocks.own_spec(spec, sizes) is not None):
+        if extent % parts == 0 and may_hold(spec):
             return spec
     return ShardingSpec.replicated(len(shape))

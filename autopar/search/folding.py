@@ -76,7 +76,7 @@ class Folding:
             {name: spec for name, spec in pins.inputs.items() if name in self.graph.tensors},
             {number[name]: spec for name, spec in pins.outputs.items() if name in number},
             {name: spec for name, spec in pins.tensors.items() if name in self.graph.tensors},
-            pins.even,
+            pins.merged,
         )
 
     def _leaving_between(self) -> Iterator[list[str]]:

@@ -17,12 +17,12 @@ from cost_models import Mesh
 @dataclass(frozen=True)
 class Pins:
     """Pinned specs: of graph inputs by tensor name, of outputs by reader name (``output:0``), of operators' results by tensor name.
-    ``even``: the axes that split dims in equal parts alone."""
+    ``merged``: the axes that stand for several of a mesh with more; they split dims in equal parts alone, and no blocks."""
 
     inputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     outputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     tensors: Mapping[str, ShardingSpec] = field(default_factory=dict)
-    even: frozenset[int] = frozenset()
+    merged: frozenset[int] = frozenset()
 
 
 def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pins:

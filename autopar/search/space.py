@@ -169,7 +169,7 @@ class Space:
     @cached_property
     def uneven(self) -> Uneven:
         """What may be split in unequal parts."""
-        return find_uneven(self.graph, self.machine, self.pins.even)
+        return find_uneven(self.graph, self.machine, self.pins.merged)
 
     def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
         """Equal parts of tensors and of the work cost the same, whichever axes make them, but for collectives inside."""
@@ -206,11 +206,16 @@ class Space:
         pinned = self.pins.inputs.get(item.tensor)
         if pinned:
             return (pinned,)
-        found = self.splits(item.tensor)
+        return tuple(spec for spec in self.splits(item.tensor) if self.may_hold(item, spec))
+
+    def may_hold(self, item: GraphInput, spec: ShardingSpec) -> bool:
+        """Whether ranks can hold a graph input so: a parameter in blocks as DTensors have it, also on the axes that a merged one is of."""
         if item.blocks is None:
-            return found
-        shape = self.graph.tensors[item.tensor].shape
-        return tuple(spec for spec in found if spec.is_even(shape, self.sizes) and item.blocks.own_spec(spec, self.sizes))
+            return True
+        own = item.blocks.own_spec(spec, self.sizes)
+        if own is None or not spec.is_even(self.graph.tensors[item.tensor].shape, self.sizes):
+            return False
+        return not own.blocks or self.pins.merged.isdisjoint(own.dims[item.blocks.dim])
 
     def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
         """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""

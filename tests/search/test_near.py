@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleError
-from autopar.graph import Graph, Op, Ref, Tensor
+from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
 from autopar.search import Found, find_plan, finding
 from autopar.search.merging import Merging, mergings
@@ -15,7 +15,7 @@ from autopar.search.pins import Pins
 from autopar.search.space import Space
 from autopar.search.trials import PROOF
 from autopar.search.tuning import Sample, best_schedule
-from autopar.sharding import ShardingSpec
+from autopar.sharding import Blocks, ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from tests.search.small_graphs import small_graph, small_machine
 
@@ -132,3 +132,21 @@ def test_what_nothing_nearby_fits_is_refused_by_the_search_over_all_choices(monk
     monkeypatch.setattr(finding, "MANY", 0)
     with pytest.raises(InfeasibleError, match="least"):
         find_plan(small_graph(1), small_machine(1, "2x2x2"), memory_bytes=1)
+
+
+def test_blocks_of_a_fused_weight_are_split_by_no_merged_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two axes cannot split each block of one dim, so a merged one may not either: its plans would be nobody's."""
+    blocks = Blocks(0, 3)
+    tensors = {name: Tensor(name, shape, "float32") for name, shape in {"x": (8, 16), "w": (3, 16, 16), "y": (8, 3, 16)}.items()}
+    contract = Op("y", "autopar.contract.default", ("x", "w"), ("y",), (Ref(0), Ref(1), "b k, n f k -> b n f"))
+    inputs = (GraphInput("x", "input", "x"), GraphInput("w", "parameter", "w", trained=False, blocks=blocks))
+    graph = Graph("inference", tensors, inputs, (contract,), (GraphOutput("y", "output", "y"),))
+    machine = Machine(Mesh.parse("a=2,b=2,c=2"), load_hardware("h100-sxm"))
+    for merging in mergings(machine, 2):
+        space = Space(graph, merging.machine, "none", merging.pins(Pins()))
+        specs = space.input_specs(inputs[1])
+        assert any(any(spec.dims) for spec in specs)
+        assert all(blocks.own_spec(merging.spec(spec), machine.mesh.sizes) is not None for spec in specs)
+    monkeypatch.setattr(finding, "MANY", 0)
+    limit = 4 * 8 * 16 + 4 * 8 * 48 + 4 * 3 * 16 * 16 // 2
+    find_plan(graph, machine, memory_bytes=limit)  # the weight has to be split

@@ -150,7 +150,7 @@ def test_axes_taken_as_one_split_in_equal_parts() -> None:
     assert find_uneven(graph, on("4x2"), even=frozenset({0})).allows(ShardingSpec.parse("S1 R"), (50257, 8), (4, 2))
     (merged,) = (item for item in mergings(on("2x2x2x2"), 2) if len(item.words[0]) == 3)
     pins = merged.pins(Pins())
-    assert pins is not None and pins.even == {0}
+    assert pins is not None and pins.merged == {0}
     space = Space(graph, merged.machine, "adamw", pins)
     specs = {str(spec) for item in graph.inputs if item.name == "tokens.weight" for spec in space.input_specs(item)}
     assert specs == {"R R", "S1 R", "R S0", "R S1", "R S01", "R S10", "S1 S0"}
