@@ -109,20 +109,20 @@ def infeasible(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:
     Args:
         ruled_out: bytes in which no plan fits.
     """
-    items = ", ".join(f"{name} {_readable(size)}" for name, size in least.biggest[:5])
+    items = ", ".join(f"{name} {readable(size)}" for name, size in least.biggest[:5])
     held = ("parameters", "gradients", "optimizer", "activations")
-    parts = ", ".join(f"{name} {_readable(getattr(least, name))}" for name in held)
-    proved = f"; none fits in {_readable(ruled_out)}" if ruled_out > limit else ""
+    parts = ", ".join(f"{name} {readable(getattr(least, name))}" for name in held)
+    proved = f"; none fits in {readable(ruled_out)}" if ruled_out > limit else ""
     error = InfeasibleError(
-        f"no plan {'fits' if ruled_out >= limit else 'was found that fits'} in {_readable(limit)} a rank{proved}; the least known to do is "
-        f"{_readable(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
+        f"no plan {'fits' if ruled_out >= limit else 'was found that fits'} in {readable(limit)} a rank{proved}; the least known to do is "
+        f"{readable(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
         f"allow at least {least.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
     )
     error.least = least.peak
     return error
 
 
-def _readable(size: int) -> str:
+def readable(size: int) -> str:
     """Bytes with a binary unit."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

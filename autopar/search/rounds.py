@@ -69,7 +69,7 @@ class Search(Trials):
 
     def run(self, begin: Callable[[], None] = lambda: None) -> bool:
         """All rounds, and an error when nothing fits. Ctrl-C, and choices that are not priced in time, end them with the best so far, if
-        there is one.
+        there is one; what is known of the least memory is said where it does not fit.
 
         Args:
             begin: offers the plans to begin from.
@@ -88,7 +88,7 @@ class Search(Trials):
             self._settle()
         except (KeyboardInterrupt, Late) as reason:
             self.interrupted = isinstance(reason, KeyboardInterrupt)
-            if self.best is None or self.best.memory.peak > self.limit:
+            if self.best is None or (self.interrupted and not self.fits):
                 raise
         self.seconds = perf_counter() - solving
         short = self.best is None or self.best.memory.peak > self.limit

@@ -19,7 +19,7 @@ from autopar.search.again import without_kept
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.keeping import SHARES, Wanted, fit
-from autopar.search.lean import infeasible, smallest
+from autopar.search.lean import infeasible, readable, smallest
 from autopar.search.model import Model, Weights
 from autopar.search.moving import improve, lighten
 from autopar.search.parting import parted
@@ -264,4 +264,8 @@ def without_answer(trials: Trials) -> None:
 
 
 def too_late(trials: Trials) -> TimeLimitError:
-    return TimeLimitError(f"no plan was found in {trials.time_limit:g} s", "allow more time (--time-limit), or fewer choices by pins")
+    what = "no plan"
+    if trials.best is not None:
+        what += f" that fits in {readable(trials.limit)} a rank, where the least found takes {readable(trials.best.memory.peak)},"
+    hint = "allow more time (--time-limit), more memory, or fewer choices by pins"
+    return TimeLimitError(f"{what} was found in {trials.time_limit:.3g} s", hint)

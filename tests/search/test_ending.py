@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from autopar.errors import TimeLimitError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.search import Found, find_plan, finding, solving, space
 from autopar.search.folding import Folding
-from autopar.search.space import Space
+from autopar.search.rounds import Search
+from autopar.search.space import Late, Space
 from autopar.search.tuning import Tuning
 from cost_models import Machine
 from tests.search import test_folding
@@ -121,3 +122,16 @@ def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: 
     monkeypatch.setattr(finding, "_look", none_folded)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False)
     assert found.plan is not None and len(found.plan.strategies) == len(graph.ops)
+
+
+def test_where_time_is_up_before_anything_fits_the_least_memory_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine = small_graph(1), small_machine(1, "2x2")
+    free = find_plan(graph, machine, memory_bytes=UNLIMITED)
+
+    def late(search: Search, *more: Any) -> None:
+        raise Late
+
+    monkeypatch.setattr(Search, "_rounds", late)
+    with pytest.raises((InfeasibleError, TimeLimitError), match=r"in 4 B a rank.*least (found|known)"):
+        find_plan(graph, machine, memory_bytes=4, baselines=True)
+    assert find_plan(graph, machine, memory_bytes=UNLIMITED).seconds >= free.seconds
