@@ -116,7 +116,8 @@ class Alone:
             if key not in made:
                 copies = model.copies(edge)
                 moved = edge.seconds - copies
-                made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, self.slowdown * moved) + copies
+                slowed = self.slowdown * moved if self.slowdown else 0.0  # nothing times what cannot be is no number
+                made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, slowed) + copies
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 

@@ -113,9 +113,9 @@ class Search(Trials):
                 tighten(self, InSequence())
 
     def _allow_again(self, exposure: Exposure) -> None:
-        """Second runs come in where the best plan without a limit does not fit. In a problem that stays small they are chosen together
-        with everything else, all their times told apart or none; otherwise plans that fit are changed and answers of a problem in which
-        nothing of what backward keeps counts are made to fit, one after another."""
+        """Second runs come in where the best plan without a limit does not fit. In a problem that stays small, or where nothing else
+        fits, they are chosen together with everything else, all their times told apart or none; otherwise plans that fit are changed and
+        answers of a problem in which nothing of what backward keeps counts are made to fit, one after another."""
         free = self.solve(exposure, CLOSE, limit=UNLIMITED)
         if free is None or free.memory.peak <= self.limit:
             return
@@ -132,13 +132,13 @@ class Search(Trials):
             change_one(self, CHANGING)
         if entries > JOINT:
             keep_less(self, exposure)
-            if not self.large:
+            if self.fits and not self.large:
                 change_one(self, MOST_CHANGING)
                 self._rounds(exposure)
         exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
             self.model, self.start = exact, None
-        elif entries <= JOINT:
+        elif entries <= JOINT or not (self.fits or self.large):
             self.model, self.start = build_model(space, again=1), None
         else:
             self.keeping, self.model = True, without_kept(self.model)

@@ -12,7 +12,7 @@ import pytest
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
-from autopar.search import find_plan, rounds
+from autopar.search import find_plan, rounds, trials
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.model import Model
@@ -184,3 +184,18 @@ def test_problems_that_are_too_large_for_all_at_once(seed: int, joint: int) -> N
         assert found.memory.peak <= limit
         assert found.bound_seconds <= cheapest * (1 + EXACT)
         assert found.seconds <= cheapest * (1 + 1e-6)
+
+
+def test_where_no_answer_can_be_made_to_fit_all_is_chosen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a problem beyond ``JOINT``."""
+    graph, machine = drawn(0), small_machine(0, "x=1")
+    plain = model_of(graph, machine, again=0)
+    known = list(every_set(graph, extract(plain, _solved(plain, None)[0]), machine))
+    limit = min(peak for _, peak in known)
+    for name in ("SMALL", "JOINT"):
+        monkeypatch.setattr(rounds, name, 0)
+    for name in ("part", "lighter", "keep_less", "change_one", "change_again"):
+        monkeypatch.setattr(rounds, name, lambda *_: None)
+    monkeypatch.setattr(trials, "fit", lambda space, plans, prices, *more: (None, prices))
+    found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
+    assert found.memory.peak <= limit and found.solver != "least memory"

@@ -79,3 +79,11 @@ def test_what_others_run_between_maker_and_reader_hides_a_reshard() -> None:
                 assert apart or (priced.edges[number][moved] == whole.edges[number][moved]).all()
                 hidden.add(bool((priced.edges[number][moved] < whole.edges[number][moved]).any()))
     assert hidden == {False, True}
+
+
+def test_what_cannot_be_costs_no_number_that_is_none() -> None:
+    """Where nothing slows operators."""
+    model = model_of(0)
+    assert any(np.isinf(edge.seconds).any() for edge in model.edges if edge.tensor is not None)
+    with np.errstate(invalid="raise"):
+        assert not any(np.isnan(edge).any() for edge in Alone(0.5, 0.0).price(model).edges)
