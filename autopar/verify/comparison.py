@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ GRADIENT_FLOOR = 1e-3
 """A gradient's error is relative to its largest entry, or this times the model's largest: some gradients are zero in exact arithmetic."""
 
 
+ROUNDING = 4.0
+"""Where float64 shows that two runs differ by rounding alone, they may by so many times what one device's own is."""
 MEMORY_TOLERANCE = 0.1
 """Share by which the measured peak may be off what is predicted of the program as it runs."""
 
@@ -55,8 +57,9 @@ class Verification:
         planned, observed: collectives in execution order.
         predicted_bytes, measured_bytes: peak memory of a rank.
         problems: what did not pass, in words.
-        compared_in: the dtype of the errors: the coarsest of the graph, or float64 where float32 was beyond its tolerance; what agrees
-            there differed by rounding alone. ``single`` and ``sharded`` are of the first comparison.
+        compared_in: the dtype of the errors: the coarsest of the graph, or float64 where that was beyond its tolerance; what agrees there
+            differed by rounding alone. ``single`` and ``sharded`` are of the first comparison.
+        beyond: the dtype that was beyond its tolerance.
     """
 
     passed: bool
@@ -71,6 +74,7 @@ class Verification:
     measured_bytes: int
     problems: tuple[str, ...]
     compared_in: str = "float32"
+    beyond: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the command line's ``--json``."""
@@ -97,8 +101,8 @@ class Verification:
             difference = max(map(relative, self.sharded, self.single))
             fall = f"{self.single[0]:.6g} to {self.single[-1]:.6g} in {len(self.single)} steps"
             lines.append(f"  losses       {fall}, largest difference {difference:.2e}")
-        if self.compared_in == "float64" and self.passed:
-            lines.append("  rounding     beyond the tolerance in float32; compared in float64 above")
+        if self.beyond and self.passed:
+            lines.append(f"  rounding     beyond the tolerance in {self.beyond}; compared in {self.compared_in} above")
         same = "as planned" if self.planned == self.observed else f"{len(self.planned)} planned"
         lines.append(f"  collectives  {len(self.observed)} executed, {same}")
         lines.append(f"  peak memory  {self.measured_bytes:,} bytes a rank measured, {self.predicted_bytes:,} predicted")
@@ -111,17 +115,26 @@ class Values:
 
     Args:
         output_error, gradients: as in ``Verification``.
+        loss_error: the largest of all steps, relative.
         problems: what is beyond its tolerance, in words.
     """
 
     output_error: float
     gradients: Mapping[str, float]
+    loss_error: float
     problems: tuple[str, ...]
 
+    def times(self, factor: float, least: Tolerance) -> Tolerance:
+        """So many times the largest errors, and no less than ``least``."""
+        gradients = max(self.gradients.values(), default=0.0)
+        return Tolerance(
+            max(least.outputs, factor * self.output_error), max(least.gradients, factor * gradients),
+            max(least.losses, factor * self.loss_error),
+        )  # fmt: skip
 
-def compare_values(first: Trial, single: Trial, dtype: str) -> Values:
-    """Outputs, gradients, losses and replicas; ``dtype`` is the coarsest of the graph."""
-    allowed = TOLERANCES[dtype]
+
+def compare_values(first: Trial, single: Trial, allowed: Tolerance) -> Values:
+    """Outputs, gradients, losses and replicas."""
     output_errors = {name: error(first.outputs[name], tensor, 1.0) for name, tensor in single.outputs.items()}
     largest = max((tensor.abs().max().item() for tensor in single.gradients.values() if tensor.numel()), default=0.0)
     gradients = {
@@ -136,13 +149,22 @@ def compare_values(first: Trial, single: Trial, dtype: str) -> Values:
             break
     if first.replica_difference > allowed.outputs:
         problems.append(f"ranks' copies of the same block differ by {first.replica_difference:.2e}")
-    return Values(max(output_errors.values(), default=0.0), gradients, tuple(problems))
+    losses = max(map(relative, first.losses, single.losses), default=0.0)
+    return Values(max(output_errors.values(), default=0.0), gradients, losses, tuple(problems))
 
 
-def compare(plan: Plan, schedule: Schedule, single: Trial, trials: list[Trial], wide: Values | None = None) -> Verification:
-    """The ranks' trials against the single-device one. ``wide``: the values compared once more, in float64; they decide then."""
-    first, mesh = trials[0], schedule.machine.mesh
-    values = wide or compare_values(first, single, coarsest(schedule.graph))
+def compare(
+    plan: Plan, schedule: Schedule, single: Trial, trials: list[Trial], wide: tuple[Trial, Trial] | None = None
+) -> Verification:  # fmt: skip
+    """The ranks' trials against the single-device one. ``wide``: the ranks' and the single device's once more in float64; they decide
+    then, and what rounding makes of one device's values says by how much it may make ranks differ."""
+    first, mesh, dtype = trials[0], schedule.machine.mesh, coarsest(schedule.graph)
+    values = compare_values(first, single, TOLERANCES[dtype])
+    if wide is not None:
+        own = compare_values(single, wide[1], TOLERANCES[dtype])
+        rounded = compare_values(first, single, own.times(ROUNDING, TOLERANCES[dtype]))
+        values = compare_values(*wide, TOLERANCES["float64"])
+        values = replace(values, problems=(*values.problems, *rounded.problems))
     problems = list(values.problems)
     rows_planned = tuple(
         planned(row) for number in range(plan.microbatches) for row in plan.collectives if plan.microbatches - row.times <= number
@@ -161,7 +183,7 @@ def compare(plan: Plan, schedule: Schedule, single: Trial, trials: list[Trial], 
         problems.append(f"peak memory is {measured:,} bytes a rank, predicted {predicted:,}: more than {MEMORY_TOLERANCE:.0%} apart")
     return Verification(
         not problems, mesh.ranks, values.output_error, values.gradients, tuple(single.losses), tuple(first.losses), rows_planned, rows[0],
-        predicted, measured, tuple(problems), "float64" if wide else coarsest(schedule.graph),
+        predicted, measured, tuple(problems), "float64" if wide else dtype, dtype if wide else "",
     )  # fmt: skip
 
 

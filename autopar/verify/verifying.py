@@ -18,7 +18,7 @@ from autopar.runtime.calls import leaves
 from autopar.runtime.compiling import check_torch, compile_schedule, rebuild
 from autopar.schedule import Schedule
 from autopar.target import Target
-from autopar.verify.comparison import Values, Verification, coarsest, compare, compare_values
+from autopar.verify.comparison import TOLERANCES, Verification, coarsest, compare, compare_values
 from autopar.verify.examples import with_example_values, with_values
 from autopar.verify.launch import run_ranks
 from autopar.verify.trials import Case, Say, Trial, run_sharded, run_simulated, run_single, silent
@@ -68,14 +68,15 @@ def verify(
         trials = run_ranks(rank_main, schedule.machine.mesh.ranks, timeout=timeout)
     else:
         trials = run_ranks(lambda _: run_simulated(case, schedule, constants, progress), 1, alone=True)
-    wide = None
-    if coarsest(schedule.graph) == "float32" and compare_values(trials[0], single, "float32").problems:
+    wide, dtype = None, coarsest(schedule.graph)
+    if dtype != "float64" and compare_values(trials[0], single, TOLERANCES[dtype]).problems:
         wide = _in_float64(case, schedule, constants)
     return compare(plan, schedule, single, trials, wide)
 
 
-def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Tensor]) -> Values | None:
-    """Both sides once more in float64, all ranks in one process; None where the model itself cannot be run in it."""
+def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Tensor]) -> tuple[Trial, Trial] | None:
+    """The ranks' trial and the single device's once more in float64, all ranks in one process; None where the model itself cannot be run
+    in it."""
     wide = widened(schedule)
 
     def alone(_: int) -> Trial:
@@ -90,7 +91,7 @@ def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Te
         single = run_ranks(alone, 1, alone=True)[0]
     except AutoparError:
         return None
-    return compare_values(run_ranks(ranks, 1, alone=True)[0], single, "float64")
+    return run_ranks(ranks, 1, alone=True)[0], single
 
 
 def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int, optimizer: str) -> Case:

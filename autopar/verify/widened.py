@@ -1,7 +1,8 @@
 """The same trial in float64, to tell rounding from error.
 
-Sums over ranks are made in another order than on one device, and gradients that almost cancel show it: in float32 a right program may
-differ by more than any fixed tolerance. In float64 rounding is nine digits smaller and an error as large as it was.
+Sums over ranks are made in another order than on one device, and gradients that almost cancel show it (of what a norm divides out again,
+of a key's bias): in float32 and more so in half precision a right program may differ by more than any fixed tolerance. In float64 rounding
+is nine digits and more smaller, and an error as large as it was.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from autopar.sharding import Strategy
 from autopar.torch_compat import map_tensors
 from autopar.verify.trials import Case
 
-WIDER: Mapping[str, str] = {"float32": "float64", "complex64": "complex128"}
+WIDER: Mapping[str, str] = {"bfloat16": "float64", "float16": "float64", "float32": "float64", "complex64": "complex128"}
 _TORCH = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in WIDER.items()}
-_METHODS = {"float": torch.Tensor.double, "cfloat": torch.Tensor.cdouble}
+_METHODS = {
+    "float": torch.Tensor.double, "half": torch.Tensor.double, "bfloat16": torch.Tensor.double, "cfloat": torch.Tensor.cdouble,
+}  # fmt: skip
 
 
 def widened(schedule: Schedule) -> Schedule:
-    """The schedule with every float32 tensor in float64; what it costs stays as it was."""
+    """The schedule with every tensor of fewer digits in float64; what it costs stays as it was."""
     return replace(
         schedule,
         graph=_graph(schedule.graph),
@@ -52,13 +55,13 @@ def widened_case(case: Case, graph: Graph) -> Case:
 
 
 def wide_tensors(tree: Any) -> Any:
-    """The same containers with float32 tensors in float64."""
+    """The same containers with tensors of fewer digits in float64."""
     return map_tensors(lambda tensor: tensor.detach().to(_TORCH.get(tensor.dtype)).requires_grad_(tensor.requires_grad)
                        if tensor.dtype in _TORCH else tensor, tree)  # fmt: skip
 
 
 class Widening(TorchFunctionMode):
-    """Within it, what a model makes or converts to float32 is float64."""
+    """Within it, what a model makes in fewer digits or converts to them is float64."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         function = _METHODS.get(getattr(function, "__name__", ""), function) if args else function

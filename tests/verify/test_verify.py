@@ -220,6 +220,36 @@ def test_rounding_is_told_from_error(error: float, monkeypatch: pytest.MonkeyPat
     assert any(call["before"] == "linalg_vector_norm" for call in found.planned)
 
 
+class DividedOut(nn.Module):
+    """A scale that the norm after it divides out again: its gradient is rounding and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled, self.normed, self.linear = nn.LayerNorm(16), nn.BatchNorm1d(16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.normed(self.scaled(x).bfloat16())).float().square().mean()
+
+
+@pytest.mark.parametrize("wrong", ["", "in bfloat16", "everywhere"])
+def test_rounding_is_told_from_error_in_half_precision(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = DividedOut().bfloat16(), torch.randn(32, 16, dtype=torch.bfloat16)
+    pins = {"input:x": "S0 R"}
+    plan = autopar.plan(model, (x,), mesh="dp=4", hardware="cpu-cluster", constraints=pins, cost_model="communication")
+    if wrong:
+        whole = trials.gather
+
+        def gathered(*args: Any) -> Tensor:
+            found = whole(*args)
+            return found + 1e3 if wrong == "everywhere" or found.dtype == torch.bfloat16 else found
+
+        monkeypatch.setattr(trials, "gather", gathered)
+    found = verify(plan, (model, (x,)), backend="simulate", steps=1)
+    assert (found.compared_in, found.beyond, found.passed) == ("float64", "bfloat16", not wrong), found.problems
+    assert wrong or "beyond the tolerance in bfloat16" in str(found)
+
+
 def test_collectives_that_were_not_planned_fail() -> None:
     first, *others = plan_of().collectives
     other = plan_of().model_copy(update={"collectives": (first.model_copy(update={"bytes": first.bytes + 8}), *others)})
