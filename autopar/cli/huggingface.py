@@ -44,14 +44,22 @@ def build(path: str, settings: Mapping[str, str], mode: Literal["train", "infere
             model = transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:  # whatever transformers and what it imports raise
         raise CaptureError(
-            f"transformers cannot build {path} (model_type {kind!r}): {error}",
-            "only causal language models are supported, and python -c 'import transformers' must work",
+            f"transformers cannot build {path} (model_type {kind!r}): {_reason(error)}",
+            "only causal language models are supported, and what transformers imports must be installed for this torch",
         ) from error
     model.config.use_cache = False
     tokens = torch.empty(sizes["batch"], sizes["seq"], dtype=torch.int64, device="meta")
     if mode == "inference":
         return Target(model, (), {"input_ids": tokens})
     return Target(model, (), {"input_ids": tokens, "labels": tokens}, _own_loss)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, and what that came from: transformers says of a failed import only that there was one."""
+    first = error
+    while (before := first.__cause__ or first.__context__) is not None:
+        first = before
+    return str(error) if first is error else f"{error} ({type(first).__name__}: {first})"
 
 
 def _own_loss(outputs: Any) -> Any:

@@ -56,3 +56,15 @@ def test_what_transformers_cannot_build_is_said_in_words(configuration: str, err
     sys.modules["transformers"].AutoModelForCausalLM.from_config = broken
     with pytest.raises(CaptureError, match=r"(?s)Could not import module 'SmallForCausalLM'.*hint: .*causal language models"):
         build(configuration, {}, "train")
+
+
+def test_what_a_failed_import_came_from_is_said(configuration: str) -> None:
+    def broken(settings: Any) -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as reason:
+            raise ModuleNotFoundError("Could not import module 'SmallForCausalLM'") from reason
+
+    sys.modules["transformers"].AutoModelForCausalLM.from_config = broken
+    with pytest.raises(CaptureError, match=r"'SmallForCausalLM' \(RuntimeError: operator torchvision::nms does not exist\)"):
+        build(configuration, {}, "train")
