@@ -20,6 +20,12 @@ from autopar.importer.containers import changed
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+WITH_STATISTICS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+"""Their kernels take values in half precision beside weights and running statistics of one dtype, which is that of the model."""
+
+
 def check_compute_dtype(name: str | None) -> None:
     """Raises UsageError: nothing that a model is computed in beside its own dtype."""
     if name is not None and name not in COMPUTE_DTYPES:
@@ -27,7 +33,8 @@ def check_compute_dtype(name: str | None) -> None:
 
 
 def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """``model(*args, **kwargs)``, computed in the dtype of that name where one is given; buffers stay as they are."""
+    """``model(*args, **kwargs)``, computed in the dtype of that name where one is given; buffers, and weights beside running statistics,
+    stay as they are."""
     if name is None:
         return model(*args, **kwargs)
     dtype = COMPUTE_DTYPES[name]
@@ -35,6 +42,8 @@ def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: M
     def narrow(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    parameters = {name: narrow(parameter) for name, parameter in model.named_parameters()}
+    norms = (module for module in model.modules() if isinstance(module, WITH_STATISTICS))
+    kept = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+    parameters = {name: item if id(item) in kept else narrow(item) for name, item in model.named_parameters()}
     result = functional_call(model, parameters, *changed(narrow, (args, dict(kwargs))), tie_weights=True)
     return changed(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, result)

@@ -256,7 +256,8 @@ def without_answer(trials: Trials) -> None:
     if trials.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
         raise too_late(trials)
     ends = trials.began + trials.time_limit
-    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, trials.rivals, trials.proved, ends)
+    known = (*trials.rivals, *([] if trials.best is None else [trials.best]))
+    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, known, trials.proved, ends)
     trials.offer(found, "least memory")
     assert trials.best is not None
     if trials.best.memory.peak > trials.limit:

@@ -478,3 +478,23 @@ def test_modules_in_plain_containers_are_those_that_train() -> None:
     found = verify(plan, made, backend="simulate", steps=3)
     assert found.passed, found.problems
     assert set(found.gradient_errors) == {name for name, _ in made[0].named_parameters()}
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)).square().sum(1).sigmoid().mean()
+
+
+@pytest.mark.parametrize("pin", ["R R", "S0 R"])
+def test_weights_beside_running_statistics_stay_whole_where_the_rest_is_computed_in_half(pin: str) -> None:
+    """The kernels take no half weights beside statistics in float32."""
+    torch.manual_seed(0)
+    model, x = Normed(), torch.randn(32, 16)
+    plan = autopar.plan(model, (x,), mesh="dp=2", compute_dtype="bfloat16", constraints={"input:x": pin})
+    assert plan.parameters["norm.weight"].dtype == "float32"
+    found = verify(plan, (model, (x,)), backend="simulate", steps=2)
+    assert found.passed, found.problems
