@@ -128,7 +128,8 @@ class Call:
                 if not self.backend.streams(self.exchange):
                     flight.wait, flight.landed = None, [{name: held[name] for name in call.targets} for held in arrived]
             self._start(arrived, flights, observed)
-            flights[self.of.id].held = arrived
+            if not self.of.packs or self.backend.streams(self.exchange):
+                flights[self.of.id].held = arrived
 
     def _start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         sources = [[held[name] for name in self.sources] for held in ranks]
@@ -186,7 +187,8 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
     if len(cuts) == 1:
         cut = cuts[0]
         if call.filled and not traced:
-            return lambda sources: _laid_out(sources[0], call.parts[0], blocks).view(-1)
+            part, room = call.parts[0], (blocks, *_block_shape(call.parts[0], blocks))
+            return lambda sources: _lay_out(sources[0], sources[0].new_empty(room), part).view(-1)
         if call.filled:
             return lambda sources: cut(sources[0]).clone(memory_format=torch.contiguous_format).view(-1)
         if call.kind == "all_reduce" and not traced:
@@ -199,6 +201,8 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
             [cut(source).reshape(size) for cut, source, size in zip(cuts, sources, rows, strict=True)], 1
         ).view(-1)
     runs_of_memory, total = not any(part.cuts_inside or part.filled for part in call.parts), sum(size for _, size in rows)
+    unequal = [number for number, part in enumerate(call.parts) if part.filled]
+    even = [number for number, part in enumerate(call.parts) if not part.filled]
 
     def fill(sources: Sequence[Tensor]) -> Tensor:
         if runs_of_memory and all(source.is_contiguous() for source in sources):  # one kernel for all of them
@@ -206,7 +210,10 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
         whole = sources[0].new_empty(blocks * total)
         pieces = whole.view(blocks, total).split([size for _, size in rows], 1)
         room = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
-        copy_each(room, [cut(source) for cut, source in zip(cuts, sources, strict=True)])
+        if even:
+            copy_each([room[number] for number in even], [cuts[number](sources[number]) for number in even])
+        for number in unequal:
+            _lay_out(sources[number], room[number], call.parts[number])
         return whole
 
     return fill
@@ -223,10 +230,12 @@ def _cutting(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
     return lambda source: source.unflatten(dim, parts).movedim(dim, 0)
 
 
-def _laid_out(source: Tensor, part: Part, blocks: int) -> Tensor:
-    """A source as ``[blocks, ...]`` in memory of its own, zeros where it is filled up; without another copy in between."""
-    shape, dim = _block_shape(part, blocks), part.step.dims[-1] if part.step.dims else 0
-    room = source.new_zeros((blocks, *shape)) if tuple(source.shape) != part.shapes.sent else source.new_empty((blocks, *shape))
+def _lay_out(source: Tensor, room: Tensor, part: Part) -> Tensor:
+    """``room``, ``[blocks, ...]``, with a source in it, zeros where it is filled up; without another copy in between."""
+    blocks, *shape = room.shape
+    dim = part.step.dims[-1] if part.step.dims else 0
+    if tuple(source.shape) != part.shapes.sent:
+        room.zero_()
     for number, block in enumerate(room):
         piece = source
         if blocks > 1:
@@ -278,13 +287,19 @@ def _joining(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
     if blocks == 1:
         return lambda columns: fitted(columns.view(came), target).clone(memory_format=torch.contiguous_format)
     dim = part.step.dims[0]
-    each = (blocks, *came[:dim], came[dim] // blocks, *came[dim + 1 :])
+    width = came[dim] // blocks
+    each = (blocks, *came[:dim], width, *came[dim + 1 :])
 
-    def join(columns: Tensor) -> Tensor:
-        whole = columns.view(each).movedim(0, dim).reshape(came)
-        return fitted(whole, target).clone(memory_format=torch.contiguous_format) if filled else whole.contiguous()
+    def put_together(columns: Tensor) -> Tensor:
+        whole = columns.new_empty(target)
+        for number, block in enumerate(columns.view(each)):
+            place = whole.narrow(dim, start := min(number * width, target[dim]), min(width, target[dim] - start))
+            place.copy_(fitted(block, place.shape))
+        return whole
 
-    return join
+    if filled:
+        return put_together
+    return lambda columns: columns.view(each).movedim(0, dim).reshape(came).contiguous()
 
 
 def exchange_now(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Tensor]:

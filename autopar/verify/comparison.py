@@ -39,7 +39,8 @@ GRADIENT_FLOOR = 1e-3
 
 
 ROUNDING = 4.0
-"""Where float64 shows that two runs differ by rounding alone, they may by so many times what one device's own is."""
+"""Where float64 shows that two runs differ by rounding alone, they may by so many times what one device's own is; gradients by their share
+of the model's largest, since sums over ranks round parts that may cancel, which a kernel does not round."""
 MEMORY_TOLERANCE = 0.1
 """Share by which the measured peak may be off what is predicted of the program as it runs."""
 
@@ -133,12 +134,16 @@ class Values:
         )  # fmt: skip
 
 
-def compare_values(first: Trial, single: Trial, allowed: Tolerance) -> Values:
-    """Outputs, gradients, losses and replicas."""
+def compare_values(first: Trial, single: Trial, allowed: Tolerance, floor: float = GRADIENT_FLOOR) -> Values:
+    """Outputs, gradients, losses and replicas.
+
+    Args:
+        floor: times the model's largest gradient: a gradient's error is relative to no less.
+    """
     output_errors = {name: error(first.outputs[name], tensor, 1.0) for name, tensor in single.outputs.items()}
     largest = max((tensor.abs().max().item() for tensor in single.gradients.values() if tensor.numel()), default=0.0)
     gradients = {
-        name: error(first.gradients[name], tensor, GRADIENT_FLOOR * largest) if name in first.gradients else sys.float_info.max
+        name: error(first.gradients[name], tensor, floor * largest) if name in first.gradients else sys.float_info.max
         for name, tensor in single.gradients.items()
     }
     problems = [f"output {name} differs by {value:.2e}" for name, value in output_errors.items() if value > allowed.outputs]
@@ -162,7 +167,7 @@ def compare(
     values = compare_values(first, single, TOLERANCES[dtype])
     if wide is not None:
         own = compare_values(single, wide[1], TOLERANCES[dtype])
-        rounded = compare_values(first, single, own.times(ROUNDING, TOLERANCES[dtype]))
+        rounded = compare_values(first, single, own.times(ROUNDING, TOLERANCES[dtype]), floor=1.0)
         values = compare_values(*wide, TOLERANCES["float64"])
         values = replace(values, problems=(*values.problems, *rounded.problems))
     problems = list(values.problems)

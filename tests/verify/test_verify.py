@@ -498,3 +498,15 @@ def test_weights_beside_running_statistics_stay_whole_where_the_rest_is_computed
     assert plan.parameters["norm.weight"].dtype == "float32"
     found = verify(plan, (model, (x,)), backend="simulate", steps=2)
     assert found.passed, found.problems
+
+
+@pytest.mark.parametrize("mesh", ["dp=3", pytest.param("dp=3,tp=2", marks=pytest.mark.slow)])
+def test_unequal_parts_are_joined_without_a_copy_between(mesh: str) -> None:
+    """Along an inner dim; with two axes one gather after another, of which the first one's result goes when the second has read it."""
+    model, x = nn.Linear(8, 37, bias=False), torch.randn(4, 8, 8)
+    rows = "S1" if "tp" in mesh else "R"
+    pins = {"input:input": f"{rows} R R", "weight": "S0 R", "op:contract": f"{rows} R S0", "output:0": "R R R"}
+    plan = autopar.plan(model, (x,), mesh=mesh, mode="inference", hardware="h100-sxm", constraints=pins)
+    assert any(call.kind == "all_gather" for call in plan.collectives)
+    found = verify(plan, (model, (x,)), steps=1)
+    assert found.passed and found.measured_bytes == found.predicted_bytes
