@@ -167,7 +167,9 @@ class Search(Trials):
             if idle >= (1 if alone else self.idle) or self.spent() or any(np.array_equal(self.start, other) for other in seen):
                 break
             seen.append(self.start)
-            exposure = exposure.learn(found.schedule, found.slots)
+            before, exposure = exposure, exposure.learn(found.schedule, found.slots)
+            if exposure == before:
+                break  # an answer without collectives teaches nothing
         if self.proved:
             return exposure
         for share in EVEN if self.small else ():
