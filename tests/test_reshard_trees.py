@@ -92,9 +92,8 @@ def test_only_a_cheaper_way_than_the_limit_is_of_interest() -> None:
 def test_layouts_are_listed_where_they_are_few() -> None:
     alphabet = prime_cut(MACHINES["nodes of 8"]).alphabet
     for capacities in ((), (16,), (16, 16, 1), (16, 16, 16, 16), (48, 16, 32, 4)):
-        question = Question(alphabet, capacities, ((),) * len(capacities), ((),) * len(capacities), (), 1.0)
         dims = sum(capacity > 1 for capacity in capacities)
-        assert trees.listed(question)
+        assert trees.listed(alphabet, capacities)
         assert len(trees.graph_of(alphabet, dims).states) == trees.number_of_states(4, dims)
     many = prime_cut(Machine(Mesh.parse("8x8"), load_hardware("h100-sxm"))).alphabet
-    assert not trees.listed(Question(many, (64, 64), ((), ()), ((), ()), (), 1.0))
+    assert not trees.listed(many, (64, 64))

@@ -153,7 +153,7 @@ def find_moves(
     for cut in cuts(machine, tuple(kept), fine):
         before, after = (tuple([cut.spell(spec.dims[dim]) for dim in order]) for spec in (source, target))
         question = Question(cut.alphabet, capacities, before, after, cut.spell(reduced), float(full), best.seconds)
-        way = trees.solve(question) if trees.listed(question) else search.solve(question)
+        way = trees.solve(question) if trees.listed(cut.alphabet, capacities) else search.solve(question)
         if way is not None and way.seconds < best.seconds * (1 - 1e-9):
             best, parts = way, cut.parts
         if not best.seconds:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
@@ -26,11 +27,13 @@ SAME = 1e-12
 COLLECTIVE = 1e-9
 """What a collective counts against the fraction of the tensor received, where seconds are the same."""
 NONE = np.iinfo(np.int64).max
+KINDS = ("slice", "all_gather", "all_to_all", "all_reduce", "reduce_scatter", "permute", "")
+"""Of moves; a permute is the move from the node of its class, and that without a name the one to there."""
 
 
-def listed(question: Question) -> bool:
-    """Whether all layouts of the tensor asked about are few enough."""
-    return number_of_states(len(question.alphabet.letters), sum(capacity > 1 for capacity in question.capacities)) <= MOST_STATES
+def listed(alphabet: Alphabet, capacities: Sequence[int]) -> bool:
+    """Whether all layouts of a tensor are few enough."""
+    return number_of_states(len(alphabet.letters), sum(capacity > 1 for capacity in capacities)) <= MOST_STATES
 
 
 @cache
@@ -43,14 +46,14 @@ def number_of_states(letters: int, dims: int) -> int:
 
 def solve(question: Question) -> Way | None:
     """The cheapest moves from source to target: by seconds, then bytes, then collectives; None when none is under the limit."""
-    seen = _seen(question.alphabet, question.capacities, question.source, question.partial)
-    tree = _tree(question.alphabet, seen.capacities, seen.source, seen.partial, question.bytes)
+    seen = as_seen(question.alphabet, question.capacities, question.source, question.partial)
+    tree = tree_of(question.alphabet, seen.capacities, seen.source, seen.partial, question.bytes)
     way = tree.way(seen.there(question.target))
     return seen.back(way) if way.seconds < question.limit else None
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """A source as all are seen that differ in the order of dims, and in the names of letters alike, alone.
 
     Args:
@@ -88,7 +91,8 @@ class _Seen:
 
 
 @lru_cache(maxsize=1 << 14)
-def _seen(alphabet: Alphabet, capacities: tuple[int, ...], source: LetterLayout, partial: Letters) -> _Seen:
+def as_seen(alphabet: Alphabet, capacities: tuple[int, ...], source: LetterLayout, partial: Letters) -> Seen:
+    """A source as it is seen."""
     alike: dict[object, list[int]] = {}
     for letter, what in enumerate(alphabet.letters):
         alike.setdefault(what, []).append(letter)
@@ -100,10 +104,10 @@ def _seen(alphabet: Alphabet, capacities: tuple[int, ...], source: LetterLayout,
     new = {letter: next(free[alphabet.letters[letter]]) for letter in used}
     names = tuple([new[letter] for letter in range(len(alphabet.letters))])
     seen = tuple([tuple([names[letter] for letter in source[dim]]) for dim in dims])
-    return _Seen(tuple(dims), names, tuple([capacities[dim] for dim in dims]), seen, tuple(sorted(names[x] for x in partial)), len(source))
+    return Seen(tuple(dims), names, tuple([capacities[dim] for dim in dims]), seen, tuple(sorted(names[x] for x in partial)), len(source))
 
 
-class _Graph:
+class Graph:
     """Every state of a tensor of some dims in the letters of an alphabet, then the classes of permutes, and every move between these.
 
     Moves are in the order of where they lead.
@@ -134,6 +138,42 @@ class _Graph:
         self.to, self.of = (np.array([one[at] for one in found], dtype=np.int64) for at in (0, 1))
         self.latency, self.rate, self.received = (np.array([one[at] for one in found]) for at in (2, 3, 4))
         self.moves = [one[5] for one in found]
+        self.kind = np.array([KINDS.index(kind) for kind, _, _ in self.moves], dtype=np.int64)
+        self.letters = np.array([sum(1 << letter for letter in letters) for _, letters, _ in self.moves], dtype=np.int64)
+        self.dims = np.array([(*dims[:1], *dims[-1:]) or (-1, -1) for _, _, dims in self.moves], dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def spans(self) -> np.ndarray:
+        """For each state and letter where it stands, the dim and what is outside it there, as one number; -1 where it is free."""
+        found = np.full((len(self.states), len(self.alphabet.letters)), -1)
+        for number, (layout, _) in enumerate(self.states):
+            for dim, word in enumerate(layout):
+                for letter, (outer, _) in self.alphabet.spans(word):
+                    found[number, letter] = dim * self.alphabet.ranks + outer
+        return found
+
+    @cached_property
+    def whole(self) -> tuple[np.ndarray, np.ndarray]:
+        """The codes (see ``code``), in order, of the states that are not partial, and these states."""
+        states = np.flatnonzero(self.partial == 0)
+        place = np.full((len(states), len(self.alphabet.letters)), -1)
+        for row, number in enumerate(states.tolist()):
+            for dim, word in enumerate(self.states[number][0]):
+                for position, letter in enumerate(word):
+                    place[row, letter] = dim * len(self.alphabet.letters) + position
+        codes = self.code(place)
+        order = np.argsort(codes)
+        return codes[order], states[order]
+
+    def code(self, places: np.ndarray) -> np.ndarray:
+        """Layouts as whole numbers.
+
+        Args:
+            places: of each letter: dim times the number of letters plus the position there, or -1; shape [layouts, letters].
+        """
+        count = len(self.alphabet.letters)
+        found: np.ndarray = ((places + 1) * (1 + self.rank * count) ** np.arange(count)).sum(axis=1)
+        return found
 
     def some(self, capacities: tuple[int, ...], partial: Letters) -> np.ndarray:
         """The moves between layouts that cut dims as their capacities let them, partial over no other letters."""
@@ -163,16 +203,16 @@ def _states(alphabet: Alphabet, rank: int) -> dict[State, None]:
 
 
 @lru_cache(maxsize=64)
-def graph_of(alphabet: Alphabet, rank: int) -> _Graph:
+def graph_of(alphabet: Alphabet, rank: int) -> Graph:
     """The states and moves of a tensor of so many dims."""
-    return _Graph(alphabet, rank)
+    return Graph(alphabet, rank)
 
 
 @dataclass(frozen=True, eq=False)
 class _Moves:
     """Some moves of a graph, in the order of where they lead."""
 
-    graph: _Graph
+    graph: Graph
     numbers: np.ndarray
 
     @cached_property
@@ -215,11 +255,13 @@ def _moves(alphabet: Alphabet, capacities: tuple[int, ...], partial: Letters) ->
     return _Moves(graph, graph.some(capacities, partial))
 
 
-class _Tree:
+class Tree:
     """The cheapest ways from one state.
 
     Args:
         size: bytes of the tensor.
+
+    ``last``: for each node the number of the last move of the way there.
     """
 
     def __init__(self, moves: _Moves, source: State, size: float) -> None:
@@ -232,14 +274,14 @@ class _Tree:
             cheapest = _Moves(graph, moves.numbers[np.isfinite(reached) & (reached + prices <= to * (1 + SAME))])
         received = graph.received[cheapest.numbers]
         counted = received + np.where(received > 0.0, COLLECTIVE, 0.0)
-        self._last = cheapest.last(counted, cheapest.least(counted, self.source))
+        self.last = cheapest.last(counted, cheapest.least(counted, self.source))
 
     def way(self, target: LetterLayout) -> Way:
         """The cheapest way to a layout, all reduced."""
         graph, node = self.graph, self.graph.number[target, ()]
         moves, seconds, permuted = list[Move](), 0.0, 0
         while node != self.source:
-            number = self._last[node]
+            number = self.last[node]
             kind, letters, dims = graph.moves[number]
             before = int(graph.of[number])
             if kind == "permute":
@@ -253,5 +295,6 @@ class _Tree:
 
 
 @lru_cache(maxsize=1 << 12)
-def _tree(alphabet: Alphabet, capacities: tuple[int, ...], source: LetterLayout, partial: Letters, size: float) -> _Tree:
-    return _Tree(_moves(alphabet, capacities, partial), (source, partial), size)
+def tree_of(alphabet: Alphabet, capacities: tuple[int, ...], source: LetterLayout, partial: Letters, size: float) -> Tree:
+    """The cheapest ways from a source as it is seen, of a tensor of so many bytes."""
+    return Tree(_moves(alphabet, capacities, partial), (source, partial), size)

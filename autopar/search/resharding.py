@@ -1,21 +1,20 @@
 """Prices of reshards between all pairs of specs at once.
 
-Most pairs ask the same question: axes alike may change names, dims cut alike their places. So pairs are coded as whole numbers, brought
-to one form for all that ask the same, and only what is left is planned, once for all tensors of as many bytes; what a dim's place
-changes (the copies around collectives) is counted for all pairs at once. Prices are those of ``find_reshard``, pair by pair.
+Pairs are coded as whole numbers, axes alike brought to one order, and what is left is asked once for all targets of a source; the copies
+around collectives are counted for all pairs at once. Prices are those of ``find_reshard``, pair by pair.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from autopar.graph import DTYPE_BYTES, Tensor
-from autopar.reshard import collective, find_moves
-from autopar.reshard.planning import Moves, alike, is_fine
+from autopar.reshard import Asked, Calls, find_ways
+from autopar.reshard.planning import alike, is_fine
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from cost_models import Machine
 
@@ -27,27 +26,6 @@ SUM = FREE - 1 - REDUCTIONS.index("sum")
 
 Codes = np.ndarray
 """For each spec (or pair) and axis its place: dim times the number of axes plus the position there, or as ``FREE`` says."""
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How one question is answered: seconds without copies, each link's load, and what moves copy, of dims in sorted order.
-
-    Args:
-        cut, joined: for each collective, the dim at which it cuts or joins; -1: at none.
-        whole: whether it copies its source in any case.
-        before, after: into how many parts each dim is cut before and after it.
-        moved: for each dim, whether any step cuts, joins or trades it.
-    """
-
-    seconds: float
-    loads: tuple[float, ...]
-    cut: tuple[int, ...] = ()
-    joined: tuple[int, ...] = ()
-    whole: tuple[bool, ...] = ()
-    before: tuple[tuple[int, ...], ...] = ()
-    after: tuple[tuple[int, ...], ...] = ()
-    moved: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -71,7 +49,6 @@ class Resharding:
         self.axes, self.fine = len(self.sizes), is_fine(machine)
         self.groups = () if self.fine else alike(machine)
         self._known: dict[tuple[tuple[int, ...], str], _Known] = {}
-        self._ways: dict[tuple[float, bytes], _Way] = {}
         self._copies: dict[tuple[int, str], tuple[float, float]] = {}
 
     def tables(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
@@ -130,95 +107,50 @@ class Resharding:
         Args:
             longer: the dims that are filled up.
         """
-        shape, rank = np.array(tensor.shape, dtype=np.int64), len(tensor.shape)
+        shape, rank, size = np.array(tensor.shape, dtype=np.int64), len(tensor.shape), DTYPE_BYTES[tensor.dtype]
         one, other = pairs[:, : self.axes], pairs[:, self.axes :]
         whole = np.where(other < FREE, 1, self.sizes).prod(axis=1)  # what stays partial cuts nothing
         dims = [words(one, self.axes, rank), words(other, self.axes, rank), np.gcd(shape[None], whole[:, None])]
         order = np.lexsort(dims[::-1], axis=1)
-        asked = np.concatenate([*(np.take_along_axis(each, order, axis=1) for each in dims), np.minimum(pairs, FREE)], axis=1)
-        first, which = _distinct(asked)
-        by_target = sorted(first.tolist(), key=lambda number: asked[number, rank : 2 * rank].tolist())  # ways to one have much in common
-        found = {number: self._way(tensor, asked[number], one[number], other[number], order[number]) for number in by_target}
-        ways = [found[number] for number in first.tolist()]
-        rows: np.ndarray = np.array([(way.seconds, *way.loads, 0.0, 0.0) for way in ways])[which]
-        filled = np.zeros(len(pairs), dtype=bool)
-        if longer.any():
-            moved = np.array([way.moved or (False,) * rank for way in ways])[which]
-            filled = (moved & longer[order]).any(axis=1)
-        rows[:, -2:] = self._copied(tensor, ways, which, order, filled)
-        rows[:, 0] += rows[:, -2]
-        return rows
-
-    def _way(self, tensor: Tensor, asked: np.ndarray, one: Codes, other: Codes, order: np.ndarray) -> _Way:
-        """The answer to a question, of which a pair is given."""
-        size = DTYPE_BYTES[tensor.dtype]
-        full = float(math.prod(tensor.shape) * size)
-        key = full, asked.tobytes()
-        found = self._ways.get(key)
-        if found is None:
-            rank = len(tensor.shape)
-            moves = find_moves(tensor.shape, size, self._spec(one, rank), self._spec(other, rank), self.machine, self.fine)
-            found = self._ways[key] = self._made(moves, full)
+        sources, which = _distinct(np.concatenate([one, np.minimum(other, FREE)], axis=1))
+        rows = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+        asked = []
+        for source, some in zip(sources.tolist(), rows, strict=True):
+            codes = other[some]
+            split = codes >= 0
+            where = np.where(split, codes // self.axes, -1), np.where(split, codes % self.axes, 0)
+            asked.append(Asked(some, self._spec(one, rank, source), partial(self._spec, codes, rank), *where, order[some]))
+        ways = find_ways(tensor.shape, size, asked, self.machine, self.fine, self.links)
+        filled = (ways.moved & longer).any(axis=1)
+        found = np.concatenate([ways.seconds[:, None], ways.loads, np.zeros((len(pairs), 2))], axis=1)
+        found[:, -2:] = self._copied(tensor, ways.calls, filled)
+        found[:, 0] += found[:, -2]
         return found
 
-    def _spec(self, codes: Codes, rank: int) -> ShardingSpec:
-        places = {int(place): axis for axis, place in enumerate(codes) if place >= 0}
+    def _spec(self, codes: Codes, rank: int, row: int) -> ShardingSpec:
+        """The spec of a tensor of so many dims that has the places of a row."""
+        places = {int(place): axis for axis, place in enumerate(codes[row]) if place >= 0}
         dims = tuple(
             tuple(places[place] for place in range(dim * self.axes, (dim + 1) * self.axes) if place in places) for dim in range(rank)
         )
-        partial = tuple((axis, REDUCTIONS[FREE - 1 - place]) for axis, place in enumerate(codes.tolist()) if place < FREE)
-        return ShardingSpec(dims, partial)
+        pending = tuple((axis, REDUCTIONS[FREE - 1 - place]) for axis, place in enumerate(codes[row].tolist()) if place < FREE)
+        return ShardingSpec(dims, pending)
 
-    def _made(self, moves: Moves | None, full: float) -> _Way:
-        if moves is None:
-            return _Way(math.inf, (0.0,) * len(self.links))
-        listed, parts, sorted_dims = moves
-        held, total, rows = dict.fromkeys(self.links, 0.0), 0.0, []
-        moved = [any(move.kind == "permute" or dim in move.dims for move in listed) for dim in range(len(sorted_dims))]
-        for move in listed:
-            if move.kind == "slice":
-                continue
-            axes, _, seconds = collective(move, parts, full, self.machine)
-            load = max(seconds - self.machine.latency_seconds(move.kind, axes), 0.0)
-            for link in self.machine.links(axes):
-                held[link] += load
-            total += seconds
-            counts = (tuple([math.prod([parts[letter].size for letter in letters]) for letters in layout]) for layout in
-                      (move.before, move.after))  # fmt: skip
-            cut = move.dims[-1] if move.kind in ("reduce_scatter", "all_to_all") else -1
-            joined = move.dims[0] if move.kind in ("all_gather", "all_to_all") else -1
-            rows.append((cut, joined, move.kind == "all_reduce", *counts))
-        return replace(_Way(total, tuple(held.values()), *zip(*rows, strict=True)), moved=tuple(moved))
-
-    def _copied(self, tensor: Tensor, ways: Sequence[_Way], which: np.ndarray, order: np.ndarray, filled: np.ndarray) -> np.ndarray:
+    def _copied(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
         """Seconds of the copies of each pair, with and without launches; shape [pairs, 2]. See ``reshard.copied_alone``.
 
         Args:
-            which: the way of each pair.
-            order: for each pair the dims in the order in which its way counts them.
             filled: the pairs whose collectives all copy what goes in and what comes out.
         """
-        found, size = np.zeros((len(which), 2)), DTYPE_BYTES[tensor.dtype]
-        extents = np.array(tensor.shape, dtype=np.int64)[order]
-        for number in range(max((len(way.cut) for way in ways), default=0)):
-            moving = [place for place, way in enumerate(ways) if number < len(way.cut)]
-            of = np.full(len(ways), -1)
-            of[moving] = np.arange(len(moving))
-            pairs = np.flatnonzero(of[which] >= 0)
-            of = of[which[pairs]]
-            some = [ways[place] for place in moving]
-            copied = np.zeros(len(pairs), dtype=np.int64)
-            for counts, dims, always in (
-                ([way.before[number] for way in some], [way.cut[number] for way in some], [way.whole[number] for way in some]),
-                ([way.after[number] for way in some], [way.joined[number] for way in some], [False] * len(some)),
-            ):
-                held = extents[pairs] // np.array(counts, dtype=np.int64).reshape(len(some), -1)[of]
-                dim = np.array(dims)[of]
-                place = np.take_along_axis(order[pairs], np.maximum(dim, 0)[:, None], axis=1) if order.shape[1] else dim[:, None]
-                lead = np.where(order[pairs] < place, held, 1).prod(axis=1)
-                copied += np.where(np.array(always)[of] | filled[pairs] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
-            distinct, back = np.unique(copied * size, return_inverse=True)
-            found[pairs] += np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()])[back]
+        found, extents = np.zeros((len(filled), 2)), np.array(tensor.shape, dtype=np.int64)
+        copied = np.zeros(len(calls.way), dtype=np.int64)
+        for counts, dim, always in ((calls.before, calls.cut, calls.whole), (calls.after, calls.joined, False)):
+            held = extents // counts
+            lead = np.where(np.arange(len(extents)) < dim[:, None], held, 1).prod(axis=1)
+            copied += np.where(always | filled[calls.way] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
+        distinct, back = np.unique(copied * DTYPE_BYTES[tensor.dtype], return_inverse=True)
+        seconds = np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()]).reshape(-1, 2)
+        np.add.at(found, calls.way, seconds[back])
         return found
 
     def _copy(self, copied: int, dtype: str) -> tuple[float, float]:

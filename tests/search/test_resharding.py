@@ -15,6 +15,8 @@ from tests.reshard_cases import all_specs
 
 LINKS = ("network", "node")
 PAIRS = 24
+ROUNDING = 1e-20
+"""Seconds: what is left of some 1e-5 s less their latency is as exact as these are."""
 
 
 def price(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, on: Machine) -> tuple[float, ...]:
@@ -37,7 +39,8 @@ def price(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, on: Machin
 @pytest.mark.parametrize(
     ("mesh", "shape"),
     [("2x4", (8, 16, 3)), ("8x8", (64, 128)), ("2x2x2", (8, 1, 16, 6)), ("4x4x4", (64, 16, 32)), ("2x2x2x2", (16, 4, 8)), ("2x2x2", ()),
-     ("2x1x2x2", (8, 8)), ("4", (7, 6, 5)), ("2x3", (7, 9)), ("2x2", (7, 9)), ("2x2x2", (7, 9, 4))],
+     ("2x1x2x2", (8, 8)), ("4", (7, 6, 5)), ("2x3", (7, 9)), ("2x2", (7, 9)), ("2x2x2", (7, 9, 4)), ("4x8", (32, 64, 6)),
+     ("2x2x2x2", (4, 2, 4, 2, 4, 2, 6)), ("2x2x2", (1, 8, 8, 1))],
 )  # fmt: skip
 def test_a_table_holds_the_price_of_every_reshard(mesh: str, shape: tuple[int, ...], reduction: str) -> None:
     on = Machine(Mesh.parse(mesh), load_hardware("h100-sxm"))
@@ -47,7 +50,8 @@ def test_a_table_holds_the_price_of_every_reshard(mesh: str, shape: tuple[int, .
     tables = Resharding(on, LINKS).tables(tensor, sources, targets)
     for source, row in zip(sources, tables, strict=True):
         for target, found in zip(targets, row, strict=True):
-            np.testing.assert_allclose(found, price(tensor, source, target, on), rtol=1e-12, err_msg=f"{source} -> {target}")
+            here = price(tensor, source, target, on)
+            np.testing.assert_allclose(found, here, rtol=1e-12, atol=ROUNDING, err_msg=f"{source} -> {target}")
 
 
 def test_tables_of_one_machine_share_what_they_know() -> None:
