@@ -251,7 +251,8 @@ def _walked(routes: Sequence[_Route], count: int, rank: int) -> Ways:
                 np.put_along_axis(side, dims[way], graph.counts[states].reshape(len(way), -1), axis=1)
             one, other = (np.take_along_axis(dims[way], np.maximum(graph.dims[number], 0), axis=1).T if dims.shape[1] else
                           np.full((2, len(way)), -1))  # fmt: skip
-            made.append(Calls(ways[way], parts[0], parts[1], np.where(CUTTING[kind], other, -1), np.where(JOINING[kind], one, -1), kind == ALL_REDUCE))
+            cut, joined = np.where(CUTTING[kind], other, -1), np.where(JOINING[kind], one, -1)
+            made.append(Calls(ways[way], parts[0], parts[1], cut, joined, kind == ALL_REDUCE))
         node[rows] = before
         rows = rows[before != source[rows]]
     found = Ways(np.full(count, math.inf), np.zeros((count, loads.shape[1])), np.zeros((count, rank), dtype=bool), Calls.joined_up(made))

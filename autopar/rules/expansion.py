@@ -67,8 +67,7 @@ def _expand(
     for factors, flows, way in _assignments(rule, sizes, uneven, range(len(rule.flows) if partial_inputs else 0)):
         for ordered in itertools.product(*map(orders, factors.values())):
             given = dict(zip(factors, ordered, strict=True))
-            words = (tuple([axis for name in names for axis in given.get(name, ())]) for names in several)
-            if not all(word in orders(word) for word in words):
+            if several and not all(word in orders(word) for word in (_together(names, given) for names in several)):
                 continue
             strategy = expansion.strategy(given, flows, way)
             key = *strategy.inputs, *strategy.outputs, way
@@ -101,8 +100,8 @@ def _assignments(
                 factors[chosen] = (*factors.get(chosen, ()), axis)
             elif chosen is not None:
                 flows[chosen] = (*flows.get(chosen, ()), axis)
-        parts = {name: math.prod(sizes[axis] for axis in some) for name, some in factors.items()}
-        even = all(rule.extent[name] % count == 0 for name, count in parts.items())
+        parts = {name: math.prod([sizes[axis] for axis in some]) for name, some in factors.items()}
+        even = not any(rule.extent[name] % count for name, count in parts.items())
         if (even or all(len(factors[name]) == 1 or rule.extent[name] % count == 0 for name, count in parts.items())) and all(
             _contiguous(names, extent, rule.extent, parts) for names, extent in composites
         ):
@@ -145,6 +144,7 @@ class _Expansion:
         self.names = [tuple(dict.fromkeys([*itertools.chain(*dims), *(name for name, _ in reduced)])) for dims, reduced in self.terms]
         self.cutting = {name for term in rule.outputs for names in term for name in names}
         self.cutting |= {name for partial in rule.output_partial for name, _ in partial}
+        self.shares: dict[tuple[str, Axes, bool], float] = {}
 
     def strategy(self, factors: dict[str, Axes], flows: dict[int, Axes], way: str) -> Strategy:
         """The strategy of one assignment, the axes of each factor in order."""
@@ -160,8 +160,8 @@ class _Expansion:
             self._spec(first + index, self._cutting(None, dims, factors, way), through) for index, dims in enumerate(rule.outputs)
         ]
         special = (rule.ring.factor if rule.ring else None) if way == "ring" else rule.mirror.factor if rule.mirror and way else None
-        parts = math.prod(self._parts(name, axes, name == special) for name, axes in factors.items() if name in self.cutting)
-        given = tuple((f"{name} {way}" if name == special else name, factors[name]) for name in rule.free if name in factors)
+        parts = math.prod([self._parts(name, axes, name == special) for name, axes in factors.items() if name in self.cutting])
+        given = tuple([(f"{name} {way}" if name == special else name, factors[name]) for name in rule.free if name in factors])
         inside = WAYS[way](rule, self._held(factors[special], (*inputs, *outputs))) if special else Inside()
         return Strategy(
             tuple(inputs), tuple(outputs), parts, self._inner(factors) + inside.inner, given, inside.workspace, inside.turns, inside.merged
@@ -186,10 +186,13 @@ class _Expansion:
 
         Row ``i`` of a triangle of ``s`` rows takes work ``i``: the last ``s/n`` rows take ``1 - ((n - 1) / n)^2 = (2n - 1) / n^2`` of it.
         """
-        count, extent = math.prod(self.sizes[axis] for axis in axes), self.rule.extent[name]
-        if extent % count:
-            return extent / -(-extent // count)
-        return count * count / (2 * count - 1) if name in self.rule.triangles and not exchanged else count
+        asked = name, axes, exchanged
+        found = self.shares.get(asked)
+        if found is None:
+            count, extent = math.prod([self.sizes[axis] for axis in axes]), self.rule.extent[name]
+            found = count * count / (2 * count - 1) if name in self.rule.triangles and not exchanged else count
+            found = self.shares[asked] = extent / -(-extent // count) if extent % count else found
+        return found
 
     def _inner(self, factors: dict[str, Axes]) -> tuple[InnerCollective, ...]:
         found = []
@@ -207,10 +210,15 @@ class _Expansion:
         found = self.found.get(asked)
         if found is None:
             dims, partial = self.terms[index]
-            split = tuple(tuple(axis for name in names for axis in factors.get(name, ())) for names in dims)
+            split = tuple([factors.get(names[0], ()) if len(names) == 1 else _together(names, factors) for names in dims])
             reduced = [(axis, reduction) for name, reduction in partial for axis in factors.get(name, ())]
             found = self.found[asked] = _one(split, tuple(sorted(reduced + [(axis, "sum") for axis in through])))
         return found
+
+
+def _together(names: tuple[str, ...], factors: dict[str, Axes]) -> Axes:
+    """The axes of all the factors of a dim."""
+    return tuple([axis for name in names for axis in factors.get(name, ())])
 
 
 @lru_cache(maxsize=1 << 16)

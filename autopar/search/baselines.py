@@ -229,7 +229,7 @@ class _Walk:
 
     def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
         """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
-        every = np.flatnonzero([strategy.turns == 1 for strategy in choices.strategies])  # keys are gathered, no recipe has them travel
+        every = choices.at_once  # keys are gathered, no recipe has them travel
         total, meant = self._prices(op, choices, every, parameters, lambda tensor, specs: np.ones(len(specs)))
         some = every[total == 0.0]  # all they do may be meant: no other is asked for its reshards
         if len(some):
@@ -295,7 +295,8 @@ class _Walk:
         same = dims.all(axis=1) & (np.minimum(codes, FREE) == np.minimum(own, FREE)).all(axis=1)
         total = np.where(reached, np.where(meant | same, 0.0, FORCED * costs + SLICED), math.inf)
         if self.recipe.experts is not None:
-            known = np.array([bool(self._known(tensor, spec, op.phase)) for spec in specs])
+            there = {spec for name, spec, _ in self.made if name == tensor}
+            known = np.array([spec in there and bool(self._known(tensor, spec, op.phase)) for spec in specs], dtype=bool)
             total, meant = np.where(known, 0.0, total), meant & ~known
         return total, np.where(meant, costs, 0.0)
 

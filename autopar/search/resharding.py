@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -163,14 +163,18 @@ class Resharding:
 
 def places(specs: Sequence[ShardingSpec], axes: int) -> Codes:
     """The place of each of so many axes in each spec."""
-    found = np.full((len(specs), axes), FREE)
-    for row, spec in enumerate(specs):
-        for dim, word in enumerate(spec.dims):
-            for position, axis in enumerate(word):
-                found[row, axis] = dim * axes + position
-        for axis, reduction in spec.partial:
-            found[row, axis] = FREE - 1 - REDUCTIONS.index(reduction)
-    return found
+    return np.array([_places(spec, axes) for spec in specs], dtype=np.int64).reshape(len(specs), axes)
+
+
+@lru_cache(maxsize=1 << 16)
+def _places(spec: ShardingSpec, axes: int) -> tuple[int, ...]:
+    found = [FREE] * axes
+    for dim, word in enumerate(spec.dims):
+        for position, axis in enumerate(word):
+            found[axis] = dim * axes + position
+    for axis, reduction in spec.partial:
+        found[axis] = FREE - 1 - REDUCTIONS.index(reduction)
+    return tuple(found)
 
 
 def words(codes: Codes, axes: int, rank: int) -> np.ndarray:

@@ -67,6 +67,11 @@ class OpChoices:
             self._read[position] = Read(tuple(number), np.array([number[spec] for spec in specs]), codes, coded)
         return self._read[position]
 
+    @cached_property
+    def at_once(self) -> np.ndarray:
+        """The numbers of the strategies in which nothing travels from rank to rank."""
+        return np.flatnonzero([strategy.turns == 1 for strategy in self.strategies])
+
     def inputs(self, position: int) -> tuple[ShardingSpec, ...]:
         return tuple(strategy.inputs[position] for strategy in self.strategies)
 
@@ -100,6 +105,7 @@ class Space:
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
     _prices: list[Resharding] = field(default_factory=list)
+    _local: dict[tuple[int, ...], dict[ShardingSpec, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -175,7 +181,7 @@ class Space:
         """Equal parts of tensors and of the work cost the same, whichever axes make them, but for collectives inside."""
         tensors, machine = self.graph.tensors, self.machine
         shapes = [tensors[name].shape for name in (*op.inputs, *op.outputs)]
-        local: list[dict[ShardingSpec, tuple[int, ...]]] = [{} for _ in shapes]
+        local = [self._local.setdefault(shape, {}) for shape in shapes]
         known: dict[tuple[object, ...], float] = {}
         seconds = []
         for strategy in offered:
