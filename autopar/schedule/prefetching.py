@@ -14,14 +14,15 @@ With ``limits.held_bytes``, starts move ahead of that only as far as there is ro
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.collectives import Collective
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
 from autopar.schedule.room import Room
 from autopar.schedule.windows import Window, anchors, moving, windows
 
@@ -46,50 +47,57 @@ class StartTimes:
     Args:
         clock: when each anchor begins, and at last when all have ended.
         early, late: by instruction id the anchor before which a call may start, and the one before which it must.
-        others: for each link the anchors before which what the phase makes starts on it, in order.
+        others: for each link when others hold it for which operators wait, in order: the anchor before which what the phase makes starts
+            on it, or of an operator with collectives inside the next one, and when it begins.
     """
 
     clock: Sequence[float]
     early: Mapping[int, int]
     late: Mapping[int, int]
-    others: Mapping[str, Sequence[int]]
+    others: Mapping[str, Sequence[tuple[int, float]]]
 
     def holds_up(self, item: Instruction, index: int) -> bool:
         """Whether a call that starts before anchor ``index`` would keep its link from another for which operators wait, though
         it could follow that one and still be in time."""
         for link in item.streams:
             starts = self.others.get(link, ())
-            place = bisect_right(starts, index)
-            after = starts[place] if place < len(starts) else None
-            if after is not None and after <= self.late[item.id] and self.clock[index] + item.seconds > self.clock[after]:
+            place = bisect_right(starts, (index, math.inf))
+            after, begins = starts[place] if place < len(starts) else (math.inf, math.inf)
+            if after <= self.late[item.id] and self.clock[index] + item.seconds > begins:
                 return True
         return False
 
 
 def times(schedule: Schedule) -> StartTimes:
-    """Links are filled from the end: each call ends before its deadline and before the next one on its link begins."""
-    found, clock = schedule.once(windows), [0.0]
-    for item in anchors(schedule):
+    """Links are filled from the end: each call ends before its deadline and before the next one on its link begins, operators with
+    collectives inside among them."""
+    found, clock, inside = schedule.once(windows), [0.0], dict[str, list[int]]()
+    for number, item in enumerate(anchors(schedule)):
         clock.append(clock[-1] + item.seconds)
+        for link in item.streams if item.stream != COMPUTE else ():
+            inside.setdefault(link, []).append(number)
     starts = [item for item in moving(schedule) if item.kind == "start"]
     place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
     backwards = sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True)
-    early, late = (_latest(backwards, found, place, clock, lead) for lead in (LEAD, 1.0))
-    others: dict[str, list[int]] = {}
+    early, late = (_latest(backwards, found, place, clock, inside, lead) for lead in (LEAD, 1.0))
+    others = {link: [(number + 1, clock[number]) for number in numbers] for link, numbers in inside.items()}
     for item in starts:
         if not found[item.id].ahead and not found[item.id].behind:
             for link in item.streams:
-                others.setdefault(link, []).append(found[item.id].ready + 1)
-    return StartTimes(clock, early, late, {link: sorted(set(numbers)) for link, numbers in others.items()})
+                first = found[item.id].ready + 1
+                others.setdefault(link, []).append((first, clock[first]))
+    return StartTimes(clock, early, late, {link: sorted(set(starts)) for link, starts in others.items()})
 
 
 def _latest(
-    starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Sequence[float], lead: float
+    starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Sequence[float],
+    inside: Mapping[str, Sequence[int]], lead: float,
 ) -> Mapping[int, int]:  # fmt: skip
     """For each call that may run ahead, the anchor before which it starts to be in time, ``lead`` times its length ahead.
 
     Args:
         starts: the last first.
+        inside: for each link the anchors that hold it themselves.
     """
     needed: dict[str, float] = {}
     busy: dict[str, float] = {}
@@ -101,6 +109,8 @@ def _latest(
         if not window.behind:
             for value in item.writes:
                 end = min(end, needed.get(value, end))
+        for link in links:
+            end = _free_until(end, seconds, inside.get(link, ()), clock)
         begin = end - seconds * lead
         for link in links:
             busy[link] = end - seconds
@@ -109,6 +119,15 @@ def _latest(
         if window.ahead:
             latest[item.id] = max(bisect_right(clock, begin) - 1, 0)
     return latest
+
+
+def _free_until(end: float, seconds: float, held: Sequence[int], clock: Sequence[float]) -> float:
+    """The latest time up to ``end`` before which a link is free for so many seconds, but for the anchors that hold it."""
+    for number in reversed(held[: bisect_left(held, end, key=clock.__getitem__)]):
+        if clock[number + 1] <= end - seconds:
+            break
+        end = clock[number]
+    return end
 
 
 class _Placing:
