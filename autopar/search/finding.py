@@ -199,7 +199,7 @@ def _nearby(
     hurried = perf_counter() > asked.began + HURRIED * asked.time_limit
     for number in range(LOOKS + hurried if plans else 0):
         last = last or perf_counter() > asked.ends
-        alone = last or number < hurried
+        alone, looking = last or number < hurried, perf_counter()
         seconds = 0.0 if interrupted or (alone and enumerated) else asked.time_limit
         wanted = asked.baselines and not alone and (best is None or not best.baselines)
         around = replace(asked, time_limit=seconds, proves=False, bounds=[bound], baselines=wanted)
@@ -224,8 +224,9 @@ def _nearby(
         interrupted |= looked.interrupted
         if alone and not last:
             continue
-        if not gained or interrupted or last or looked.gap <= asked.gap or perf_counter() > asked.ends:
-            break
+        now = perf_counter()
+        if not gained or interrupted or last or looked.gap <= asked.gap or 2 * now - looking > asked.ends:
+            break  # among others for want of time: the next takes as long as this one
         plans, least = [looked.plan, *plans], looked.timed.seconds
     if best is None and interrupted:
         raise KeyboardInterrupt
