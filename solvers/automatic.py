@@ -29,6 +29,10 @@ SHARE = 0.4
 """Share of the time left that one exact attempt may take."""
 LOOK = 4
 """Rounds between two looks at what is left."""
+GAIN = 0.03
+"""Share of the gap that has to close until what is left is looked at again."""
+LEAST = 2
+"""Looks without such a gain after which one that is not patient ends, at least; else as many as all up to the last gain."""
 WORTHWHILE = 0.6
 """A new core is begun when it has at most this share of the entries of the present one."""
 
@@ -51,15 +55,20 @@ class Campaign:
     record: Record
     core: Core
     attempted: float = np.inf
+    looks: int = 0
+    gained: int = 0
+    gap: float = np.inf
 
     def run(self) -> None:
-        """Until the record is over."""
+        """Until the record is over, or little is gained and it is not patient."""
         search = MessageSearch(self.record, self.core)
         while not self.record.over:
             search.run(LOOK)
             if self.record.over or self.record.objective is None:
                 continue
-            core = self._rest(search)
+            core = self._rest(search) if self._gains() else None
+            if not self.record.patient and self.looks >= self.gained + max(self.gained, LEAST):
+                return
             if core is None:
                 continue
             if core.num_entries <= min(EXACT, WORTHWHILE * self.attempted):
@@ -68,6 +77,14 @@ class Campaign:
                 solve_core(self.record, core, self.record.objective, deadline)
             if not self.record.over and core.num_entries <= WORTHWHILE * search.core.num_entries and core.num_nodes:
                 search = MessageSearch(self.record, core, _carried(search, core), float(self.record.objective or 0))
+
+    def _gains(self) -> bool:
+        """Asked once a look: whether the gap has closed enough since the last gain for something else to be left."""
+        self.looks += 1
+        gains = self.record.current_gap <= (1 - GAIN) * self.gap
+        if gains:
+            self.gap, self.gained = self.record.current_gap, self.looks
+        return gains
 
     def _rest(self, search: MessageSearch) -> Core | None:
         """The core of what bound and answer leave, None when that is not much less."""

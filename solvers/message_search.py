@@ -91,6 +91,11 @@ class MessageSearch:
         scale = abs(value) + float(prices @ self.dual.room)
         return min(self.excluded, self.core.constant + value - SAFETY * scale * len(self.graph.low))
 
+    @property
+    def limited(self) -> bool:
+        """Whether memory keeps anything out; else what messages come to is an answer, mostly the best, and the search waits for it."""
+        return len(self.items.capacity) > 0
+
     def stalled(self) -> bool:
         """Whether the bound has stopped closing the gap."""
         if len(self.history) < 12 or not np.isfinite(self.offered):
@@ -113,7 +118,9 @@ class MessageSearch:
 
         dual, sweeps = self.dual, SWEEPS if runs_compiled() else PLAIN_SWEEPS
         hints = Hints(dual.best_prices.copy(), dual.best_messages.copy(), dual.decoded.copy(), dual.bound)
-        work: list[Future[None]] = [pool.submit(copy_context().run, self.searches[0].search, sweeps, hints, stop)]
+        work: list[Future[None]] = []
+        if self.limited or self.rounds > 0:
+            work.append(pool.submit(copy_context().run, self.searches[0].search, sweeps, hints, stop))
         if self.stalled():
             work.append(pool.submit(copy_context().run, self.searches[1].search, sweeps, hints, stop))
         else:
@@ -124,6 +131,8 @@ class MessageSearch:
         self._exchange()
 
     def _exchange(self) -> None:
+        for search in self.searches:
+            search.adopt(self.dual.answer, self.dual.answer_cost)
         best = min(self.searches, key=lambda search: search.cost)
         if best.best is not None and best.cost < self.offered:
             self.offered = best.cost

@@ -19,6 +19,7 @@ from solvers.compiled import kernel_or
 from solvers.items import Items
 from solvers.messages import collect, no_messages, pass_backward, pass_forward, priced
 from solvers.messages_numpy import beliefs
+from solvers.neighbourhood import total_cost
 from solvers.pairs import FAR, Floats, Pairs
 
 WARM_PASSES = 40
@@ -53,7 +54,10 @@ PROGRESS = 1e-5
 
 @dataclass
 class Dual:
-    """Prices and messages on their way up. ``bound`` is the best certified bound so far, at ``best_prices``; costs in the core's unit."""
+    """Prices and messages on their way up. ``bound`` is the best certified bound so far, at ``best_prices``; costs in the core's unit.
+
+    ``decoded`` are the choices of the last pass; where there is no memory to price, ``answer`` are the cheapest of all passes.
+    """
 
     graph: Pairs
     items: Items
@@ -72,6 +76,8 @@ class Dual:
     messages: Floats = field(init=False)
     best_messages: Floats = field(init=False)
     decoded: Ints = field(init=False)
+    answer: Ints = field(init=False)
+    answer_cost: float = np.inf
     trend: Floats | None = None
     squares: Floats | None = None
     pace: int = 0
@@ -85,6 +91,7 @@ class Dual:
         self.best_messages = self.messages.copy()
         self.previous = self.messages.copy()
         self.decoded = np.zeros(len(self.graph.split), dtype=np.int64)
+        self.answer = self.decoded.copy()
         self.usage = self.items.usage.astype(np.float64)
         self.room = self.items.capacity.astype(np.float64)
         self.price()
@@ -127,6 +134,7 @@ class Dual:
             self.pace += 1
             pass_backward(self.graph, self.theta, self.messages)
             value = pass_forward(self.graph, self.theta, self.messages, self.decoded)
+            self._keep()
         value -= float(self.prices @ self.room)
         if value < self.last:
             self.pace = 0
@@ -134,6 +142,11 @@ class Dual:
         if value > self.bound:
             self.bound, self.best_prices, self.best_messages = value, self.prices.copy(), self.messages.copy()
         return value
+
+    def _keep(self) -> None:
+        cost = np.inf if len(self.prices) else total_cost(self.graph, self.costs, self.decoded)
+        if cost < min(self.answer_cost, FAR / 2):
+            self.answer, self.answer_cost = self.decoded.copy(), cost
 
     def _move(self, value: float) -> None:
         if self.bound > 0.95 * self.target:

@@ -23,7 +23,8 @@ Progress = Callable[[int | None, float, float, float], None]
 
 @dataclass
 class Record:
-    """The state of one solve. ``deadline`` and ``began`` are seconds of ``time.perf_counter``."""
+    """The state of one solve. ``deadline`` and ``began`` are seconds of ``time.perf_counter``; not ``patient``: methods may end where
+    going on has stopped to pay."""
 
     problem: Problem
     began: float
@@ -31,6 +32,7 @@ class Record:
     gap: float
     seed: int = 0
     progress: Progress | None = None
+    patient: bool = True
     choices: Ints | None = None
     objective: int | None = None
     peak: int | None = None

@@ -29,7 +29,7 @@ METHODS: Final[dict[str, Callable[[Record], None]]] = {
 """Every method by name: it reads ``record.problem`` and tells the record what it finds and proves."""
 
 
-SMALL = 30_000
+SMALL = 5_000
 """Entries of edge tables up to which a problem is solved without compiled code, which would hardly gain."""
 PATIENT = 1_000_000
 """Entries up to which it is where that code is still to be compiled on this machine: that takes longer than the plain form loses."""
@@ -51,17 +51,19 @@ def solve(
     seed: int = 0,
     start: ArrayLike | None = None,
     progress: Progress | None = None,
+    patient: bool = True,
 ) -> Solution:
     """The cheapest choices found within ``time_limit`` seconds, with a proved bound.
 
-    Stops when (objective - bound) / objective <= ``gap``. ``start`` is one choice a node to begin from; ``progress`` is called with
+    Stops when (objective - bound) / objective <= ``gap``; unless ``patient`` also once as much work as all before has brought little, which
+    does not depend on how fast the machine is. ``start`` is one choice a node to begin from; ``progress`` is called with
     (best cost or None, bound, gap, seconds). Ctrl-C returns the best so far. The same seed gives the same answer where the time limit
     does not bind. Raises ValueError for an unknown method.
     """
     if method not in METHODS:
         raise ValueError(f"no method {method!r}\nhint: one of {', '.join(METHODS)}")
     began = time.perf_counter()
-    record = Record(problem, began, began + time_limit, gap, seed, progress)
+    record = Record(problem, began, began + time_limit, gap, seed, progress, patient)
     if start is not None:
         record.offer(np.asarray(start))
     try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 
-from solvers import METHODS, Problem, Status, array_program, evaluate, solve
+from solvers import METHODS, Problem, Status, array_program, automatic, evaluate, solve
+from solvers.layered import layered
+from solvers.message_search import MessageSearch
 from solvers.record import Record
 from solvers.reduction import unreduced
 from tests.solvers.problems import brute_force, random_problem
@@ -148,3 +151,34 @@ def test_more_memory_never_costs_more(seed):
         found = solve(dataclasses.replace(problem, limit=limit))
         costs.append(np.inf if found.objective is None else found.objective)
     assert costs == sorted(costs, reverse=True)
+
+
+def _core_of(problem):
+    record = Record(problem, time.perf_counter(), np.inf, 1e-6, 0)
+    return record, unreduced(problem)
+
+
+def test_messages_settle_a_chain_without_a_search():
+    rng = np.random.default_rng(1)
+    tables = [(k, k + 1, rng.integers(0, 1000, (5, 5))) for k in range(30)]
+    problem = Problem.build([rng.integers(0, 1000, 5) for _ in range(31)], tables)
+    record, core = _core_of(problem)
+    search = MessageSearch(record, core)
+    search.run(1)
+    assert record.done and record.objective == solve(problem).objective
+    assert [one.sweeps for one in search.searches] == [0, 0]
+
+
+def test_one_that_is_not_patient_ends_where_nothing_is_gained(monkeypatch):
+    problem = dataclasses.replace(layered(6, 8, 10, seed=3), limit=None)
+    looked = []
+    monkeypatch.setattr(automatic, "EXACT", 0)  # nothing else closes the gap
+    monkeypatch.setattr(MessageSearch, "run", lambda search, rounds: looked.append(rounds) or search.record.offer(np.zeros(96, np.int64)))
+    record, core = _core_of(problem)
+    record.patient = False
+    automatic.Campaign(record, core).run()
+    assert len(looked) == 1 + automatic.LEAST and not record.over
+    patient, core = _core_of(problem)
+    monkeypatch.setattr(Record, "over", property(lambda record: len(looked) >= 30))
+    automatic.Campaign(patient, core).run()
+    assert len(looked) == 30
