@@ -243,7 +243,7 @@ class FoldedModel(Model):
         return {}
 
     def proved(self, weights: Weights, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
-        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, seconds, choices))
+        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, seconds, choices, bound))
 
 
 def folded(model: Model, folding: Folding) -> FoldedModel | None:
@@ -283,7 +283,7 @@ class _Piece:
                     costs[node] = costs[node] + sign * potentials[source]
         least = [float(cost[np.isfinite(cost)].min(initial=0.0)) for cost in costs]
         problem, unit = in_units([cost - low for cost, low in zip(costs, least, strict=True)], self.edges, None, None)
-        found = solve(problem, time_limit=seconds, gap=CLOSE)
+        found = solve(problem, time_limit=seconds, gap=CLOSE, patient=False)
         return found.bound * unit + sum(least), found.choices
 
 
@@ -332,7 +332,7 @@ class Decomposition:
                 ends_here = [layer.node(end, np.zeros(len(self.priced.nodes[end]))) for end in (source, target)]
                 layer.edges.append((ends_here[0], ends_here[1], table))
 
-    def bound(self, optimum: float, seconds: float, tied: np.ndarray | None = None) -> float:
+    def bound(self, optimum: float, seconds: float, tied: np.ndarray | None = None, wanted: float = np.inf) -> float:
         """The best bound found in about ``seconds``.
 
         The layer counts for most of the bound and is the smaller piece: steps are made by what it answers alone, until it lacks little,
@@ -342,7 +342,9 @@ class Decomposition:
             optimum: what the tied problem costs, at which the steps on potentials aim.
             tied: a choice for each node that costs so much. Potentials leave it what it costs, in each piece; without it the outside is
                 solved in every step.
+            wanted: a bound that is as good as any higher one.
         """
+        wanted = min(wanted, optimum * (1 - ENOUGH))
         ends = perf_counter() + seconds
         start = self.model.potentials
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
@@ -353,14 +355,14 @@ class Decomposition:
             lacks = self.times * (aim - inner)
             last = step + 1 == STEPS or perf_counter() >= ends or chosen is None
             found = {id(self.layer): chosen}
-            agrees = lacks <= ENOUGH / 2 * optimum or not any(table.any() for table in self._slope(potentials, found).values())
+            agrees = lacks <= (optimum - wanted) / 2 or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:
                 outer, around = self.outside.solve(potentials, left)
                 found[id(self.outside)] = around
                 value = outer + self.times * inner
                 if value > best:
                     best, kept = value, potentials
-                if last or around is None or best >= optimum * (1 - ENOUGH) or perf_counter() >= ends:
+                if last or around is None or best >= wanted or perf_counter() >= ends:
                     break
                 lacks = optimum - value
             slope = self._slope(potentials, found)

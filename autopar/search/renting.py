@@ -87,7 +87,7 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
     highest, idle, seconds, ends = 0.0, 0, SECONDS, perf_counter() + ASKING * (until - perf_counter())
     while len(beyond) < ASKED and idle < IDLE and (left := ends - perf_counter()) > 0:
         problem, unit = model.problem(None, Rented(weights, prices))
-        found = solve(problem, time_limit=min(seconds, left), gap=CLOSE)
+        found = solve(problem, time_limit=min(seconds, left), gap=CLOSE, patient=False)
         if found.choices is None or found.objective is None:
             if found.status is Status.INFEASIBLE or seconds >= min(MOST, left):
                 break

@@ -118,6 +118,15 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     pieces = Decomposition(models("dp=4")[1], weights.price(tied))
     alone = pieces.bound(optimum, 60.0, tied.expand(found.choices))
     assert bound * (1 - 2 * ENOUGH) <= alone <= oracle.objective * free_unit * (1 + 1e-9)
+    # a bound that is wanted is reached with no more steps than it takes
+    steps: list[int] = []
+    for wanted in (0.5 * optimum, np.inf):
+        counted = Decomposition(models("dp=4")[1], weights.price(tied))
+        step, calls = counted.layer.solve, list[int]()
+        counted.layer.solve = lambda *given, step=step, calls=calls: (calls.append(1), step(*given))[1]  # type: ignore[method-assign]
+        assert counted.bound(optimum, 60.0, tied.expand(found.choices), wanted) >= min(wanted, alone)
+        steps.append(len(calls))
+    assert steps[0] == 1 <= steps[1]
     # the tied answer costs the same in pieces
     inner, outer = (piece.cost(tied.expand(found.choices)) for piece in (pieces.layer, pieces.outside))
     assert outer + pieces.times * inner == pytest.approx(optimum, rel=1e-6)
