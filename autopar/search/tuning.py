@@ -32,7 +32,9 @@ LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 HOPELESS = 1.5
 """Limits that are tried one by one gain less than this."""
 NEAR = 1.02
-"""What trails by more than this after one limit was tried, and by more than that has gained, is left."""
+"""What trails by more than this after a limit's nearest rungs were tried, and by more than that has gained, is left."""
+BESIDE = 2
+"""So many rungs are near."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -251,12 +253,13 @@ class Tuning:
             last = self.ahead
             for name, ladder in LADDERS:
                 assert self.ahead is not None
-                for limits in _steps(self.ahead.limits, name, _within(ladder, self.limit)):
+                for step, limits in enumerate(_steps(self.ahead.limits, name, _within(ladder, self.limit))):
                     if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() + took < until:
                         self.look(limits)
-                now = self.ahead.seconds
-                if self.trusts is not trusted or (now > NEAR * beside and best.seconds - now < now - beside):
-                    return self.settle()
+                    now = self.ahead.seconds
+                    trails = step >= BESIDE and now > NEAR * beside and best.seconds - now < now - beside
+                    if self.trusts is not trusted or trails:
+                        return self.settle()
             if self.ahead is last:
                 break
         return self.settle()

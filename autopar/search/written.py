@@ -56,11 +56,22 @@ class Written:
         for name, assignment in assignments.items():
             if rivals and search.left <= 0:
                 break
-            rivals[name] = search.schedule(assignment, None, tries=0 if search.large else search.tries)
+            rivals[name] = search.schedule(assignment, None, tries=0)
+        if not search.large:
+            self._tune(search, len(rivals))
         if again:
             rivals.update(_leaner(rivals, search))
-        for name in _by_worth(rivals, search.limit)[: TUNED if search.large else 0]:
-            rivals[name] = search.schedule(rivals[name].assignment, None, tries=search.tries)
+        if search.large:
+            self._tune(search, TUNED)
+
+    def _tune(self, search: Trials, count: int) -> None:
+        """Tries limits for the best of them, those of the best so far first: of what trails then not many more are tried."""
+        best: Timed | None = None
+        for name in _by_worth(self.rivals, search.limit)[:count]:
+            limits = best.schedule.limits if best is not None else None
+            beside = best.seconds if best is not None else math.inf
+            found = search.schedule(self.rivals[name].assignment, limits, search.tries, beside)
+            self.rivals[name], best = found, found if found.better(best, search.limit) else best
 
     def unfold(self, model: Model) -> None:
         """Makes them plans of the graph that is planned, for a search that follows on it."""

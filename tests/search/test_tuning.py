@@ -8,7 +8,7 @@ from autopar.schedule import memory
 from autopar.search.baselines import find_baselines
 from autopar.search.pins import Pins
 from autopar.search.space import Space
-from autopar.search.tuning import LADDERS, LEAN, Sample, Tuning, _within, best_schedule, schedule_below
+from autopar.search.tuning import BESIDE, LADDERS, LEAN, Sample, Tuning, _within, best_schedule, schedule_below
 from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import random_graph
 
@@ -90,6 +90,7 @@ def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
     alone, beside = (Tuning(plan, samples, on.machine, "adamw", 2**62) for _ in range(2))
     best = alone.run(None, tries=24)
     trailing = beside.run(None, tries=24, beside=best.seconds / 1.2)
-    assert {limits.ahead_bytes for limits in beside.looked} == {limits.ahead_bytes for limits in alone.looked}
-    assert len(beside.looked) < len(alone.looked)
+    assert beside.looked < alone.looked
+    assert len({limits.ahead_bytes for limits in beside.looked}) == 1 + BESIDE
+    assert len({(limits.bucket_bytes, limits.aside_bytes) for limits in beside.looked}) == 1
     assert trailing.seconds >= best.seconds
