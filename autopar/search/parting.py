@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from time import perf_counter
 
 from autopar.graph import DTYPE_BYTES, GraphInput
 from autopar.schedule import Assignment
@@ -21,20 +22,21 @@ from autopar.sharding import ShardingSpec
 from cost_models import optimizer_bytes
 
 
-def parted(space: Space, plan: Assignment, limit: int, tune: Callable[[Assignment], Timed]) -> Iterator[Timed]:
+def parted(space: Space, plan: Assignment, limit: int, tune: Callable[[Assignment], Timed], until: float) -> Iterator[Timed]:
     """For each way, the schedule with fewest tensors parted that was found to fit; none of a way in which all of them are too few.
 
     Args:
         tune: the schedule of an assignment.
+        until: the ``perf_counter`` at which it ends.
     """
     for keep, together in product((True, False), (True, False)):
         order = _order(space, together=together)
-        found, fewest, most = tune(_with_parts(space, plan, order, keep=keep)), 0, len(order)
+        found, fewest, most = tune(_with_parts(space, plan, order, until, keep=keep)), 0, len(order)
         if found.memory.peak > limit:
             continue
-        while fewest < most:
+        while fewest < most and perf_counter() < until:
             middle = (fewest + most) // 2
-            other = tune(_with_parts(space, plan, order[:middle], keep=keep))
+            other = tune(_with_parts(space, plan, order[:middle], until, keep=keep))
             if other.memory.peak <= limit:
                 most, found = middle, min(found, other, key=lambda one: one.seconds)
             else:
@@ -62,8 +64,10 @@ def _held(space: Space, item: GraphInput) -> int:
     return tensor.bytes + (more if item.trained else 0)
 
 
-def _with_parts(space: Space, plan: Assignment, names: Sequence[GraphInput | str], *, keep: bool) -> Assignment:
+def _with_parts(space: Space, plan: Assignment, names: Sequence[GraphInput | str], until: float, *, keep: bool) -> Assignment:
     for one in names:
+        if perf_counter() >= until:
+            break
         if isinstance(one, str):
             plan = with_part_kept(space, plan, one) or plan
         else:

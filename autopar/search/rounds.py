@@ -92,7 +92,7 @@ class Search(Trials):
                 raise
         self.seconds = perf_counter() - solving
         short = self.best is None or self.best.memory.peak > self.limit
-        wanting = short or (self.short and not self.large and self.reached > self.gap)
+        wanting = short or (self.short and not self.large and not self.long and self.reached > self.gap)
         if self.folded and wanting and self.left > 0 and not self.interrupted:
             return False
         if short and self.folded:
@@ -259,10 +259,14 @@ class Search(Trials):
         self.bound = max(self.bound, dearest(model, self.weights.without_paths(), float(self.limit), times, until))
 
     def _polish(self) -> None:
-        """More limits for the best schedule."""
+        """More limits for the best schedule, of a deep graph at full depth too: what shorter ones tell is not so precise."""
         best = self.best
-        if best is not None and best.memory.peak <= self.limit and not self.draft and self.left > 0:
-            self.offer(self.schedule(best.assignment, best.schedule.limits, tries=4 * self.tries), self.method)
+        if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
+            limits = best.schedule.limits
+            self.offer(self.schedule(best.assignment, limits, tries=4 * self.tries), self.method)
+            if self.model.short(best.assignment):
+                self.offer(self._schedule(best.assignment, True, limits, tries=4 * self.tries), self.method)
+            self.polished = self.best
 
     def _settle(self) -> None:
         """Proves for layers left free the best of the bounds that so far hold for tied ones."""

@@ -18,7 +18,7 @@ from autopar.schedule import Assignment
 from autopar.search.again import without_kept
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
-from autopar.search.keeping import SHARES, Wanted, fit
+from autopar.search.keeping import KEEPING_GAP, SHARES, Wanted, fit
 from autopar.search.lean import infeasible, readable, smallest
 from autopar.search.model import Model, Weights
 from autopar.search.moving import improve, lighten
@@ -98,7 +98,7 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
         if found is None or not trials.gained or perf_counter() >= until:
             break
         shares = SHARES[:1]
-        answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), CLOSE, until)
+        answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), KEEPING_GAP, until)
         if answer is None:
             break
         trials.answers.append(answer)
@@ -127,7 +127,7 @@ def _answer(trials: Trials, light: Model, prices: Exposure, limit: int, gap: flo
     """The answer of a problem within so many bytes; None where there is none."""
     problem, _ = light.problem(limit, prices)
     seconds = max(min(until - perf_counter(), TURN * trials.time_limit), 1.0)
-    choices = solve(problem, time_limit=seconds, gap=gap, seed=trials.seed).choices
+    choices = solve(problem, time_limit=seconds, gap=gap, seed=trials.seed, patient=False).choices
     return None if choices is None else extract(light, light.expand(choices))
 
 
@@ -200,10 +200,10 @@ def part(trials: Trials) -> None:
     """Of the best plan without a limit a part of each tensor on a rank, as far as it takes to fit; where that does not do, layers are made
     again as well."""
     assert trials.plain is not None
-    plan, space = trials.plain.assignment, trials.model.space
+    plan, space, until = trials.plain.assignment, trials.model.space, perf_counter() + trials.left
     for some in (plan, *(leaner for _, leaner in with_policies(space.graph, plan, space.machine))):
         if not trials.spent() and not trials.parted:
-            trials.parted = list(parted(space, some, trials.limit, lambda other: trials.schedule(other, None, trials.tries)))
+            trials.parted = list(parted(space, some, trials.limit, lambda other: trials.schedule(other, None, trials.tries), until))
     for found in trials.parted:
         trials.offer(found, "auto")
 

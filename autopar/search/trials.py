@@ -27,6 +27,8 @@ CLOSE = 2e-3
 """The gap at which one solve of a large problem stops: the last tenths of a percent would cost more time than all before."""
 SMALL, LARGE = 30_000, 1_000_000
 """Edge entries up to which a problem is small, and from which it is large."""
+LONG = 1_500
+"""Operators from which a schedule takes so long that a search of the whole graph, which makes hundreds, would hardly begin."""
 IDLE = 2
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
@@ -98,11 +100,14 @@ class Trials:
         """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
         self.small = len(self.problem.edge_costs) <= SMALL
         self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
+        self.long = len(model.whole_graph.ops) >= LONG
         self.keeping = False
         """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
         self.reserves = Reserves(model, asked.limit, pairs=not self.large)
         self.best: Timed | None = None
+        self.polished: Timed | None = None
+        """The best when it last had more limits tried."""
         self.proves, self.draft = asked.proves, asked.draft
         self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()

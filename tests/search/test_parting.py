@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_parted_until_it_does(seed: int) -> None:
     assert any(spec.is_replicated for spec in plan.inputs.values()), "there is something to part"
     for share in (0.9, 0.7):
         limit = int(share * free.memory.peak)
-        found = list(parted(space, plan, limit, lambda some, limit=limit: timed(space, some, limit)))  # type: ignore[misc]
+        found = list(parted(space, plan, limit, lambda some, limit=limit: timed(space, some, limit), math.inf))  # type: ignore[misc]
         assert found
         for one in found:
             make_schedule(space.graph, one.assignment, space.machine, one.schedule.limits)
@@ -52,6 +52,19 @@ def test_what_does_not_fit_is_parted_until_it_does(seed: int) -> None:
 def test_nothing_is_parted_where_all_fits_and_none_is_found_where_nothing_does() -> None:
     space, plan = cheapest(0)
     free = timed(space, plan, 2**62)
-    for one in parted(space, plan, free.memory.peak, lambda some: timed(space, some, free.memory.peak)):
+    for one in parted(space, plan, free.memory.peak, lambda some: timed(space, some, free.memory.peak), math.inf):
         assert one.seconds <= free.seconds
-    assert not list(parted(space, plan, 1, lambda some: timed(space, some, 1)))
+    assert not list(parted(space, plan, 1, lambda some: timed(space, some, 1), math.inf))
+
+
+def test_no_more_is_parted_than_there_is_time_for() -> None:
+    space, plan = cheapest(0)
+    tuned: list[Assignment] = []
+    free = timed(space, plan, 2**62)
+
+    def tune(some: Assignment) -> Timed:
+        tuned.append(some)
+        return free
+
+    assert [one.assignment for one in parted(space, plan, 2**62, tune, 0.0)] == [plan] * 4
+    assert tuned == [plan] * 4
