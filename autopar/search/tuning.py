@@ -146,6 +146,8 @@ class Tuning:
         self.asked: set[Limits] = set()
         """Those that were asked what they hold."""
         self.looked: set[Limits] = set()
+        self.beside = math.inf
+        """Seconds of the best schedule known, of whatever assignment: what trails does not have to hold less as well."""
         self.trusts = True
         """Whether nothing that should have fit did not."""
         self.left_out = [0] * len(samples)
@@ -171,6 +173,8 @@ class Tuning:
                 self.settle()
                 self._ask(one)
         elif one.seconds <= self.ahead.seconds * (1 + EQUAL) and _in_flight(limits) < _in_flight(self.ahead.limits):
+            if one.seconds > NEAR * self.beside:
+                return
             self.settle()
             if not one.same(self.ahead):
                 self._ask(one)
@@ -233,7 +237,7 @@ class Tuning:
         return self._run(start, tries, until, beside)
 
     def _run(self, start: Limits | None, tries: int, until: float, beside: float) -> Timed:
-        before, trusted = len(self.looked), self.trusts
+        before, trusted, self.beside = len(self.looked), self.trusts, beside
         timed = self.machine.cost_model != "communication"
         took = -perf_counter()
         first = LEAN if timed and self.least > self.limit else start or default_limits(self.machine)
