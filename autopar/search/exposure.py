@@ -67,6 +67,13 @@ class Exposure:
         phases: tuple[Phase, ...] = ("forward", "backward")
         return Exposure({(phase, side): Belief(waited, 1.0) for phase in phases for side in FIRST}, slowdown)
 
+    @staticmethod
+    def of_streams(waited: float, slowdown: float) -> Exposure:
+        """Of collectives that may run beside operators this share is waited for, and so many share a call; of the others all."""
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        shares: Mapping[Side, float] = {"ahead": waited, "between": 1.0, "behind": waited}
+        return Exposure({(phase, side): Belief(share, share) for phase in phases for side, share in shares.items()}, slowdown)
+
     def price(self, model: Model) -> Priced:
         made: dict[object, np.ndarray] = {}
         edges = []

@@ -23,6 +23,7 @@ from autopar.search.scarcity import (
     change_again,
     change_one,
     fitting,
+    in_less,
     keep_apart,
     keep_less,
     lighter,
@@ -131,6 +132,8 @@ class Search(Trials):
             lighter(self)
             change_one(self, CHANGING)
         if entries > JOINT:
+            if not self.large:
+                in_less(self)
             keep_less(self, exposure)
             if self.fits and not self.large:
                 change_one(self, MOST_CHANGING)

@@ -16,6 +16,7 @@ from autopar.errors import TimeLimitError
 from autopar.rules import why_once
 from autopar.schedule import Assignment
 from autopar.search.again import without_kept
+from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.keeping import KEEPING_GAP, SHARES, Wanted, fit
@@ -52,6 +53,13 @@ CHANGED = 3
 """So many plans are changed one thing at a time."""
 LIGHTER_SHARE = 0.3
 """Share of the time left in which the best plan without a limit is changed until it fits."""
+TOGETHER, TOGETHER_SHARE = 600_000, 0.4
+"""Edge entries up to which answers with second runs as choices are asked for in less memory (``in_less``), and their share of the time
+left."""
+LESS, STEP = 0.8, 0.1
+"""The first share of the limit that they may hold, and how much less the next one may."""
+BESIDE = (0.5, 0.3, 0.1)
+"""Shares waited for of what may run beside operators, under which they are asked for."""
 CHANGES = 200
 """Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
 
@@ -78,6 +86,29 @@ def _learn(trials: Trials, answer: Timed) -> bool:
     """Asks for more where an answer's schedule does not fit; whether that is more than before."""
     assert trials.start is not None
     return trials.reserves.learn(trials.problem, trials.start, answer.samples)
+
+
+def in_less(trials: Trials) -> None:
+    """Answers in which second runs are chosen together with everything else, each for less memory than the one before, until one fits as a
+    schedule and the next does no better: what an answer leaves free, its schedule has to gather ahead. Not in large problems."""
+    model = build_model(trials.model.space, again=1)
+    if sum(edge.seconds.size for edge in model.edges) > TOGETHER:
+        return
+    until = perf_counter() + TOGETHER_SHARE * trials.left
+    for waited in BESIDE:
+        prices, share, fits = Exposure.of_streams(waited, trials.slowdown), LESS, False
+        while share > 0.0 and perf_counter() < until and not trials.spent():
+            answer = _answer(trials, model, prices, int(share * trials.limit), CLOSE, until)
+            if answer is None:
+                break
+            found = trials.schedule(answer, None, trials.tries)
+            gained = trials.offer(found, "auto")
+            if found.memory.peak <= trials.limit:
+                trials.parted.append(found)
+                if fits and not gained:
+                    break
+                fits = True
+            share -= STEP
 
 
 def keep_less(trials: Trials, prices: Exposure) -> None:
