@@ -58,20 +58,25 @@ class Written:
                 break
             rivals[name] = search.schedule(assignment, None, tries=0)
         if not search.large:
-            self._tune(search, len(rivals))
+            self._tune(search, len(rivals), apart=again)
         if again:
             rivals.update(_leaner(rivals, search))
         if search.large:
-            self._tune(search, TUNED)
+            self._tune(search, TUNED, apart=False)
 
-    def _tune(self, search: Trials, count: int) -> None:
-        """Tries limits for the best of them, those of the best so far first: of what trails then not many more are tried."""
+    def _tune(self, search: Trials, count: int, *, apart: bool) -> None:
+        """Tries limits for the best of them, those of the best so far first: of what trails then not many more are tried.
+
+        Args:
+            apart: for each as if it were alone: its limits are to show whether memory binds it.
+        """
         best: Timed | None = None
         for name in _by_worth(self.rivals, search.limit)[:count]:
             limits = best.schedule.limits if best is not None else None
             beside = best.seconds if best is not None else math.inf
             found = search.schedule(self.rivals[name].assignment, limits, search.tries, beside)
-            self.rivals[name], best = found, found if found.better(best, search.limit) else best
+            self.rivals[name] = found
+            best = found if not apart and found.better(best, search.limit) else best
 
     def unfold(self, model: Model) -> None:
         """Makes them plans of the graph that is planned, for a search that follows on it."""
