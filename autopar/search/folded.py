@@ -32,6 +32,8 @@ from solvers import Problem
 Table = np.ndarray
 STEPS = 12
 """Subgradient steps on the potentials, at most."""
+OUTSIDE = 0.5
+"""Share of the time that is for the outside, without which steps on the layer bound nothing."""
 ENOUGH = 1e-3
 """Share of the tied optimum that may be missing from the bound when the steps end."""
 CLOSE = 1e-3
@@ -350,14 +352,13 @@ class Decomposition:
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
         best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
         for step in range(STEPS):
-            left = max(ends - perf_counter(), 1.0)
-            inner, chosen = self.layer.solve(potentials, left)
+            inner, chosen = self.layer.solve(potentials, max(ends - OUTSIDE * seconds - perf_counter(), 1.0))
             lacks = self.times * (aim - inner)
-            last = step + 1 == STEPS or perf_counter() >= ends or chosen is None
+            last = step + 1 == STEPS or perf_counter() >= ends - OUTSIDE * seconds or chosen is None
             found = {id(self.layer): chosen}
             agrees = lacks <= (optimum - wanted) / 2 or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:
-                outer, around = self.outside.solve(potentials, left)
+                outer, around = self.outside.solve(potentials, max(ends - perf_counter(), 1.0))
                 found[id(self.outside)] = around
                 value = outer + self.times * inner
                 if value > best:
