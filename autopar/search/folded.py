@@ -32,6 +32,8 @@ from solvers import Problem
 Table = np.ndarray
 STEPS = 12
 """Subgradient steps on the potentials, at most."""
+GAIN, IDLE = 0.1, 3
+"""Share of what the layer lacks that a step has to gain, and so many that do not after which steps end."""
 OUTSIDE = 0.5
 """Share of the time that is for the outside, without which steps on the layer bound nothing."""
 ENOUGH = 1e-3
@@ -351,10 +353,13 @@ class Decomposition:
         start = self.model.potentials
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
         best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
+        most, idle = -np.inf, 0
         for step in range(STEPS):
             inner, chosen = self.layer.solve(potentials, max(ends - OUTSIDE * seconds - perf_counter(), 1.0))
             lacks = self.times * (aim - inner)
-            last = step + 1 == STEPS or perf_counter() >= ends - OUTSIDE * seconds or chosen is None
+            idle = 0 if step == 0 or inner > most + GAIN * (aim - most) else idle + 1
+            most = max(most, inner)
+            last = step + 1 == STEPS or idle == IDLE or perf_counter() >= ends - OUTSIDE * seconds or chosen is None
             found = {id(self.layer): chosen}
             agrees = lacks <= (optimum - wanted) / 2 or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:

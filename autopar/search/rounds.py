@@ -57,7 +57,7 @@ JOINT, MOST_JOINT = 100_000, 60_000
 becomes then, up to which all times of theirs are told apart."""
 PATIENT = 6
 """The like for weights where memory is short: the first say nothing about plans of little memory."""
-RENTING = 0.3
+RENTING = 0.35
 """Share of the time limit for a bound for which memory is paid."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""

@@ -21,7 +21,7 @@ from autopar.search.bounds import PHASES, Answer, Cuts, Term, floor, floor_of
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
-from autopar.search.folded import ENOUGH, Decomposition, FoldedModel, folded
+from autopar.search.folded import ENOUGH, IDLE, OUTSIDE, Decomposition, FoldedModel, folded
 from autopar.search.folding import FEWEST, Folding, fold
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
@@ -130,6 +130,35 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     # the tied answer costs the same in pieces
     inner, outer = (piece.cost(tied.expand(found.choices)) for piece in (pieces.layer, pieces.outside))
     assert outer + pieces.times * inner == pytest.approx(optimum, rel=1e-6)
+
+
+def test_the_outside_has_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps on the layer never agree with the outside; those that gain nothing end before."""
+    tied = models("dp=4")[1]
+    for moves, steps in ((True, 0), (False, 1 + IDLE)):
+        pieces = Decomposition(tied, weights_of(tied)["mixture"].price(tied))
+        now, inner, outer = [0.0], list[float](), list[float]()
+        answers = [np.zeros(len(piece.costs), np.int64) for piece in (pieces.layer, pieces.outside)]
+        for paid in pieces.layer.paid.values():
+            answers[0][paid] = [len(pieces.layer.costs[node]) - 1 for node in paid]  # other than what pays
+
+        def of_layer(potentials: object, seconds: float) -> tuple[float, np.ndarray]:
+            now[0] += 1.0  # noqa: B023
+            inner.append(seconds)  # noqa: B023
+            return 0.1 - (0.1 * 0.8 ** len(inner) if moves else 0.1), answers[0]  # noqa: B023
+
+        def of_outside(potentials: object, seconds: float) -> tuple[float, np.ndarray]:
+            outer.append(seconds)  # noqa: B023
+            return 1.0, answers[1]  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr("autopar.search.folded.perf_counter", lambda: now[0])  # noqa: B023
+            patch.setattr(pieces.layer, "solve", of_layer)
+            patch.setattr(pieces.outside, "solve", of_outside)
+            patch.setattr(pieces.layer, "cost", lambda choices: 0.1)
+            pieces.bound(100.0, 10.0, answers[0])
+        assert len(outer) == 1 and outer[0] >= OUTSIDE * 10.0
+        assert len(inner) == (steps or (1 - OUTSIDE) * 10.0)
 
 
 @pytest.mark.parametrize("target", [DEEP, f"zoo:resnet,blocks={FEWEST + 2},batch=8"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,9 +110,9 @@ def test_without_time_nothing_is_solved() -> None:
 def test_time_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     now, given, real, model = [0.0], list[float](), renting.solve, tied(MESH)
 
-    def slow(problem: Problem, *, time_limit: float, gap: float) -> Solution:
+    def slow(problem: Problem, *, time_limit: float, **how: Any) -> Solution:
         now[0] += time_limit
-        return real(problem, time_limit=600.0, gap=gap)
+        return real(problem, time_limit=600.0, **how)
 
     def proved(self: FoldedModel, weights: Rented, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
         given.append(seconds)
