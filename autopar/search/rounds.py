@@ -130,10 +130,10 @@ class Search(Trials):
         if not self.large:
             part(self)
             lighter(self)
+            if entries > JOINT:
+                in_less(self)
             change_one(self, CHANGING)
         if entries > JOINT:
-            if not self.large:
-                in_less(self)
             keep_less(self, exposure)
             if self.fits and not self.large:
                 change_one(self, MOST_CHANGING)
