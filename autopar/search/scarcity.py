@@ -58,7 +58,7 @@ TOGETHER, TOGETHER_SHARE = 600_000, 0.4
 left."""
 LESS, STEP = 0.8, 0.1
 """The first share of the limit that they may hold, and how much less the next one may."""
-BESIDE = (0.5, 0.3, 0.1)
+BESIDE = (0.1, 0.3, 0.5)
 """Shares waited for of what may run beside operators, under which they are asked for."""
 CHANGES = 200
 """Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
@@ -98,7 +98,7 @@ def in_less(trials: Trials) -> None:
     for waited in BESIDE:
         prices, share, fits = Exposure.of_streams(waited, trials.slowdown), LESS, False
         while share > 0.0 and perf_counter() < until and not trials.spent():
-            answer = _answer(trials, model, prices, int(share * trials.limit), CLOSE, until)
+            answer = _answer(trials, model, prices, int(share * trials.limit), ROUGH, until)
             if answer is None:
                 break
             found = trials.schedule(answer, None, trials.tries)
