@@ -28,11 +28,10 @@ EXACT = 120_000
 SHARE = 0.4
 """Share of the time left that one exact attempt may take."""
 LOOK = 4
-"""Rounds between two looks at what is left."""
+"""Rounds after which it is asked whether they gain."""
 GAIN = 0.03
-"""Share of the gap that has to close until what is left is looked at again."""
-LEAST = 2
-"""Looks without such a gain after which one that is not patient ends, at least; else as many as all up to the last gain."""
+"""Share of the gap that has to close for that. What is left is looked at as long as they gain; by one that is not patient, which asks after
+each, once they do not, and where too much is left it ends."""
 WORTHWHILE = 0.6
 """A new core is begun when it has at most this share of the entries of the present one."""
 
@@ -55,35 +54,33 @@ class Campaign:
     record: Record
     core: Core
     attempted: float = np.inf
-    looks: int = 0
-    gained: int = 0
     gap: float = np.inf
 
     def run(self) -> None:
         """Until the record is over, or little is gained and it is not patient."""
-        search = MessageSearch(self.record, self.core)
+        search, patient = MessageSearch(self.record, self.core), self.record.patient
         while not self.record.over:
-            search.run(LOOK)
+            search.run(LOOK if patient else 1)
             if self.record.over or self.record.objective is None:
                 continue
-            core = self._rest(search) if self._gains() else None
-            if not self.record.patient and self.looks >= self.gained + max(self.gained, LEAST):
-                return
-            if core is None:
-                continue
-            if core.num_entries <= min(EXACT, WORTHWHILE * self.attempted):
+            gains = self._gains()
+            core = self._rest(search) if gains is patient else None
+            tries = core is not None and core.num_entries <= min(EXACT, WORTHWHILE * self.attempted)
+            if core is not None and tries:
                 self.attempted = core.num_entries
                 deadline = time.perf_counter() + SHARE * self.record.seconds_left
                 solve_core(self.record, core, self.record.objective, deadline)
-            if not self.record.over and core.num_entries <= WORTHWHILE * search.core.num_entries and core.num_nodes:
+            if not (patient or gains or tries):
+                return
+            smaller = core is not None and core.num_entries <= WORTHWHILE * search.core.num_entries and core.num_nodes > 0
+            if core is not None and smaller and not self.record.over:
                 search = MessageSearch(self.record, core, _carried(search, core), float(self.record.objective or 0))
 
     def _gains(self) -> bool:
-        """Asked once a look: whether the gap has closed enough since the last gain for something else to be left."""
-        self.looks += 1
+        """Whether the gap has closed enough since it last had."""
         gains = self.record.current_gap <= (1 - GAIN) * self.gap
         if gains:
-            self.gap, self.gained = self.record.current_gap, self.looks
+            self.gap = self.record.current_gap
         return gains
 
     def _rest(self, search: MessageSearch) -> Core | None:

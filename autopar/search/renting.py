@@ -26,7 +26,7 @@ CLOSE = 1e-4
 """The gap at which it stops."""
 ASKING = 0.55
 """Share of the time for the prices; the rest is for the proof that what they give holds for layers left free."""
-ASKED, IDLE = 12, 4
+ASKED, IDLE = 12, 3
 """Prices tried, at most, and so many after the best."""
 FIRST, FURTHER = 0.02, 4.0
 """The first price, as the share of the seconds that renting all that is allowed costs, and by how much the next may be higher."""
