@@ -78,6 +78,10 @@ class ShardingSpec:
         return _parse(_NAMED.sub(lambda match: _digits(match, text, axes), text) if "(" in text else text)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         words = ["S" + "".join(map(str, axes)) if axes else "R" for axes in self.dims]
         for dim, count in self.blocks:
             words[dim] += f"/{count}"

@@ -240,9 +240,16 @@ class Schedule:
         return operators + sum(self.times(item) * item.seconds for item in self.instructions if item.kind == "add")
 
     def operator_seconds(self, name: str) -> float:
-        """Seconds of one operator without the collectives inside it."""
-        operation = self.operations[name]
-        return pricing.compute_seconds(operation.op, self.graph.tensors, operation.strategy, self.machine)
+        """Seconds of one operator without the collectives inside it; the same for operators of one kind in one strategy."""
+        op, strategy = self.operations[name]
+        key = self.graph.kinds[op.name], id(strategy)
+        if key not in self._seconds:
+            self._seconds[key] = pricing.compute_seconds(op, self.graph.tensors, strategy, self.machine)
+        return self._seconds[key]
+
+    @cached_property
+    def _seconds(self) -> dict[tuple[int, int], float]:
+        return {}
 
     def communication_seconds(self) -> float:
         """Sum over collectives and their copies, in sequence, those inside operators included."""
