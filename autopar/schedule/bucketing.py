@@ -14,7 +14,7 @@ from itertools import count
 from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.ordering import start_and_wait, taken_by
-from autopar.schedule.windows import Window, lazily, moving, windows
+from autopar.schedule.windows import Window, anchors, lazily, moving, windows
 
 JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 """The kinds that are put in buckets."""
@@ -39,7 +39,7 @@ def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Sc
     """Joins the calls that ``depth`` steps lead to. What follows from them is looked at later, with their new windows."""
     open_: dict[object, _Group] = {}
     groups: list[_Group] = []
-    starts = [item for item in moving(schedule) if item.kind == "start" and found[item.id].depth == depth]
+    starts = [item for item in schedule.once(moving) if item.kind == "start" and found[item.id].depth == depth]
     starts.sort(key=lambda item: found[item.id].deadline if found[item.id].ahead else found[item.id].ready)
     for item in starts:
         call, window = schedule.collectives[item.of], found[item.id]
@@ -85,8 +85,8 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
         calls[call.id] = call
         pair = start_and_wait(call, taken_by(call, schedule.machine), number)
         made.update((item.id, pair) for item in group)
-    soft = list({pair[0].id: pair for pair in (made.get(item.id) or _pair(item, waits) for item in moving(schedule))}.values())
-    return replace(schedule, instructions=lazily([item for item in schedule.instructions if item.kind == "run"], soft), collectives=calls)
+    soft = list({pair[0].id: pair for pair in (made.get(item.id) or _pair(item, waits) for item in schedule.once(moving))}.values())
+    return replace(schedule, instructions=lazily(schedule.once(anchors), soft), collectives=calls)
 
 
 def _pair(item: Instruction, waits: Mapping[str, Instruction]) -> tuple[Instruction, ...]:

@@ -29,11 +29,11 @@ def fill(schedule: Schedule) -> Schedule:
     """The schedule with operators in an order that leaves fewer gaps, when ``limits.aside_bytes`` allows any to be set aside."""
     if not schedule.limits.aside_bytes:
         return schedule
-    fixed = anchors(schedule)
+    fixed = schedule.once(anchors)
     found = schedule.once(windows)
     ordered = [item for phase in ("forward", "backward") for item in _Filling(schedule, fixed, found, phase).run()]
     waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
-    soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in moving(schedule)]
+    soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in schedule.once(moving)]
     return replace(schedule, instructions=lazily(ordered, soft))
 
 
@@ -41,8 +41,8 @@ def _short(schedule: Schedule) -> set[int]:
     """The operators after which little remains of their phase: by the longest chain of operators that follows from each."""
     found, windowed = set(), schedule.once(windows)
     for phase in ("forward", "backward"):
-        fixed = [item for item in anchors(schedule) if item.half == phase]
-        soft = [item for item in moving(schedule) if item.half == phase and not windowed[item.id].ahead]
+        fixed = [item for item in schedule.once(anchors) if item.half == phase]
+        soft = [item for item in schedule.once(moving) if item.half == phase and not windowed[item.id].ahead]
         tail: dict[str, float] = {}
         chain: dict[int, float] = {}
         for item in sorted((*fixed, *soft), key=lambda item: item.id, reverse=True):
@@ -64,7 +64,7 @@ class _Filling:
     def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], found: Mapping[int, Window], phase: Phase) -> None:
         self.schedule = schedule
         self.fixed = [item for item in fixed if item.half == phase]
-        soft = [item for item in moving(schedule) if item.half == phase]
+        soft = [item for item in schedule.once(moving) if item.half == phase]
         self.soft = [item for item in soft if not found[item.id].ahead]
         self.waiting: dict[str, list[Instruction]] = {}
         self.missing: dict[int, int] = {}
@@ -117,7 +117,11 @@ class _Filling:
         return any(value not in self.arrival and value in self.made for value in item.reads)
 
     def _ready(self, item: Instruction) -> float:
-        return max([self.arrival.get(value, 0.0) for value in item.reads], default=0.0)
+        ready, arrival = 0.0, self.arrival
+        for value in item.reads:
+            if value in arrival and arrival[value] > ready:
+                ready = arrival[value]
+        return ready
 
     def _fill_until(self, time: float) -> None:
         """Runs what was set aside, oldest first, while it is shorter than the gap or little longer."""

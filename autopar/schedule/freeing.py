@@ -30,8 +30,9 @@ def free(schedule: Schedule) -> Schedule:
     for value in last:
         alive[root[value]] = alive.get(root[value], 0) + 1
     found: list[Instruction] = []
+    numbered = Instruction._make
     for index, item in enumerate(schedule.instructions):
-        found.append(Instruction(len(found), *item[1:]))
+        found.append(numbered((len(found), *item[1:])))
         if index in ending:
             values = tuple(ending[index])
             back = 0

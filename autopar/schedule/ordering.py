@@ -77,12 +77,14 @@ class _Writer:
             leaving.setdefault(producer.name if producer else "", []).append(f"{OUTPUT}{index}")
         self._make_before(leaving.get("", ()))
         for op in phases_in_order(graph):
-            self._make_before((op.name,))
-            reads = tuple(self.reads.get((op.name, position), tensor) for position, tensor in enumerate(op.inputs))
+            if op.name in self.before:
+                self._make_before((op.name,))
+            reads = tuple([self.reads.get((op.name, position), tensor) for position, tensor in enumerate(op.inputs)])
             if op.phase == "backward":
                 self._run_again(reads)
             self._run(op, op.name, op.phase, reads)
-            self._make_before(leaving.get(op.name, ()))
+            if op.name in leaving:
+                self._make_before(leaving[op.name])
         outputs = tuple((output, self.reads.get((f"{OUTPUT}{index}", 0), output.tensor)) for index, output in enumerate(graph.outputs))
         return Schedule(
             graph, self.machine, tuple(sorted(self.instructions, key=lambda item: item.half == "backward")), self.operations,
@@ -131,7 +133,8 @@ class _Writer:
         for value, spec in zip(reads, strategy.inputs, strict=True):
             if value in self.waiting:
                 self._make(value, name)
-            assert self.values[value].spec == spec, f"{name} reads {value} as {self.values[value].spec}, its strategy needs {spec}"
+            known = self.values[value].spec
+            assert known is spec or known == spec, f"{name} reads {value} as {self.values[value].spec}, its strategy needs {spec}"
         writes = tuple([tensor + suffix for tensor in op.outputs]) if suffix else op.outputs
         priced = self._priced(op, strategy)
         for value, tensor, spec, size in zip(writes, op.outputs, strategy.outputs, priced.sizes, strict=True):

@@ -72,11 +72,11 @@ def times(schedule: Schedule) -> StartTimes:
     """Links are filled from the end: each call ends before its deadline and before the next one on its link begins, operators with
     collectives inside among them."""
     found, clock, inside = schedule.once(windows), [0.0], dict[str, list[int]]()
-    for number, item in enumerate(anchors(schedule)):
+    for number, item in enumerate(schedule.once(anchors)):
         clock.append(clock[-1] + item.seconds)
         for link in item.streams if item.stream != COMPUTE else ():
             inside.setdefault(link, []).append(number)
-    starts = [item for item in moving(schedule) if item.kind == "start"]
+    starts = [item for item in schedule.once(moving) if item.kind == "start"]
     place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
     backwards = sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True)
     early, late = (_latest(backwards, found, place, clock, inside, lead) for lead in (LEAD, 1.0))
@@ -135,7 +135,7 @@ class _Placing:
 
     def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: StartTimes, room: Room | None = None) -> None:
         self.schedule, self.found, self.times, self.limit, self.room = schedule, found, times, schedule.limits.ahead_bytes, room
-        self.soft = moving(schedule)
+        self.soft = schedule.once(moving)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
         self.unread: dict[tuple[str, str], list[Instruction]] = {}
@@ -152,21 +152,21 @@ class _Placing:
         self.held_back: list[Instruction] = []
 
     def run(self) -> list[Instruction]:
-        fixed = anchors(self.schedule)
+        fixed, early = self.schedule.once(anchors), self.times.early
         made: dict[int, list[Instruction]] = {}
         for item in self.soft:
             if not self.found[item.id].ahead:
                 made.setdefault(self.found[item.id].ready, []).append(item)
-        numbered = list(enumerate(fixed))
         for phase in ("forward", "backward"):
             soft = [item for item in self.soft if item.half == phase]
             gathers = [item for item in soft if item.kind == "start" and self.found[item.id].ahead]
             gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
-            for index, item in numbered:
-                if item.half != phase:
+            for index, item in enumerate(fixed):
+                if (item.phase == "forward") != (phase == "forward"):
                     continue
-                self._run_ahead(index)
+                if self.room is not None or (self.queue and early[self.queue[0].id] <= index):
+                    self._run_ahead(index)
                 arrived = len(self.done)
                 for value in item.reads:
                     if value in self.producer:

@@ -84,9 +84,10 @@ def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
 
 def _as_large(schedule: Schedule, value: str, other: str) -> bool:
     """Whether two values have the same shape and dtype on every rank."""
-    return schedule.values[value].bytes == schedule.values[other].bytes and _local(schedule, value) == _local(schedule, other)
-
-
-def _local(schedule: Schedule, value: str) -> tuple[tuple[object, ...], str]:
-    tensor = schedule.graph.tensors[schedule.values[value].tensor]
-    return schedule.specs[value].lengths(tensor.shape, schedule.machine.mesh.sizes), tensor.dtype
+    one, two, sizes = schedule.values[value], schedule.values[other], schedule.machine.mesh.sizes
+    mine, its = schedule.graph.tensors[one.tensor], schedule.graph.tensors[two.tensor]
+    if one.bytes != two.bytes or mine.dtype != its.dtype or one.spec is None or two.spec is None:
+        return False
+    if one.spec is two.spec and mine.shape == its.shape:
+        return True  # as it mostly is
+    return one.spec.lengths(mine.shape, sizes) == two.spec.lengths(its.shape, sizes)

@@ -24,7 +24,7 @@ def share(assignment: Assignment) -> Assignment:
             return
         if layout.source in waiting:
             place(waiting[layout.source])
-        moved = replace(layout, source=renamed.get(layout.source, layout.source))
+        moved = replace(layout, source=renamed[layout.source]) if layout.source in renamed else layout
         first = kept.setdefault((moved.source, moved.spec, moved.half), moved)
         renamed[layout.value] = first.value
         if first is moved:

@@ -21,6 +21,8 @@ class Window(NamedTuple):
         deadline: index of the anchor it must precede; ``end`` when nobody in the phase reads it.
         depth: how many starts and slices before it in the phase lead to it, itself included.
         begin, end: of the phase: the anchor before its first, and the one after its last.
+        ahead: its sources are there when the phase begins: it may run ahead of its readers.
+        behind: it is made from what the phase makes, and nobody in the phase reads it.
     """
 
     ready: int
@@ -28,16 +30,8 @@ class Window(NamedTuple):
     depth: int
     begin: int
     end: int
-
-    @property
-    def ahead(self) -> bool:
-        """Its sources are there when the phase begins: it may run ahead of its readers."""
-        return self.ready == self.begin
-
-    @property
-    def behind(self) -> bool:
-        """It is made from what the phase makes, and nobody in the phase reads it."""
-        return self.deadline == self.end and not self.ahead
+    ahead: bool
+    behind: bool
 
 
 def anchors(schedule: Schedule) -> list[Instruction]:
@@ -53,34 +47,40 @@ def moving(schedule: Schedule) -> list[Instruction]:
 def windows(schedule: Schedule) -> Mapping[int, Window]:
     """The window of each start and slice, by instruction id. Their order in the list must be right: producers first. A sum is there
     when what is added to it is."""
-    fixed, soft = anchors(schedule), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
+    fixed, soft = schedule.once(anchors), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
     bounds = _bounds(fixed)
     found: dict[int, Window] = {}
     for phase, (begin, end) in bounds.items():
         ready: dict[str, tuple[int, int]] = {}
         due: dict[str, int] = {}
-        for index in range(begin + 1, end):
-            item = fixed[index]
+        for index, item in enumerate(fixed[begin + 1 : end], begin + 1):
             for value in item.writes:
                 ready[value] = index, 0
             for value in item.reads:
-                due.setdefault(value, index)
+                if value not in due:
+                    due[value] = index
         mine = [item for item in soft if (item.phase == "forward") == (phase == "forward")]
         first: list[tuple[int, int]] = []
         for item in mine:
-            made, after, level = [ready[value] for value in item.reads if value in ready], begin, 0
-            for index, depth in made:
-                after, level = max(after, index), max(level, depth)
-            first.append((after, level + (item.kind != "add")))
+            after, level = begin, 0
+            for value in item.reads:
+                if value in ready:
+                    index, depth = ready[value]
+                    after, level = (index if index > after else after), (depth if depth > level else level)
+            made = after, level + (item.kind != "add")
+            first.append(made)
             for value in item.writes:
-                ready[value] = first[-1]
+                ready[value] = made
         for item, (after, level) in zip(reversed(mine), reversed(first), strict=True):
-            before = min([due.get(value, end) for value in item.writes])
+            before = end
+            for value in item.writes:
+                if value in due and due[value] < before:
+                    before = due[value]
             for value in item.reads:
                 if before < due.get(value, end):
                     due[value] = before
             if item.kind != "add":
-                found[item.id] = Window(after, before, level, begin, end)
+                found[item.id] = Window(after, before, level, begin, end, after == begin, before == end and after != begin)
     return found
 
 
@@ -109,13 +109,14 @@ def lazily(fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]
             found.extend(group)
 
     for phase in ("forward", "backward"):
+        forward = phase == "forward"
         for item in fixed:
-            if item.half == phase:
+            if (item.phase == "forward") is forward:
                 for value in item.reads:
                     if value in producer:
                         make(producer[value])
                 found.append(item)
         for group in soft:
-            if group[0].half == phase:
+            if (group[0].phase == "forward") is forward:
                 make(group)
     return tuple(found)
