@@ -55,7 +55,7 @@ def solve(
 ) -> Solution:
     """The cheapest choices found within ``time_limit`` seconds, with a proved bound.
 
-    Stops when (objective - bound) / objective <= ``gap``; unless ``patient`` also once as much work as all before has brought little, which
+    Stops when (objective - bound) / objective <= ``gap``; unless ``patient`` also once a round of work has brought little, which
     does not depend on how fast the machine is. ``start`` is one choice a node to begin from; ``progress`` is called with
     (best cost or None, bound, gap, seconds). Ctrl-C returns the best so far. The same seed gives the same answer where the time limit
     does not bind. Raises ValueError for an unknown method.

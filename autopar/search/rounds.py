@@ -87,10 +87,12 @@ class Search(Trials):
             else:
                 self._by_step()
             self._settle()
+            self.settle_best()
         except (KeyboardInterrupt, Late) as reason:
             self.interrupted = isinstance(reason, KeyboardInterrupt)
             if self.best is None or (self.interrupted and not self.fits):
                 raise
+            self.settle_best()
         self.seconds = perf_counter() - solving
         short = self.best is None or self.best.memory.peak > self.limit
         wanting = short or (self.short and not self.large and not self.long and self.reached > self.gap)
@@ -265,10 +267,12 @@ class Search(Trials):
         """More limits for the best schedule, of a deep graph at full depth too: what shorter ones tell is not so precise."""
         best = self.best
         if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
-            limits = best.schedule.limits
-            self.offer(self.schedule(best.assignment, limits, tries=4 * self.tries), self.method)
-            if self.model.short(best.assignment):
-                self.offer(self._schedule(best.assignment, True, limits, tries=4 * self.tries), self.method)
+            if best.estimated:
+                self.offer(self._schedule(best.assignment, False, best.schedule.limits, tries=4 * self.tries), self.method)
+                self.settle_best()
+                best = self.best or best
+            deep = bool(self.model.short(best.assignment))
+            self.offer(self._schedule(best.assignment, deep, best.schedule.limits, tries=(3 if deep else 4) * self.tries), self.method)
             self.polished = self.best
 
     def _settle(self) -> None:

@@ -28,7 +28,8 @@ CLOSE = 2e-3
 SMALL, LARGE = 30_000, 1_000_000
 """Edge entries up to which a problem is small, and from which it is large."""
 LONG = 1_500
-"""Operators from which a schedule takes so long that a search of the whole graph, which makes hundreds, would hardly begin."""
+"""Operators from which a schedule takes so long that a search of the whole graph, which makes hundreds, would hardly begin, and that few
+plans are scheduled of which little is hoped."""
 IDLE = 2
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
@@ -40,7 +41,9 @@ TURN = 1 / 6
 FIRST, LEAST = 1.0, 0.1
 """Seconds of a solve, at least: where there is no plan that fits yet, and where there is."""
 NEAR, HOPE = 5e-3, 5e-3
-"""Where an estimate of memory is so near the limit, or one of seconds so near the best, the whole schedule is made."""
+"""Where an estimate of memory is so near the limit, and one of seconds so near the best, the whole schedule is made."""
+ROUGHLY = 0.03
+"""Relative error of estimated seconds, at most: what is so much better than a whole schedule is the better one anyhow."""
 REMEMBERED = 8
 """So many assignments, the last that were scheduled, keep what was tried of them."""
 
@@ -98,14 +101,16 @@ class Trials:
         """The choices of answers so far, one for each node of their model."""
         self.short = False
         """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
-        self.small = len(self.problem.edge_costs) <= SMALL
         self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
         self.long = len(model.whole_graph.ops) >= LONG
+        self.small = len(self.problem.edge_costs) <= SMALL and not self.long
         self.keeping = False
         """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
         self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
         self.reserves = Reserves(model, asked.limit, pairs=not self.large)
         self.best: Timed | None = None
+        self.close: list[Timed] = []
+        """What was the best when it was offered and, estimates being no more precise, may be the best at full depth."""
         self.polished: Timed | None = None
         """The best when it last had more limits tried."""
         self.proves, self.draft = asked.proves, asked.draft
@@ -149,12 +154,25 @@ class Trials:
 
     def offer(self, found: Timed, method: str) -> bool:
         """Takes a schedule in; whether it is a gain."""
-        found = self.sure(found)
+        known = self.best
+        rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ROUGHLY)
+        found = self.sure(found) if rivals or self._unsure(found) else found
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
         self.best, self.method = found, method
+        self.close = [one for one in self.close if not one.estimated or one.seconds <= found.seconds * (1 + ROUGHLY)]
+        self.close = [*(self.close if found.estimated else ()), found]
         return gain
+
+    def settle_best(self) -> None:
+        """Schedules the best at full depth, and others while they may be better than that."""
+        while self.best is not None and self.best.estimated and not self.draft:
+            exact, before = self._exact(self.best), self.best
+            self.close = [exact if one is before else one for one in self.close]
+            self.best = self.close[0]
+            for one in self.close[1:]:
+                self.best = one if one.better(self.best, self.limit) else self.best
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:
         """One solve, its schedule taken in; None without choices.
@@ -233,8 +251,11 @@ class Trials:
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
         """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
         found = self._schedule(assignment, False, start, tries, beside)
-        near = not self.draft and abs(found.memory.peak - self.limit) < NEAR * self.limit
-        return self._exact(found) if found.estimated and near else found
+        return self._exact(found) if self._unsure(found) else found
+
+    def _unsure(self, found: Timed) -> bool:
+        """Whether it is so near the limit that an estimate does not tell whether it fits."""
+        return found.estimated and not self.draft and abs(found.memory.peak - self.limit) < NEAR * self.limit
 
     def sure(self, found: Timed) -> Timed:
         """The same at full depth, where it may be the best."""

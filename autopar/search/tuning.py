@@ -32,7 +32,8 @@ LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 HOPELESS = 1.5
 """Limits that are tried one by one gain less than this."""
 NEAR = 1.02
-"""What trails by more than this after a limit's nearest rungs were tried, and by more than that has gained, is left."""
+"""What trails by more than this after a limit's nearest rungs were tried, and by more than that has gained, is left; and beyond a rung that
+trails the best by as much no other is tried."""
 BESIDE = 2
 """So many rungs are near."""
 EQUAL = 1e-9
@@ -158,12 +159,15 @@ class Tuning:
         """Bytes that it holds under any limits."""
         return round(sum(weight * between(sample.first, self.optimizer) for weight, sample in self.samples))
 
-    def look(self, limits: Limits) -> None:
-        """Takes a schedule in if it is better."""
+    def look(self, limits: Limits) -> float:
+        """Takes a schedule in if it is better; its seconds."""
         self.looked.add(limits)
         one = self._placed(limits)
-        if one.seconds >= self.below:
-            return
+        if one.seconds < self.below:
+            self._take(limits, one)
+        return one.seconds
+
+    def _take(self, limits: Limits, one: _Looked) -> None:
         if self.best is None or self.ahead is None or self.best.memory.peak > self.limit:
             self._ask(one)
         elif one.seconds <= self.ahead.seconds * (1 - EQUAL):
@@ -257,9 +261,11 @@ class Tuning:
             last = self.ahead
             for name, ladder in LADDERS:
                 assert self.ahead is not None
+                begun, low, high = getattr(self.ahead.limits, name), -math.inf, math.inf
                 for step, limits in enumerate(_steps(self.ahead.limits, name, _within(ladder, self.limit))):
-                    if limits not in self.looked and len(self.looked) - before <= tries and perf_counter() + took < until:
-                        self.look(limits)
+                    value, left = getattr(limits, name), len(self.looked) - before <= tries and perf_counter() + took < until
+                    if limits not in self.looked and low < value < high and left and self.look(limits) > NEAR * self.ahead.seconds:
+                        low, high = (max(low, value), high) if value < begun else (low, min(high, value))
                     now = self.ahead.seconds
                     trails = step >= BESIDE and now > NEAR * beside and best.seconds - now < now - beside
                     if self.trusts is not trusted or trails:

@@ -20,7 +20,7 @@ from autopar.search.tuning import Timed
 ROOMY = 0.8
 """Share of the memory limit below which a plan that gathers less ahead does not do so for want of memory."""
 TUNED = 2
-"""Of a large problem so many of the best have limits of their own tried."""
+"""Of a large problem, or a long graph, so many of the best have limits of their own tried."""
 
 
 @dataclass
@@ -57,11 +57,12 @@ class Written:
             if rivals and search.left <= 0:
                 break
             rivals[name] = search.schedule(assignment, None, tries=0)
-        if not search.large:
+        few = search.large or search.long
+        if not few:
             self._tune(search, len(rivals), apart=again)
         if again:
             rivals.update(_leaner(rivals, search))
-        if search.large:
+        if few:
             self._tune(search, TUNED, apart=False)
 
     def _tune(self, search: Trials, count: int, *, apart: bool) -> None:

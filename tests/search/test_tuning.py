@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.schedule import memory
+from autopar.schedule import Limits, memory
 from autopar.search.baselines import find_baselines
 from autopar.search.pins import Pins
 from autopar.search.space import Space
@@ -81,6 +81,25 @@ def test_asking_in_the_end_what_is_held_finds_what_asking_each_does(name: str, s
     late = hopeful.run(None, tries=24)
     assert late.memory.peak <= limit
     assert late.memory == memory(late.schedule, "adamw")
+
+
+def test_beyond_a_rung_that_trails_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = space()
+    plan = find_baselines(on)[0]["fsdp"]
+    tuning = Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
+    look = tuning.look
+    trailing = []
+
+    def worse_below(limits: Limits) -> float:
+        seconds = look(limits)
+        trailing.append(limits.ahead_bytes) if limits.ahead_bytes < 400 * 2**20 else None
+        return seconds * 2 if limits.ahead_bytes < 400 * 2**20 else seconds
+
+    monkeypatch.setattr(tuning, "look", worse_below)
+    tuning.run(None, tries=100)
+    assert tuning.ahead is not None and tuning.ahead.limits.ahead_bytes >= 400 * 2**20
+    assert set(trailing) == {100 * 2**20}, "less is not tried"
+    assert {limits.ahead_bytes for limits in tuning.looked} > {1600 * 2**20}, "more is"
 
 
 def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
