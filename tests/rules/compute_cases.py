@@ -49,8 +49,9 @@ def recurrence_backward(cell: str, gates: int, states: int) -> tuple[Any, ...]:
     return F(states, 5, 4, 2).tensor(), first, ops.recurrence.default(first, *rest), *rest
 
 
-def cdist_backward() -> tuple[Any, ...]:
-    return F(2, 4, 6).tensor(), F(2, 4, 3).tensor(), F(2, 6, 3).tensor(), 2.0, P(2, 4, 6).tensor()
+def cdist_backward(batch: int, *points: int) -> Callable[[], tuple[Any, ...]]:
+    """Of 4 points, the same for all of a batch or not, to 6 others."""
+    return lambda: (F(batch, 4, 6).tensor(), F(*points, 4, 3).tensor(), F(batch, 6, 3).tensor(), 2.0, P(batch, 4, 6).tensor())
 
 
 def grouped(rows: int, inner: int, outer: int) -> Callable[[], tuple[Any, ...]]:
@@ -163,7 +164,8 @@ CASES: tuple[Case, ...] = (
     Case("aten._to_copy.default", (F(4, 6),), "a b -> a b | linear {0}", {"dtype": torch.float64}),
     *LINEAR_ALGEBRA,
     Case("aten._cdist_forward.default", (F(2, 4, 3), F(2, 6, 3), 2.0, None), "a m _, a n _ -> a m n"),
-    Case("aten._cdist_backward.default", cdist_backward, "a m n, a m _, a n _, a m n -> a m _ +n | linear {0}"),
+    Case("aten._cdist_backward.default", cdist_backward(2, 2), "a m n, a m _, a n _, a m n -> a m _ +n | linear {0}"),
+    Case("aten._cdist_backward.default", cdist_backward(6), "a m n, m _, a n _, a m n -> a m _ +n | linear {0}"),
     Case("autopar.expert_contract.default", experts(F(8, 4), F(4, 4, 6), "s k, e k n, s -> s n"),
          "s k, e k n, s -> s n +k +e | linear {0} {1}"),
     Case("autopar.expert_contract.default", experts(F(8, 4), F(4, 2, 6, 4), "s k, e g n k, s -> s g n"),
