@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import autopar
 from autopar import zoo
 from autopar.check import check
+from autopar.compare import explain
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
@@ -68,6 +69,20 @@ def test_random_plans_make_the_step_of_one_device(name: str, count: int, mesh: s
         assert [item.row(schedule.machine.mesh) for item in trial.observed] == rows
         if limits is not None and not limits.ahead_bytes:  # in lockstep nothing is in flight
             assert trial.peak_bytes == pytest.approx(memory(schedule, "adamw").peak, rel=0.05)
+
+
+@pytest.mark.parametrize("limits", [None, Limits(summed_bytes=0)], ids=["late", "each"])
+def test_explain_says_where_a_gradient_is_summed(limits: Limits | None) -> None:
+    case, *_ = example("mlp", 4)
+    plan = plan_of(random_schedule(case.graph, machine("2x2"), 0, limits, 0.3))
+    reduced = set()
+    for name in plan.parameters:
+        lines = explain(plan, name)
+        added = lines.index("    summed over 4 microbatches")
+        reduced |= {"after" if number > added else "before" for number, line in enumerate(lines) if line.startswith("    reshard of ")}
+    assert ("after" if limits is None else "before") in reduced
+    for name in (*plan.inputs, *plan.outputs, *(row.name for row in plan.ops), *(row.value for row in plan.reshards)):
+        assert explain(plan, name)
 
 
 def test_gradients_are_reduced_once_or_in_each_and_that_is_priced() -> None:

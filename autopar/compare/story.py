@@ -29,6 +29,7 @@ class Story:
         self.again = {entry.tensor: row for row in plan.recomputed for entry in row.outputs}
         self.entering = {spec.tensor: (kind, public, spec) for kind, public, spec in plan.entering}
         self.reshards = {row.value: row for row in plan.reshards}
+        self.sums = {row.writes[0]: row.reads[0] for row in plan.schedule if row.kind == "add"}
         self.moves: dict[str, list[CollectivePlan]] = {}
         self.inside: dict[str, list[CollectivePlan]] = {}
         for row in plan.collectives:
@@ -73,7 +74,7 @@ class Story:
     def _unknown(self, name: str) -> UsageError:
         plan = self.plan
         known = [*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs, *self.ops, *self.producer, *self.reshards, *self.calls]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.4)
         hint = f"did you mean {', '.join(near)}?" if near else "autopar show lists parameters, inputs and outputs"
         return UsageError(f"the plan has nothing named {name!r}", hint)
 
@@ -100,7 +101,7 @@ class Story:
                 if gradient.tensor in self.producer:
                     yield f"    made by {where(self.producer[gradient.tensor])}"
                 if gradient.value is not None:
-                    yield from self._reshard(gradient.value, "    ")
+                    yield from self._leaving(gradient.value, "    ")
 
     def _keeping(self, tensor: str, indent: str) -> Iterator[str]:
         """Which layouts of what forward makes are there for backward: kept, or made again, and why."""
@@ -164,6 +165,16 @@ class Story:
         specs = f"from {spec_text(row.from_spec)} to {spec_text(row.to_spec)}"
         yield f"{indent}reshard of {row.tensor} {specs} before {row.before}, {row.phase}: {self._cost(value)}"
         yield from self._flights(value, f"{indent}  ")
+
+    def _leaving(self, value: str, indent: str) -> Iterator[str]:
+        """How a gradient becomes what leaves: its reshard and its sum over microbatches, in the order in which they are made."""
+        source = self.reshards[value].source if value in self.reshards else self.sums[value]
+        if source in self.sums or source in self.reshards:
+            yield from self._leaving(source, indent)
+        if value in self.sums:
+            yield f"{indent}summed over {self.plan.microbatches} microbatches"
+        else:
+            yield from self._reshard(value, indent)
 
     def _call(self, row: CollectivePlan) -> Iterator[str]:
         yield f"collective {row.id}, {row.phase}: {call(row)}"
