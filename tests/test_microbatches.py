@@ -210,6 +210,23 @@ def test_auto_takes_more_where_memory_is_short_and_one_where_it_is_not() -> None
     assert "the bound over these" in str(short)
 
 
+class Aside(nn.Linear):
+    """Adds rows of its own, one for each place, of which there happen to be as many as there are rows in the batch."""
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return (super().forward(x) + places).square().mean()
+
+
+def test_inputs_of_the_batchs_size_that_are_none() -> None:
+    """They are cut too, and the model cannot take them: the number is refused, and what looks for one goes on without."""
+    example = Aside(8, 8), (torch.randn(4, 4, 8), torch.randn(4, 8))
+    with pytest.raises(UsageError, match=r"(?s)cannot be run in 2 microbatches: .*broadcast.*\nhint: every input whose dim 0 .* 4, is cut"):
+        autopar.capture(*example, microbatches=2)
+    ample = autopar.plan(*example, mesh="dp=2").predicted.peak_memory_bytes_per_rank
+    found = autopar.plan(*example, mesh="dp=2", microbatches="auto", memory=ample)
+    assert (found.microbatches, found.microbatches_tried) == (1, (1,))
+
+
 def test_more_memory_never_costs_more() -> None:
     target = zoo.build("mlp", batch="256", width="16", layers="3")
     found = autopar.pareto(target.model, target.args, mesh="dp=2", rungs=3, time_limit=12, hardware="h100-sxm")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autopar import torch_compat
-from autopar.errors import UsageError
+from autopar.errors import CaptureError, UsageError
 from autopar.graph import Accumulation, Graph, Op, Tensor
 from autopar.rules import family, find_rule, localize, strategies
 from autopar.sharding import ShardingSpec, Strategy
@@ -121,12 +121,11 @@ class Captures:
         """The graph of one of ``count`` microbatches. Raises UsageError: the step cannot be made up of so many."""
         if count == 1:
             return self._captured(1)
-        self._captured(1)
-        part = self._captured(count)
-        made = accumulation(self._captured(1), part, count)
+        whole, part = self._captured(1), self._captured(count)
+        made = accumulation(whole, part, count)
         rows = batch_of(self.call) // count
         if not made.whole and rows == 1 and count % 2 == 0 and count > 2:  # a batch of one row may be captured as other operators
-            other = accumulation(self._captured(1), self._captured(count // 2), count // 2)
+            other = accumulation(whole, self._captured(count // 2), count // 2)
             if other.whole and other.weight in (1.0, 2 / count):
                 made = replace(other, microbatches=count, cut=made.cut, weight=1.0 if other.weight == 1.0 else 1 / count)
         return replace(part, accumulation=made)
@@ -140,7 +139,16 @@ class Captures:
 
     def _captured(self, count: int) -> Graph:
         if count not in self.made:
-            self.made[count] = self.run(*cut_call(self.call, count))
+            call = cut_call(self.call, count)
+            try:
+                self.made[count] = self.run(*call)
+            except CaptureError as error:
+                if count == 1:
+                    raise
+                message = f"the model cannot be run in {count} microbatches: {error.message}"
+                cut = f"every input whose dim 0 is that of the first, {batch_of(self.call)}, is cut"
+                hint = f"{cut}: what is no batch can be given a dim of 1 before it; or plan without --microbatches"
+                raise UsageError(message, hint) from error
         return self.made[count]
 
 
