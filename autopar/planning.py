@@ -14,6 +14,7 @@ from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.options import AUTO, RECOMPUTE, MeshLike, candidate_meshes, check_number, check_one_of, check_pins, of_three_axes, user_errors
 from autopar.pareto import Made, Within
+from autopar.seeds import check_seed
 from cost_models import COST_MODELS, Hardware, Machine, Mesh, find_optimizer
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 _capturing = Lock()
 """Torch traces one model at a time: what it patches meanwhile, all threads see."""
-
-SEEDS = 2**31
-"""So many there are: what the solvers take."""
 
 Asked = TypeVar("Asked")
 
@@ -98,8 +96,7 @@ def planner(
         find_optimizer(optimizer)
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
-    if not isinstance(seed, int) or not 0 <= seed < SEEDS:
-        raise UsageError(f"the seed is {str(seed)[:40]}", f"give a whole number from 0 to {SEEDS - 1}")
+    check_seed(seed)
     numbers: tuple[int, ...]
     graph_of: Callable[[int], Graph]
     if isinstance(model, Graph):

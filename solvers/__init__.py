@@ -24,13 +24,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from solvers.errors import ProblemError
+    from solvers.errors import ProblemError, TooLargeError
     from solvers.evaluation import evaluate
     from solvers.problem import INFINITE, Problem
     from solvers.solution import Solution, Status
     from solvers.solving import INTERRUPTED, METHODS, solve
 
-__all__ = ["INFINITE", "INTERRUPTED", "METHODS", "Problem", "ProblemError", "Solution", "Status", "evaluate", "solve"]
+__all__ = ["INFINITE", "INTERRUPTED", "METHODS", "Problem", "ProblemError", "Solution", "Status", "TooLargeError", "evaluate", "solve"]
 
 _HOME = {
     "INFINITE": "problem",
@@ -38,6 +38,7 @@ _HOME = {
     "METHODS": "solving",
     "Problem": "problem",
     "ProblemError": "errors",
+    "TooLargeError": "errors",
     "Solution": "solution",
     "Status": "solution",
     "evaluate": "evaluation",

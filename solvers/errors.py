@@ -8,3 +8,7 @@ class ProblemError(ValueError):
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}\nhint: {hint}")
+
+
+class TooLargeError(ProblemError):
+    """Costs or usages whose sum integers do not hold."""

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from solvers import contest_format
 from solvers.arrays import Arrays, Ints, offsets
-from solvers.errors import ProblemError
+from solvers.errors import ProblemError, TooLargeError
 
 INFINITE = 10**17
 """A cost of this or more forbids the choice or the pair."""
@@ -172,7 +172,7 @@ def _check(problem: Problem) -> None:
 def _check_sums(problem: Problem) -> None:
     largest_usage = int(problem.item_usage.max(initial=0))
     if largest_usage * len(problem.item_usage) >= LARGEST_SUM and float(problem.item_usage.astype(float).sum()) >= LARGEST_SUM:
-        raise ProblemError("the memory usages are out of range: their sum reaches 2^62", "use a coarser unit of memory")
+        raise TooLargeError("the memory usages are out of range: their sum reaches 2^62", "use a coarser unit of memory")
     total = 0
     for ptr, costs in ((problem.node_ptr, problem.costs), (problem.edge_ptr, problem.edge_costs)):
         if len(costs) == 0:
@@ -182,7 +182,7 @@ def _check_sums(problem: Problem) -> None:
             continue
         total += sum(int(x) for x in np.maximum.reduceat(finite, ptr[:-1]))
     if total >= LARGEST_SUM:
-        raise ProblemError("the costs are out of range: their sum reaches 2^62", "use a coarser unit of cost")
+        raise TooLargeError("the costs are out of range: their sum reaches 2^62", "use a coarser unit of cost")
 
 
 def _demand(holds: Any, what: Callable[[int], str], hint: str) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from autopar.cli.files import read_plan
+from autopar.seeds import check_seed
 
 
 def export(
@@ -25,7 +26,7 @@ def export(
     from autopar.cli.target import load_target
     from autopar.runtime import export_program
 
-    torch.manual_seed(seed)
+    torch.manual_seed(check_seed(seed))
     found = load_target(target, read.model.mode, device="meta" if weights else "cpu")
     export_program(read, found.model, output, loss=found.loss, weights=weights or ())
     print(f"wrote {output}: autopar.load_program({str(output)!r}) runs it on {math.prod(read.sizes)} ranks", file=sys.stderr)

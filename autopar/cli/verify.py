@@ -11,6 +11,7 @@ import typer
 from autopar.cli.files import read_plan
 from autopar.cli.terminal import Line, note, out, printing_aside
 from autopar.errors import VerificationError
+from autopar.seeds import check_seed
 
 
 def verify(
@@ -28,7 +29,7 @@ def verify(
     from autopar.verify import verify as run
 
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    torch.manual_seed(check_seed(seed))
     with printing_aside(), Line() as line:
         line.say(f"loading {target}", now=True)
         found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed, progress=line.elapsed)

@@ -28,6 +28,7 @@ from autopar.runtime.programs import Programs
 from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
+from autopar.seeds import check_seed
 from autopar.torch_compat import checkpoint_in_chunks, reduce_where_asked, update_local_parts
 from cost_models import Mesh
 
@@ -73,6 +74,7 @@ def compile_plan(
         raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"a {type(plan).__name__} is no plan", "pass what autopar.plan or autopar.load returns, or the path of its file")
+    check_seed(seed)
     plan = shared_plan(plan, mesh, device)
     check_torch(plan)
     loss = loss or plan.loss

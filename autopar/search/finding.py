@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.schedule import Assignment
@@ -37,6 +37,7 @@ from autopar.search.tuning import Timed
 from autopar.search.written import Written
 from autopar.sharding import ALL_ORDERS
 from cost_models import Machine
+from solvers import TooLargeError
 
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
@@ -77,7 +78,7 @@ def find_plan(
             count, since operators would run again for nothing.
 
     Raises:
-        UsageError: a pin that names nothing or is illegal.
+        UsageError: a pin that names nothing or is illegal, or tensors too large to be counted.
         InfeasibleError: nothing fits; says the least memory known to do, and the biggest items.
         TimeLimitError: the time limit passed without an answer.
     """
@@ -96,6 +97,10 @@ def find_plan(
         raise
     except Late:
         raise TimeLimitError(f"{SPENT[0].format(time_limit)}: enumerating and pricing choices took longer", SPENT[1]) from None
+    except TooLargeError as error:
+        largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
+        message = f"memory is counted up to 2^62 bytes, and {largest.name} alone, {largest.dtype}{list(largest.shape)}, has {largest.bytes}"
+        raise UsageError(message, "check the sizes of the model and of the example inputs") from error
 
 
 def _find(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock, shared: Shared, known: list[Timed]) -> Found:

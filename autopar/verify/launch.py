@@ -55,13 +55,16 @@ class Failure:
     trace: str = ""
 
 
-def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 300.0, alone: bool = False) -> list[Any]:
+def run_ranks(
+    function: Callable[[int], Any], ranks: int, *, timeout: float = 300.0, alone: bool = False, name: str = "the single-device run"
+) -> list[Any]:
     """Runs ``function(rank)`` in ``ranks`` forked processes with a gloo process group, and gives their results.
 
     Args:
         function: may close over anything, since processes are forked; its result must pickle.
         timeout: seconds that a rank waits in a collective for the others, and that a rank may stand still.
         alone: without a process group: work that is to leave no trace in this process.
+        name: of such work, in errors.
 
     Raises:
         VerificationError: a rank died or raised; the others have been stopped. An AutoparError raised in a rank is raised again.
@@ -93,7 +96,7 @@ def run_ranks(function: Callable[[int], Any], ranks: int, *, timeout: float = 30
                 writer.close()
                 processes.append(process)
                 readers.append(reader)
-            return _collect(processes, readers, "the single-device run" if alone else "", timeout)
+            return _collect(processes, readers, name if alone else "", timeout)
         finally:
             _stop(processes)
             for reader in readers:

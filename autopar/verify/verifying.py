@@ -17,6 +17,7 @@ from autopar.plan import Plan
 from autopar.runtime.calls import leaves
 from autopar.runtime.compiling import check_torch, compile_schedule, rebuild
 from autopar.schedule import Schedule
+from autopar.seeds import check_seed
 from autopar.target import Target
 from autopar.verify.comparison import TOLERANCES, Verification, coarsest, compare, compare_values
 from autopar.verify.examples import with_example_values, with_values
@@ -25,6 +26,7 @@ from autopar.verify.trials import Case, Say, Trial, run_sharded, run_simulated, 
 from autopar.verify.widened import Widening, wide_tensors, widened, widened_case
 
 Backend = Literal["gloo", "simulate"]
+SIMULATED = "the run of all ranks in one process"
 
 
 def verify(
@@ -41,10 +43,11 @@ def verify(
         progress: called with what is being done, in the process that does it.
 
     Raises:
-        MismatchError: the plan is not for this model. VerificationError: a rank died.
+        UsageError: another backend or seed than there are. MismatchError: the plan is not for this model. VerificationError: a rank died.
     """
     if backend not in ("gloo", "simulate"):
         raise UsageError(f"unknown backend {backend!r}", "use gloo or simulate")
+    check_seed(seed)
     check_torch(plan)
     parts = Target.of(target)
     model = with_values(parts.model, seed)
@@ -67,7 +70,7 @@ def verify(
     if backend == "gloo":
         trials = run_ranks(rank_main, schedule.machine.mesh.ranks, timeout=timeout)
     else:
-        trials = run_ranks(lambda _: run_simulated(case, schedule, constants, progress), 1, alone=True)
+        trials = run_ranks(lambda _: run_simulated(case, schedule, constants, progress), 1, alone=True, name=SIMULATED)
     wide, dtype = None, coarsest(schedule.graph)
     if dtype != "float64" and compare_values(trials[0], single, TOLERANCES[dtype]).problems:
         wide = _in_float64(case, schedule, constants)
@@ -91,7 +94,7 @@ def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Te
         single = run_ranks(alone, 1, alone=True)[0]
     except AutoparError:
         return None
-    return run_ranks(ranks, 1, alone=True)[0], single
+    return run_ranks(ranks, 1, alone=True, name=SIMULATED)[0], single
 
 
 def _case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int, optimizer: str) -> Case:

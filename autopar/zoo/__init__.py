@@ -160,8 +160,8 @@ def _read(name: str, key: str, value: Any, kind: type) -> Any:
         read = kind(value)
     except (TypeError, ValueError):
         raise UsageError(f"zoo:{name}: {key}={value!r} is not {kind.__name__}", f"defaults are {_listed(keys(name))}") from None
-    if read < 0 or (kind is int and read == 0):
-        raise UsageError(f"zoo:{name}: {key}={value!r} must be positive", f"defaults are {_listed(keys(name))}")
+    if not (kind is int) <= read < 2**63:
+        raise UsageError(f"zoo:{name}: {key}={value!r} must be positive and less than 2^63", f"defaults are {_listed(keys(name))}")
     return read
 
 

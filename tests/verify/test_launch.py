@@ -44,6 +44,8 @@ def test_alone_has_no_process_group() -> None:
     assert run_ranks(lambda rank: dist.is_initialized(), 1, alone=True) == [False]
     with pytest.raises(VerificationError, match="the single-device run died: it exited with status 4"):
         run_ranks(lambda rank: os._exit(4), 1, alone=True)
+    with pytest.raises(VerificationError, match="the other run died: it exited with status 4"):
+        run_ranks(lambda rank: os._exit(4), 1, alone=True, name="the other run")
 
 
 @pytest.mark.parametrize("late", [False, True])
