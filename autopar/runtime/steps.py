@@ -6,6 +6,7 @@ in its parameter's spec. Autograd never sees a collective: through collectives i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,22 +117,27 @@ class Step:
     def enter_cut(self, items: Mapping[str, tuple[GraphInput, torch.Tensor]]) -> dict[str, Callable[[int], torch.Tensor]]:
         """For each input that is cut, by tensor name, this rank's part of a microbatch by number.
 
-        Where ranks hold rows of all of them alike (DTensors, or parts of their own), each rank cuts its own rows; which rows make up a
-        microbatch is then another matter, and the step the same. Unequal parts of microbatches are no DTensor's, whose rows are those of
-        the batch.
+        Where ranks hold rows of their own (DTensors, or parts of inputs), each cuts those it holds, and what has rows of several ranks is
+        cut in as many runs: which rows make up a microbatch is then another matter, and the step the same. Unequal parts of microbatches
+        are no DTensor's, whose rows are those of the batch.
 
         Raises:
-            UsageError: another shape or dtype than planned; parts of inputs that are not split alike.
+            UsageError: another shape or dtype than planned; parts of inputs whose rows cannot be cut so.
         """
-        axes = {self.spec(name).dims[0] for name in items}
-        even = all(self.spec(name).is_even(self.graph.tensors[name].shape, self.place.mesh.sizes) for name in items)
-        placed = [even if isinstance(tensor, DTensor) else self.inputs == "local" for _, tensor in items.values()]
-        alike = all(placed) and len(axes) == 1 and self.graph.accumulation.whole
-        return {name: self._cut(item, tensor, alike) for name, (item, tensor) in items.items()}
+        sizes, placed = self.place.mesh.sizes, {name for name, (_, tensor) in items.items() if isinstance(tensor, DTensor)}
+        split = {name: self.spec(name).dims[0] for name in items if name in placed or self.inputs == "local"}
+        finest = max(split.values(), key=len, default=())
+        nested = self.graph.accumulation.whole and all(finest[: len(axes)] == axes for axes in split.values())
+        even = all(self.spec(name).is_even(self.graph.tensors[name].shape, sizes) for name in split)
+        kept = nested and (even or (not placed and len(set(split.values())) == 1))
+        runs = {name: math.prod(sizes[axis] for axis in finest[len(split.get(name, ())) :]) if kept else 1 for name in items}
+        return {name: self._cut(item, tensor, runs[name], kept) for name, (item, tensor) in items.items()}
 
-    def _cut(self, item: GraphInput, tensor: torch.Tensor, alike: bool) -> Callable[[int], torch.Tensor]:
+    def _cut(self, item: GraphInput, tensor: torch.Tensor, runs: int, kept: bool) -> Callable[[int], torch.Tensor]:
+        """Args: ``runs``: in so many runs of rows, each cut alike. ``kept``: this rank cuts the rows that it holds."""
         planned, spec = self.graph.tensors[item.tensor], self.spec(item.tensor)
-        local = self.inputs == "local" and not isinstance(tensor, DTensor)
+        placed = isinstance(tensor, DTensor)
+        local = self.inputs == "local" and not placed
         shape = self.place.own_shape(planned.shape, spec) if local else planned.shape
         self.check_dtype(item, tensor)
         count, size = self.graph.microbatches, shape[0]
@@ -139,15 +145,14 @@ class Step:
             whose = "each rank's part of " if local else ""
             message = f"{whose}{item.kind} {item.name} is {list(tensor.shape)}, the plan was made for {count} microbatches of {list(shape)}"
             raise UsageError(message, "plan the model again for these shapes")
-        if alike:
-            own = tensor.detach().to(self.place.device) if local else self.place.own_part(tensor, spec)
-            rows = own.shape[0] // count
-            return lambda number: own.narrow(0, number * rows, rows)
-        if local:
+        if local and not kept:
             message = f"the rows of {item.name} and of other inputs are not split alike, or a microbatch is more than its rows"
             raise UsageError(message, "pass whole inputs (inputs='global'), or pin the inputs to one split of dim 0")
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-        return lambda number: self.enter(item, whole.narrow(0, number * size, size))
+        own = local or (placed and kept)
+        rows = self.place.own_part(tensor, spec) if placed and kept else tensor.full_tensor() if placed else tensor.detach()
+        rows = rows.to(self.place.device) if local else rows
+        pieces = rows.unflatten(0, (runs, count, rows.shape[0] // (runs * count)))
+        return lambda number: pieces[:, number].flatten(0, 1) if own else self.enter(item, pieces[:, number].flatten(0, 1))
 
     def leave(self, value: str, tensor: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
         """A value for the user: a DTensor when it is split, else plain."""
