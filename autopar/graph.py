@@ -128,7 +128,8 @@ class GraphOutput:
     Args:
         tensor: its tensor name (several outputs may share one; an output may be a graph input).
         kind: ``output``, ``gradient`` (of the parameter or input ``name``) or ``buffer`` (new value of a mutated buffer).
-        name: path of the output (``loss``, ``0``, ``logits``), or of the parameter or buffer.
+        name: path of the output (``loss``, ``0``, ``logits``), or of the parameter, buffer or input (``input:NAME`` where a parameter or
+            buffer has the input's name).
     """
 
     tensor: str
@@ -224,6 +225,23 @@ class Graph:
     def of_kind(self, kind: str) -> Iterator[GraphInput]:
         """The graph inputs of one kind, in order."""
         return (item for item in self.inputs if item.kind == kind)
+
+    @cached_property
+    def owners(self) -> Mapping[GraphOutput, str]:
+        """The graph input (its tensor) of which an output is the gradient or the new value."""
+        named = {(item.kind, item.name): item.tensor for item in self.inputs}
+
+        def owner(output: GraphOutput) -> str:
+            kinds = ("buffer",) if output.kind == "buffer" else ("parameter", "buffer", "input")
+            found = [*((kind, output.name) for kind in kinds), ("input", output.name.removeprefix("input:"))]
+            return next(named[key] for key in found if key in named)
+
+        return {output: owner(output) for output in self.outputs if output.kind != "output"}
+
+    @cached_property
+    def gradients(self) -> Mapping[str, str]:
+        """The gradient's name by the graph input (its tensor) that has one."""
+        return {tensor: output.name for output, tensor in self.owners.items() if output.kind == "gradient"}
 
     @cached_property
     def loss_gradient(self) -> str | None:

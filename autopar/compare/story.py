@@ -37,9 +37,17 @@ class Story:
                 self.moves.setdefault(part.value, []).append(row)
             if row.id is None:
                 self.inside.setdefault(row.before or "", []).append(row)
+        self.gradients = {self._owner(row.name): row for row in plan.gradients}
         self.calls = {row.id: row for row in plan.collectives if row.id is not None}
         self.moments = Moments(plan)
         self.told: set[str | None] = set()
+
+    def _owner(self, gradient: str) -> str:
+        """What a gradient is of, as in its title."""
+        for kind, names in (("parameter", set(self.plan.parameters)), ("buffer", set(self.plan.buffers))):
+            if gradient in names:
+                return f"{kind} {gradient}"
+        return f"input {gradient.removeprefix('input:')}"
 
     def tell(self, name: str) -> Iterator[str]:
         kind, _, rest = name.rpartition(":")
@@ -95,13 +103,13 @@ class Story:
             yield "  comes from outside; placing it so at the start is free"
         yield from self._keeping(row.tensor, "  ")
         yield from self._readers(row.tensor)
-        for gradient in self.plan.gradients:
-            if gradient.name == public:
-                yield f"  its gradient {gradient.tensor} leaves as {spec_text(gradient.spec)}"
-                if gradient.tensor in self.producer:
-                    yield f"    made by {where(self.producer[gradient.tensor])}"
-                if gradient.value is not None:
-                    yield from self._leaving(gradient.value, "    ")
+        gradient = self.gradients.get(title)
+        if gradient is not None:
+            yield f"  its gradient {gradient.tensor} leaves as {spec_text(gradient.spec)}"
+            if gradient.tensor in self.producer:
+                yield f"    made by {where(self.producer[gradient.tensor])}"
+            if gradient.value is not None:
+                yield from self._leaving(gradient.value, "    ")
 
     def _keeping(self, tensor: str, indent: str) -> Iterator[str]:
         """Which layouts of what forward makes are there for backward: kept, or made again, and why."""

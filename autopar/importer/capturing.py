@@ -212,12 +212,11 @@ _SHAPES_ALONE = tuple(f"aten.{name}." for made in ("zeros", "ones", "empty", "fu
 
 def _check_gradients(exported: Exported, graph: Graph) -> None:
     """Every parameter that requires grad and that the outputs depend on must have a gradient."""
-    have = {output.name for output in graph.outputs if output.kind == "gradient"}
     used = {output.tensor for output in graph.outputs if output.kind == "output"}
     for op in reversed([op for op in graph.ops if op.phase == "forward" and not op.target.startswith(_SHAPES_ALONE)]):
         used |= set(op.inputs) if used.intersection(op.outputs) else set()
     toggled = any(call.requires_grad is False for call in exported.calls)
-    lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.name not in have and not toggled]
+    lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.tensor not in graph.gradients and not toggled]
     if lost:
         raise CaptureError(
             f"no gradient reaches {len(lost)} parameters that the forward uses: {', '.join(lost[:5])}",

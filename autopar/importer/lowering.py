@@ -310,7 +310,10 @@ class Lowering:
     def _outputs(self) -> tuple[GraphOutput, ...]:
         found = [GraphOutput(self._tensor(node), "output", name) for name, node in self.roles.outputs]
         found += [GraphOutput(self._tensor(node), "buffer", value.name) for value, node in self.roles.buffers]
-        found += [GraphOutput(self._tensor(node), "gradient", value.name) for value, node in self.roles.gradients]
+        held = {value.name for value in self.roles.inputs.values() if value.kind in ("parameter", "buffer")}
+        for value, node in self.roles.gradients:
+            name = f"input:{value.name}" if value.kind == "input" and value.name in held else value.name
+            found.append(GraphOutput(self._tensor(node), "gradient", name))
         return tuple(found)
 
 

@@ -102,8 +102,7 @@ def _buffers(graph: Graph) -> str:
 
 
 def _inputs_with_gradient(graph: Graph) -> str:
-    with_gradient = {output.name for output in graph.outputs if output.kind == "gradient"}
-    return next((item.name for item in graph.of_kind("input") if item.name in with_gradient), "")
+    return next((item.name for item in graph.of_kind("input") if item.tensor in graph.gradients), "")
 
 
 class Captures:

@@ -78,7 +78,10 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
         else:
             raise CaptureError(f"the traced graph has an output of an unknown kind: {descriptor}", "report this model")
     names = {value.name for value, _ in buffers}
-    changed = {node: replace(value, kind="buffer") if value.name in names else value for node, value in inputs.items()}
+    changed = {
+        node: replace(value, kind="buffer") if value.kind == "parameter" and value.name in names else value
+        for node, value in inputs.items()
+    }  # fmt: skip
     return Roles(changed, tangents, outputs, gradients, buffers)
 
 

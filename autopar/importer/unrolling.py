@@ -50,11 +50,10 @@ class _Unrolling:
         within = {op.name for ops in self.repeats for op in ops}
         if any(self.home.get(tensor) in (1, 2) for op in self.graph.ops if op.name not in within for tensor in op.inputs):
             return False
-        given = {item.name: item.tensor for item in self.graph.inputs}
         gradients: list[list[Any]] = [[], []]
         for output in self.graph.outputs:
             home = self.home.get(output.tensor)
-            named = given[output.name] if output.kind != "output" else ""
+            named = self.graph.owners[output] if output.kind != "output" else ""
             if home not in (1, 2) and self.home.get(named) not in (1, 2):
                 continue
             if output.kind != "gradient" or home is None or self.home.get(named) != home:
@@ -155,16 +154,15 @@ class _Unrolling:
     def _outputs(self) -> list[GraphOutput]:
         """The outputs with the gradients of the modules left out, in the order of what they are gradients of."""
         order = {item.name: index for index, item in enumerate(self.graph.inputs)}
-        given: dict[str, GraphInput] = {item.name: item for item in self.graph.inputs}
         own = [output for output in self.graph.outputs if output.kind == "gradient" and self.home.get(output.tensor) == 1]
         added = [
-            GraphOutput(self._tensor(output.tensor, 1, number), "gradient", self._named_at(self.key[given[output.name].tensor], number))
+            GraphOutput(self._tensor(output.tensor, 1, number), "gradient", self._named_at(self.key[self.graph.owners[output]], number))
             for number in self.chain.left_out
             for output in own
         ]
         gradients = [output for output in self.graph.outputs if output.kind == "gradient"] + added
         others = [output for output in self.graph.outputs if output.kind != "gradient"]
-        return others + sorted(gradients, key=lambda output: order[output.name])
+        return others + sorted(gradients, key=lambda output: order[output.name.removeprefix("input:")])
 
 
 def _under(path: str, prefix: str) -> bool:

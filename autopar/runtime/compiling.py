@@ -309,14 +309,15 @@ def device_mesh_of(mesh: Mesh, device: torch.device) -> DeviceMesh:
 
 def example_call(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
     """Arguments of the planned shapes, without values, to capture the model with: (args, kwargs, loss_args)."""
-    with_gradient = {row.name for row in plan.gradients}
+    taken = {*plan.parameters, *plan.buffers}
+    with_gradient = {row.name for row in plan.gradients if row.name not in taken}
 
     def build(tree: Any) -> Any:
         if is_leaf(tree):
             name = tree["tensor"]
             row = plan.inputs[name]
             tensor = torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")
-            return tensor.requires_grad_(name in with_gradient)
+            return tensor.requires_grad_(not with_gradient.isdisjoint((name, f"input:{name}")))
         if isinstance(tree, Mapping):
             return {key: build(child) for key, child in tree.items()}
         if isinstance(tree, (list, tuple)):

@@ -57,8 +57,8 @@ class Step:
     @cached_property
     def gradients(self) -> Mapping[str, str]:
         """The value of the gradient of each graph input that has one."""
-        found = {output.name: value for output, value in self.executable.schedule.outputs if output.kind == "gradient"}
-        return {item.tensor: found[item.name] for item in self.graph.inputs if item.kind != "tangent" and item.name in found}
+        owners = self.graph.owners
+        return {owners[output]: value for output, value in self.executable.schedule.outputs if output.kind == "gradient"}
 
     @cached_property
     def apart(self) -> Set[str]:
@@ -128,7 +128,7 @@ class Step:
         split = {name: self.spec(name).dims[0] for name in items if name in placed or self.inputs == "local"}
         finest = max(split.values(), key=len, default=())
         nested = self.graph.accumulation.whole and all(finest[: len(axes)] == axes for axes in split.values())
-        even = all(self.spec(name).is_even(self.graph.tensors[name].shape, sizes) for name in split)
+        even = all(ShardingSpec((axes,)).is_even(self.graph.tensors[name].shape[:1], sizes) for name, axes in split.items())
         kept = nested and (even or (not placed and len(set(split.values())) == 1))
         runs = {name: math.prod(sizes[axis] for axis in finest[len(split.get(name, ())) :]) if kept else 1 for name in items}
         return {name: self._cut(item, tensor, runs[name], kept) for name, (item, tensor) in items.items()}
@@ -370,10 +370,9 @@ def check_gradient_specs(step: Step) -> None:
     Raises:
         MismatchError: naming the first parameter whose gradient does not.
     """
-    by_name = {item.name: item for item in step.graph.inputs}
     for output, value in step.executable.schedule.outputs:
         if output.kind in ("gradient", "buffer"):
-            wanted, found = step.spec(by_name[output.name].tensor), step.spec(value)
+            wanted, found = step.spec(step.graph.owners[output]), step.spec(value)
             if wanted != found:
                 message = f"the plan's {output.kind} of {output.name} has the spec {found}, {output.name} itself {wanted}"
                 raise MismatchError(message, "write the plan again with autopar plan")

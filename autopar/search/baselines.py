@@ -185,10 +185,9 @@ class _Walk:
                 self._finish(index, self.space.pins.outputs.get(f"{OUTPUT}{index}"))
         for op in backward:
             self._run_op(op, parameters)
-        named = {item.name: item.tensor for item in self.graph.inputs}
         for index, output in enumerate(self.graph.outputs):
             if output.kind != "output":
-                self._finish(index, self.inputs[named[output.name]])
+                self._finish(index, self.inputs[self.graph.owners[output]])
         return Assignment(self.inputs, self.strategies, tuple(self.layouts), self.reads)
 
     def _run_op(self, op: Op, parameters: set[str]) -> None:

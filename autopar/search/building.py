@@ -73,10 +73,9 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
             sums = tuple(sum(bool(spec.partial) for spec in strategy.inputs) > 1 for strategy in choices.strategies)
             reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op), sums)
             found[tensor].append(reader)
-    named = {item.name: item.tensor for item in graph.inputs}
     for index, output in enumerate(graph.outputs):
         name = f"{OUTPUT}{index}"
-        node = model.number["output", name] if output.kind == "output" else model.number["input", named[output.name]]
+        node = model.number["output", name] if output.kind == "output" else model.number["input", graph.owners[output]]
         producer = graph.producer.get(output.tensor)
         phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
         time = times[producer.name] if producer else 0

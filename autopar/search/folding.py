@@ -159,11 +159,10 @@ def _between(group: Group, tensor: str) -> bool:
 
 def _leave_alike(whole: Graph, group: Group) -> bool:
     """Whether those between give the same to the outside, outputs and gradients of their own parameters, and take equal inputs from it."""
-    given = {item.name: item.tensor for item in whole.inputs}
     found: dict[int, list[Any]] = {repeat: [] for repeat in range(PATTERN, group.echo + 1)}
     for output in whole.outputs:
         source = group.tensors.get(output.tensor)
-        target = group.tensors.get(given[output.name]) if output.kind != "output" else source
+        target = group.tensors.get(whole.owners[output]) if output.kind != "output" else source
         if source is None and target is None:
             continue
         if source is None or target is None or source[0] != target[0]:
@@ -222,16 +221,15 @@ class _Unfolding:
     def __init__(self, folding: Folding, assignment: Assignment) -> None:
         self.folding, self.group, self.given = folding, folding.group, assignment
         self.outputs = [f"{OUTPUT}{index}" for index in folding.outputs]
-        given = {item.name: item.tensor for item in folding.whole.inputs}
-        self.leaving = {self._leaves(output, given): f"{OUTPUT}{index}" for index, output in enumerate(folding.whole.outputs)}
+        self.leaving = {self._leaves(output, folding.whole): f"{OUTPUT}{index}" for index, output in enumerate(folding.whole.outputs)}
         self.layouts: dict[str, Layout] = {}
         self.reads: dict[tuple[str, int], str] = {}
 
-    def _leaves(self, output: GraphOutput, given: Mapping[str, str]) -> tuple[str, str, str]:
+    def _leaves(self, output: GraphOutput, graph: Graph) -> tuple[str, str, str]:
         """What tells an output from all others, in repeats between alike: theirs are known by what they give."""
         home = self.group.repeat_of(output.tensor)
         name = "" if home is not None and PATTERN <= home <= self.group.echo else output.name
-        return output.kind, output.tensor, name if output.kind == "output" else given[output.name]
+        return output.kind, output.tensor, name if output.kind == "output" else graph.owners[output]
 
     def run(self) -> Assignment | None:
         group, given = self.group, self.given
@@ -316,7 +314,7 @@ class _Unfolding:
 
     def _leaves_at(self, reader: str) -> tuple[str, str, str]:
         output = self.folding.graph.outputs[int(reader.removeprefix(OUTPUT))]
-        return self._leaves(output, {item.name: item.tensor for item in self.folding.graph.inputs})
+        return self._leaves(output, self.folding.graph)
 
     def _outside(self, reader: str) -> str:
         return self.outputs[int(reader.removeprefix(OUTPUT))] if reader.startswith(OUTPUT) else reader

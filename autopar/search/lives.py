@@ -157,11 +157,10 @@ def written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
 def _leaving(model: Model, times: Mapping[str, int], end: int) -> dict[str, list[Life]]:
     """What leaves lives from just after it is made to the end: outputs, gradients (in their parameter's spec), new values of buffers."""
     graph = model.space.graph
-    named = {item.name: item.tensor for item in graph.inputs}
     found: dict[str, list[Life]] = {}
     for index, output in enumerate(graph.outputs):
         if output.tensor in graph.producer:
-            node = model.number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", named[output.name])]
+            node = model.number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", graph.owners[output])]
             born = times[graph.producer[output.tensor].name] + 1
             found.setdefault(output.tensor, []).append((born, end, node, output.tensor, model.nodes[node].specs))
     return found

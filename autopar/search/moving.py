@@ -212,8 +212,7 @@ def with_placed(space: Space, plan: Assignment, name: str, spec: ShardingSpec, k
 
 def _with_gradient(graph: Graph, name: str) -> tuple[str, ...]:
     """A graph input and what leaves for it."""
-    named = {item.tensor: item.name for item in graph.inputs}
-    return name, *(output.tensor for output in graph.outputs if output.kind != "output" and output.name == named[name])
+    return name, *(output.tensor for output, owner in graph.owners.items() if owner == name)
 
 
 def _split(space: Space, plan: Assignment, name: str, strategy: Strategy) -> Assignment | None:
@@ -307,12 +306,11 @@ class _Plan:
             yield op.name, position, spec, op.phase == "backward"
             if op.name in plan.again:
                 yield op.name + AGAIN, position, spec, True
-        named = {item.name: item.tensor for item in graph.inputs}
         producer = graph.producer.get(tensor)
         for index, output in enumerate(graph.outputs):
             if output.tensor == tensor:
                 name = f"{OUTPUT}{index}"
-                spec = plan.inputs[named[output.name]] if output.kind != "output" else self.leaves[name]
+                spec = plan.inputs[graph.owners[output]] if output.kind != "output" else self.leaves[name]
                 yield name, 0, spec, output.kind == "gradient" or (producer is not None and producer.phase == "backward")
 
     def touch(self, tensor: str, keep: bool, parts: bool = False) -> bool:

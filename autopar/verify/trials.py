@@ -137,23 +137,15 @@ class Case:
         squares = [outputs[name].detach().double().square() for name in self.tangents]
         return float((sum(square.sum() for square in squares) / max(1, sum(square.numel() for square in squares))).sqrt())
 
-    def backward(self, outputs: Mapping[str, torch.Tensor], place: Place | None = None) -> None:
-        """Backward from the loss, or from the outputs with the tangents placed as the outputs are."""
+    def backward(self, outputs: Mapping[str, torch.Tensor], tangents: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Backward from the loss, or from the outputs with the tangents; placed ones where the outputs are."""
         if not self.tangents:
             if outputs["loss"].requires_grad:
                 outputs["loss"].backward()
             return
-        roots, gradients = [], []
-        for name, tangent in self.tangents.items():
-            output = outputs[name]
-            if output.requires_grad:
-                roots.append(output)
-                if isinstance(output, DTensor):
-                    assert place is not None
-                    spec = from_placements(output.placements, output.dim(), place.mesh.sizes)
-                    tangent = place.dtensor(place.own_part(tangent, spec), spec, output.shape)
-                gradients.append(tangent)
-        torch.autograd.backward(roots, gradients)
+        given = self.tangents if tangents is None else tangents
+        names = [name for name in self.tangents if outputs[name].requires_grad]
+        torch.autograd.backward([outputs[name] for name in names], [given[name] for name in names])
 
 
 def run_single(case: Case, say: Say = silent) -> Trial:
@@ -180,7 +172,7 @@ def run_single(case: Case, say: Say = silent) -> Trial:
         with without_chance():
             case.backward(outputs)
         if turn == 0:
-            trial.gradients = {name: tensor.grad.to_dense().clone() for name, tensor in _with_gradient(model, asked)}
+            trial.gradients = {name: tensor.grad.to_dense().clone() for name, tensor in _with_gradient(model, asked, case.graph)}
         for parameter in model.parameters():
             parameter.grad = None if parameter.grad is None else parameter.grad.to_dense()  # as a plan makes it
         optimizer.step()
@@ -195,9 +187,10 @@ def _held(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
-def _with_gradient(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and inputs that got a gradient."""
-    held = [*model.named_parameters(), *inputs.items()]
+def _with_gradient(model: nn.Module, inputs: Mapping[str, torch.Tensor], graph: Graph) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and inputs that got a gradient, by the gradient's name."""
+    named = {item.name: graph.gradients.get(item.tensor, item.name) for item in graph.of_kind("input")}
+    held = [*model.named_parameters(), *((named[name], tensor) for name, tensor in inputs.items())]
     return ((name, tensor) for name, tensor in held if tensor.grad is not None)
 
 
@@ -216,6 +209,7 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     optimizer = trainer(case.optimizer, module.parameters()) if case.trains else None
     plain = case.inputs()
     placed = {name: _placed(tensor, schedule.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
+    tangents = placed_tangents(case, module)
     buffers = _held(module)
     changing = [] if case.trains else [local_of(buffers[name]) for name in case.mutated()]
     began = [(local, local.clone()) for local in changing]  # each call of a model that does not train begins as the first
@@ -223,11 +217,12 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
         inputs = plain if turn == 0 else placed
         args, kwargs = _with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
         measured = 1 <= turn <= MEASURED
-        held = [*module.parameters(), *module.buffers(), *module.constants.values(), *placed.values(), *_states(optimizer)]
+        held = [*module.parameters(), *module.buffers(), *module.constants.values(), *_states(optimizer)]
+        held += [*placed.values(), *tangents.values()]
         with LiveMemory(held) if measured else nullcontext() as memory, module.observed_collectives() as observed:
             outputs = case.outputs(module(*args, **kwargs))
             if optimizer is not None:
-                case.backward(outputs, place)
+                case.backward(outputs, tangents)
         if memory is not None:
             trial.peak_bytes = min(trial.peak_bytes or memory.peak, memory.peak)
         whole = {name: _collect(tensor, trial, place) for name, tensor in outputs.items()}
@@ -241,7 +236,7 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
         if turn < case.steps:
             trial.losses.append(case.loss_of(whole) if place.rank == 0 else 0.0)
         if turn == 0:
-            trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs)}
+            trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs, case.graph)}
         optimizer.step()
         _forget_gradients(module, inputs)
     return trial
@@ -255,6 +250,15 @@ def name_of(graph: Graph, name: str) -> str:
 def _placed(tensor: torch.Tensor, spec: ShardingSpec, place: Place) -> torch.Tensor:
     placed = place.dtensor(place.own_part(tensor, spec), spec, tensor.shape)
     return placed.requires_grad_(tensor.requires_grad)
+
+
+def placed_tangents(case: Case, module: ShardedModule) -> Tensors:
+    """The gradients of the outputs, each as its output is: placed where that is split."""
+    found = {}
+    for item in case.graph.of_kind("tangent"):
+        whole, spec = case.tangents[item.name], module.schedule.specs[item.tensor]
+        found[item.name] = whole if spec.is_replicated else _placed(whole, spec, module.place)
+    return found
 
 
 def _with_inputs(call: Any, plain: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Any:
@@ -295,7 +299,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     given |= {item.tensor: given[item.tensor].reshape(graph.tensors[item.tensor].shape) for item in graph.inputs if item.blocks is not None}
     scattered = {tensor: scatter_all(schedule, tensor, whole) for tensor, whole in given.items()}
     blocks = {item.name: item.blocks for item in graph.inputs if item.blocks is not None}
-    tensor_of = {item.name: item.tensor for item in graph.inputs if item.kind != "tangent"}
+    tensor_of = {item.name: item.tensor for item in graph.of_kind("buffer")}
     changing = [] if case.trains else [part for name in case.mutated() for part in scattered[tensor_of[name]][0]]
     began = [(part, part.clone()) for part in changing]
     trained = {item.name: scattered[item.tensor][0] for item in graph.inputs if item.trained}

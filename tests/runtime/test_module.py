@@ -21,6 +21,7 @@ from autopar.runtime import ShardedModule, compile_schedule
 from autopar.schedule import Schedule
 from autopar.verify.comparison import planned
 from autopar.verify.launch import run_ranks
+from autopar.verify.trials import placed_tangents
 from tests.graphs import machine, plan_of, random_schedule
 from tests.runtime.models import Example, example, sixes
 
@@ -211,7 +212,7 @@ def test_outputs_without_a_loss_take_their_gradients_and_buffers_are_written_bac
     def run(module: ShardedModule) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Tensor]]:
         mine = x.detach().clone().requires_grad_(True)
         outputs = module(mine)
-        made.case.backward(outputs, module.place)
+        made.case.backward(outputs, placed_tangents(made.case, module))
         whole = {name: _whole(tensor).detach() for name, tensor in outputs.items()}
         buffers = {f"buffer:{name}": _whole(tensor) for name, tensor in module.named_buffers()}
         gradients = {name: p.grad.full_tensor() for name, p in module.named_parameters()}
@@ -468,9 +469,10 @@ def test_gradients_of_inputs_leave_as_the_inputs_came() -> None:
     def run(module: ShardedModule) -> tuple[float, float]:
         place, spec = module.place, module.schedule.specs["x"]
         part = place.own_part(x, spec).requires_grad_(True)
-        made.case.backward(module(part), place)
+        tangents = placed_tangents(made.case, module)
+        made.case.backward(module(part), tangents)
         placed = place.dtensor(place.own_part(x, spec), spec, x.shape).requires_grad_(True)
-        made.case.backward(module(placed), place)
+        made.case.backward(module(placed), tangents)
         assert isinstance(placed.grad, DTensor) and placed.grad.placements == placed.placements
         return (part.grad - place.own_part(wanted, spec)).abs().max().item(), (placed.grad.full_tensor() - wanted).abs().max().item()
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
+from autopar.compare import explain
 from autopar.errors import FileError, MismatchError, UsageError, VerificationError
 from autopar.plan import Plan
 from autopar.runtime.compiling import rebuild
@@ -469,6 +470,33 @@ class Listed(nn.Module):
         for step in self.steps:
             x = step(x)
         return self.last["run"][0](x).square().mean()
+
+
+class Namesakes(nn.Linear):
+    """Arguments and results with the names of the module's own tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor, weight: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        self.scale.mul_(0.9).add_(scale.mean(0), alpha=0.1)
+        return {"bias": super().forward(x) * scale * self.scale, "scale": (x.sum(1) * weight).tanh()}
+
+
+@pytest.mark.parametrize("loss", [None, lambda out: (out["bias"].sum(1) * out["scale"]).mean()], ids=["tangents", "loss"])
+@pytest.mark.parametrize("backend", ["simulate", "gloo"])
+def test_arguments_and_results_named_as_parameters_are(loss: Any, backend: Any) -> None:
+    torch.manual_seed(0)
+    model = Target(Namesakes(), (torch.randn(6, 8), torch.randn(6).requires_grad_(), torch.rand(6, 4)), {}, loss)
+    pins = {"weight": "R S0", "input:weight": "S0", "scale": "S0", "input:scale": "R R"}
+    plan = autopar.plan(model.model, model.args, loss=loss, mesh="dp=2", hardware="cpu-cluster", constraints=pins)
+    assert {row.name: (row.shape, row.spec) for row in plan.gradients} == {
+        "weight": ((4, 8), "R S0"), "bias": ((4,), plan.parameters["bias"].spec), "input:weight": ((6,), "S0"),
+    }  # fmt: skip
+    assert not autopar.check(plan) and any("its gradient" in line for line in explain(plan, "input:weight"))
+    found = verify(plan, model, backend=backend, steps=2)
+    assert found.passed and set(found.gradient_errors) == {"weight", "bias", "input:weight"}, found.problems
 
 
 def test_modules_in_plain_containers_are_those_that_train() -> None:
