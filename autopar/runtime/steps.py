@@ -126,11 +126,11 @@ class Step:
         """
         sizes, placed = self.place.mesh.sizes, {name for name, (_, tensor) in items.items() if isinstance(tensor, DTensor)}
         split = {name: self.spec(name).dims[0] for name in items if name in placed or self.inputs == "local"}
-        finest = max(split.values(), key=len, default=())
-        nested = self.graph.accumulation.whole and all(finest[: len(axes)] == axes for axes in split.values())
-        even = all(ShardingSpec((axes,)).is_even(self.graph.tensors[name].shape[:1], sizes) for name, axes in split.items())
-        kept = nested and (even or (not placed and len(set(split.values())) == 1))
-        runs = {name: math.prod(sizes[axis] for axis in finest[len(split.get(name, ())) :]) if kept else 1 for name in items}
+        parts = {name: math.prod(sizes[axis] for axis in axes) for name, axes in split.items()}
+        most = math.lcm(*parts.values())  # what lies in fewer parts has several of these in each
+        even = all(self.graph.tensors[name].shape[0] % most == 0 for name in split)
+        kept = self.graph.accumulation.whole and (even or (not placed and len(set(split.values())) == 1))
+        runs = {name: most // parts.get(name, 1) if kept else 1 for name in items}
         return {name: self._cut(item, tensor, runs[name], kept) for name, (item, tensor) in items.items()}
 
     def _cut(self, item: GraphInput, tensor: torch.Tensor, runs: int, kept: bool) -> Callable[[int], torch.Tensor]:

@@ -260,9 +260,9 @@ def test_microbatches_of_inputs_that_are_split_otherwise() -> None:
     """Each rank takes its rows of all microbatches from what it holds: ``x`` is never whole on one."""
     torch.manual_seed(0)
     target = Target(Weighted(64, 4), (torch.randn(32, 64), torch.randn(32, 4), torch.rand(32)))
-    pins = {"input:x": "S01 R", "input:y": "S0 R", "input:counts": "R"}
+    pins = {"input:x": "S01 R", "input:y": "S1 R", "input:counts": "R"}
     plan = autopar.plan(target.model, target.args, mesh="2x2", hardware="cpu-cluster", constraints=pins, microbatches=2)
-    assert {name: row.spec for name, row in plan.inputs.items()} == {"x": "S01 R", "y": "S0 R", "counts": "R"}
+    assert {name: row.spec for name, row in plan.inputs.items()} == {"x": "S01 R", "y": "S1 R", "counts": "R"}
     found = verify(plan, target, steps=2)
     assert found.passed, found.problems
 
