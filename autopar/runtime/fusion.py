@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from autopar.graph import Op, Ref
 from autopar.runtime.kernels import Kernel, Product, Shapes, bind_arguments, find_product
-from autopar.runtime.operators import find_function, find_operator
+from autopar.runtime.operators import find_function, find_operator, registered
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.reusing import needed
 
@@ -205,7 +205,9 @@ IN_PLACE: Mapping[str, tuple[str, str]] = {
 
 def makes_memory(op: Op) -> bool:
     """Whether the results are tensors of their own, by torch's schema of the operator."""
-    schema = getattr(find_operator(op.target), "_schema", None)
+    if find_operator(op.target) is torch.reshape:
+        return False
+    schema = getattr(registered(op.target), "_schema", None)
     return schema is not None and all(item.alias_info is None for item in schema.returns)
 
 

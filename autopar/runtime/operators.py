@@ -1,15 +1,15 @@
 """Operators by target, and their arguments with local tensors put in.
 
 Devices and attention kernels are bound here, at run time: a graph names neither. Views run as reshapes, since a local part
-may lie in memory otherwise than the whole tensor did.
+may lie in memory otherwise than the whole tensor did, and copies are contiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,30 +18,41 @@ from autopar.dialect.library import BODIES
 from autopar.errors import MismatchError
 from autopar.graph import Argument, Dtype, Op, Ref
 
-_AS_RESHAPE = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+_INSTEAD: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"), torch.reshape),
+    "aten.clone.default": partial(torch.clone, memory_format=torch.contiguous_format),
+}
+"""What runs in their place. Graphs do not say how tensors lie in memory; mostly that is why one is copied, and what needs it contiguous
+would copy it once more."""
 _READS_MEMORY = ("aten.native_group_norm.default", "aten.native_group_norm_backward.default")
 """Kernels that take their operands to lie alike in memory, as torch's own callers see to: else an error, or wrong numbers."""
 
 
 @lru_cache(maxsize=4096)
 def find_operator(target: str) -> Callable[..., Any]:
+    """What runs for the operator: torch's of that name, if nothing runs in its place.
+
+    Raises:
+        MismatchError: see ``registered``.
+    """
+    function = _INSTEAD[target] if target in _INSTEAD else registered(target)
+    return _of_contiguous(function) if target in _READS_MEMORY else function
+
+
+def registered(target: str) -> Callable[..., Any]:
     """The torch operator named ``aten.add.Tensor``.
 
     Raises:
         MismatchError: torch has none of this name.
     """
-    if target in _AS_RESHAPE:
-        return torch.reshape
     found: Any = torch.ops
     try:
         for word in target.split("."):
             found = getattr(found, word)
-        if target in _READS_MEMORY:
-            return _of_contiguous(found)
     except AttributeError:
         hint = "use the torch version that the plan was made with, and import the package that registers the operator"
         raise MismatchError(f"this torch ({torch.__version__}) has no operator {target}", hint) from None
-    return found
+    return cast(Callable[..., Any], found)
 
 
 @lru_cache(maxsize=4096)

@@ -538,3 +538,24 @@ def test_unequal_parts_are_joined_without_a_copy_between(mesh: str) -> None:
     assert any(call.kind == "all_gather" for call in plan.collectives)
     found = verify(plan, (model, (x,)), steps=1)
     assert found.passed and found.measured_bytes == found.predicted_bytes
+
+
+class NormedColumns(nn.Module):
+    """A norm over what lies last in memory, then over what lies first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norms = nn.Linear(12, 12), nn.ModuleList(nn.GroupNorm(2, 12) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        for norm in self.norms:
+            x = x + norm(x.transpose(1, 2)).transpose(1, 2)
+        return x.square().mean()
+
+
+def test_what_is_copied_to_lie_in_order_is_copied_once() -> None:
+    model, x = NormedColumns(), torch.randn(16, 32, 12)
+    plan = autopar.plan(model, (x,), mesh="dp=1", recompute="off")
+    found = verify(plan, Target(model, (x,)), backend="simulate", steps=2)
+    assert found.passed and found.measured_bytes == found.predicted_bytes, str(found)
