@@ -145,7 +145,8 @@ class Accumulation:
         microbatches: how many of equal size; the graph is that of one.
         cut: the graph inputs (tensor names) of which each microbatch has a part, cut along dim 0; it has the others whole.
         weight: of each microbatch's loss, and of its gradients, in the step's.
-        whole: that the sum so weighted is the whole batch's loss is proved; else ``reason`` says where rows of the batch meet.
+        whole: that the sum so weighted is the whole batch's loss is proved; else ``reason`` says where rows of the batch meet. Of what is
+            proved it says when that holds, if not always.
     """
 
     microbatches: int = 1

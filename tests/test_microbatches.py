@@ -19,6 +19,7 @@ from autopar.compare import explain
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
+from autopar.importer.microbatches import COUNTED
 from autopar.plan import Plan
 from autopar.planning import MicrobatchWarning
 from autopar.schedule import Limits, memory
@@ -165,6 +166,18 @@ def test_what_losses_add_up_to(loss: str, weight: float, whole: bool) -> None:
     with torch.no_grad():
         summed = sum(found.weight * model(part) for part in x.chunk(4))
         assert whole == (abs(float(summed - model(x))) < (1e-2 if loss == "in half" else 1e-5))
+
+
+def test_a_mean_over_targets_that_count_says_where_it_adds_up() -> None:
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(y, target, ignore_index=0)
+
+    torch.manual_seed(0)
+    model, x, target = nn.Linear(4, 4), torch.randn(8, 4), torch.tensor([1, 2, 3, 0, 0, 0, 0, 1])
+    given = {"loss": loss, "loss_args": (target,), "microbatches": 4}
+    found = autopar.capture(model, (x,), **given).accumulation
+    assert found.whole and found.reason == COUNTED and COUNTED in str(autopar.plan(model, (x,), mesh="dp=2", **given))
+    assert not autopar.capture(Losses("mean"), (x,), microbatches=4).accumulation.reason
 
 
 def test_a_step_that_is_not_the_whole_batchs_is_compared_with_the_same_on_one_device() -> None:

@@ -23,6 +23,8 @@ from autopar.sharding import ShardingSpec, Strategy
 
 SCALED = ("aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor", "aten.mul.Scalar")
 """Operators whose number may be another in a microbatch: what a mean divides by."""
+COUNTED = "where every microbatch has as many targets that count"
+"""Of a mean over targets that are not ignored."""
 
 
 def divisors(batch: int) -> str:
@@ -88,12 +90,13 @@ def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
         if part.tensors[mine.tensor].shape != whole.tensors[other.tensor].shape
     )  # fmt: skip
     try:
-        weights = {_Pairing(whole, part, count).weight(output.tensor) for output in whole.outputs if output.kind == "output"}
+        pairing = _Pairing(whole, part, count)
+        weights = {pairing.weight(output.tensor) for output in whole.outputs if output.kind == "output"}
         if len(weights) > 1:
             raise _Unproved("its outputs add up differently")
     except _Unproved as reason:
         return Accumulation(count, cut, 1 / count, False, str(reason))
-    return Accumulation(count, cut, weights.pop())
+    return Accumulation(count, cut, weights.pop(), reason=COUNTED if pairing.counted else "")
 
 
 def _buffers(graph: Graph) -> str:
@@ -173,6 +176,8 @@ class _Pairing:
     def __init__(self, whole: Graph, part: Graph, count: int) -> None:
         self.whole, self.part, self.count = whole, part, count
         self.states: dict[str, _State | str] = {}
+        self.counted = False
+        """Whether a mean over what counts is taken to be over as many in each."""
         mine, others = ([op for op in graph.ops if op.phase == "forward"] for graph in (whole, part))
         if [op.target for op in mine] != [op.target for op in others]:
             raise _Unproved("a microbatch is captured as other operators than the whole batch")
@@ -212,6 +217,7 @@ class _Pairing:
                 raise _Unproved(state)
             found.append(state)
         if op.target == "aten.div.Tensor" and len(found) == 2 and all(state.spec.partial for state in found) and found[1].counts:
+            self.counted = True
             return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count),))
         if op.target.startswith("aten._to_copy") and (found[0].counts or (found[0].spec.partial and self._floating(op))):
             return iter((found[0],))  # a loss in fewer digits is rounded for each microbatch, as every operator rounds

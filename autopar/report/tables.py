@@ -135,7 +135,8 @@ def _microbatches(plan: Plan) -> str:
         adds = sum(row.bytes for row in plan.collectives if row.times < plan.microbatches)
         words.append(f"{plan.microbatches}, one after another, cut from {', '.join(made.cut)}; each one's loss counts {made.weight:.3g}")
         words += [f"{units.size(adds)} of gradients reduced once"] if adds else []
-        words += [] if made.whole else [f"not proved to be the whole batch's step: {made.reason}"]
+        if made.reason:
+            words.append(f"{'' if made.whole else 'not proved to be '}the whole batch's step{'' if made.whole else ':'} {made.reason}")
     else:
         words.append("1")
     words += [f"the best of {', '.join(map(str, plan.microbatches_tried))} tried, the bound over these"] if plan.microbatches_tried else []
