@@ -204,7 +204,7 @@ IN_PLACE: Mapping[str, tuple[str, str]] = {
 
 
 def makes_memory(op: Op) -> bool:
-    """Whether the results are tensors of their own, by torch's schema of the operator."""
+    """Whether the results are tensors of their own, by torch's schema of the operator; a reshape's may not be, whatever it stands for."""
     if find_operator(op.target) is torch.reshape:
         return False
     schema = getattr(registered(op.target), "_schema", None)
