@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.errors import UsageError
+
 TESTED = ("2.13", "2.14", "2.15")
 """The minor versions of torch that the tests pass with: all of them with the first, which is installed; the quick ones with the others
 (``.ci/torch-versions``)."""
@@ -559,6 +561,11 @@ def local_of(tensor: Any) -> torch.Tensor:
     return tensor._local_tensor
 
 
+def spec_of(tensor: Any) -> Any:
+    """A DTensor's mesh, placements, shape and dtype: the same object as long as none of them changes. None of another tensor."""
+    return getattr(tensor, "_spec", None)
+
+
 @cache
 def update_local_parts() -> None:
     """Lets fused optimizers update what this rank holds of DTensors that lie alike (``_custom_op_handlers`` of DTensor's dispatcher).
@@ -628,6 +635,39 @@ def reduce_where_asked() -> None:
 
     for operator in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.pow_.Scalar, torch.ops.aten._foreach_mul_.List):
         handlers.setdefault(operator, run)
+
+
+@cache
+def look_in_whole() -> None:
+    """Anomaly detection looks for NaN in all of a DTensor's gradient, on all ranks alike; torch has no rule for that (``_is_any_true``)."""
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handlers.setdefault(torch.ops.aten._is_any_true.default, lambda operator, args, kwargs: operator(args[0].full_tensor()))
+
+
+@cache
+def assign_data() -> None:
+    """``dtensor.data = other`` gives it the part of the other, placed as it is; torch leaves it with the part it had, without a word."""
+    from torch.distributed.tensor import DTensor
+
+    plain: Any = torch.Tensor.data
+
+    def assign(self: Any, value: Any) -> None:
+        if not isinstance(value, DTensor):
+            hint = "write into it (copy_), or make a DTensor of what is assigned (distribute_tensor)"
+            raise UsageError(f"a plain tensor {list(value.shape)} is assigned to .data of a DTensor, of which each rank holds a part", hint)
+        if value.placements != self.placements and value.device_mesh == self.device_mesh:
+            value = value.detach().redistribute(placements=self.placements)
+        plain.__set__(self, value)
+        self._local_tensor, self._spec = value._local_tensor, value._spec
+
+    DTensor.data = property(plain.__get__, assign)
+
+
+def transforms_run() -> bool:
+    """Whether a transform of ``torch.func`` (vmap, grad, jvp) or forward-mode differentiation is under way."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def leave_to_module(module: nn.Module, names: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from autopar import torch_compat
+from autopar.errors import UsageError
 from autopar.verify.launch import run_ranks
 
 ROOT = Path(torch_compat.__file__).resolve().parents[1]
@@ -215,6 +216,43 @@ def test_adafactor_steps_split_parameters(foreach):
         return [torch.allclose(tensor, other.full_tensor(), atol=1e-6) for tensor, other in zip(plain, split, strict=True)]
 
     assert run_ranks(rank_main, 2) == [[True] * 3] * 2
+
+
+def test_a_dtensor_takes_the_data_that_it_is_given():
+    def rank_main(rank):
+        torch_compat.assign_data()
+        mesh = init_device_mesh("cpu", (2,))
+        split, other = (nn.Parameter(distribute_tensor(torch.arange(4.0) + add, mesh, [Shard(0)])) for add in (0, 4))
+        known = torch_compat.spec_of(split)
+        split.data = other.data
+        found = [split.full_tensor().tolist(), torch_compat.spec_of(split) == known]
+        split.data = distribute_tensor(torch.ones(4), mesh, [Replicate()])
+        with pytest.raises(UsageError, match="a plain tensor"):
+            split.data = torch.zeros(4)
+        return [*found, split.full_tensor().tolist(), split.placements == other.placements, torch_compat.spec_of(torch.ones(1))]
+
+    assert run_ranks(rank_main, 2) == [[[4.0, 5.0, 6.0, 7.0], True, [1.0] * 4, True, None]] * 2
+
+
+def test_anomalies_are_looked_for_in_whole_gradients():
+    def rank_main(rank):
+        torch_compat.look_in_whole()
+        split = nn.Parameter(distribute_tensor(torch.tensor([1.0, 0.0]), init_device_mesh("cpu", (2,)), [Shard(0)]))
+        with torch.autograd.set_detect_anomaly(True):
+            (split + 1).sum().backward()
+            with pytest.raises(RuntimeError, match="returned nan"):
+                (split * 0).sqrt().mul(0).sum().backward()
+        return split.grad.full_tensor().tolist()
+
+    assert run_ranks(rank_main, 2) == [[1.0, 1.0]] * 2
+
+
+def test_transforms_are_noticed():
+    seen = [torch_compat.transforms_run()]
+    torch.func.vmap(lambda x: (seen.append(torch_compat.transforms_run()), x)[1])(torch.ones(2))
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(torch_compat.transforms_run())
+    assert [*seen, torch_compat.transforms_run()] == [False, True, True, False]
 
 
 def test_a_collective_is_told_before_it_runs_and_runs_afterwards():

@@ -29,7 +29,7 @@ from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import checkpoint_in_chunks, reduce_where_asked, update_local_parts
+from autopar.torch_compat import assign_data, checkpoint_in_chunks, look_in_whole, reduce_where_asked, update_local_parts
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -172,6 +172,8 @@ def compile_schedule(
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
     update_local_parts()
     reduce_where_asked()
+    look_in_whole()
+    assign_data()
 
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)

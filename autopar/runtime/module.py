@@ -23,7 +23,7 @@ from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
-from autopar.torch_compat import leave_to_module, local_of
+from autopar.torch_compat import leave_to_module, local_of, spec_of, transforms_run
 
 
 class NoHooks(OrderedDict[int, Any]):
@@ -56,6 +56,7 @@ class ShardedModule(nn.Module):
 
     _children: list[tuple[nn.Module, str, nn.Module]] | None
     _owners: dict[str, tuple[nn.Module, str]]
+    _laid: dict[str, Any]
 
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class ShardedModule(nn.Module):
             if path:
                 part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
         self._observed: list[Observed] | None = None
-        self.__dict__.update(_children=None, _owners={})
+        self.__dict__.update(_children=None, _owners={}, _laid={})
         leave_to_module(self, (name for name, _ in self.named_buffers(remove_duplicate=False)))
         self.training = tree.training
         self._register_load_hooks()
@@ -79,6 +80,7 @@ class ShardedModule(nn.Module):
             raise UsageError("the plan is for inference: it has no backward and no training mode", "plan the model with mode='train'")
         return super().train(mode)
 
+    @torch.compiler.disable(reason="the planned program is one already: autopar.compile(..., execute='compiled')")
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's arguments, then the loss's; the model's (or the loss's) result.
 
@@ -86,11 +88,12 @@ class ShardedModule(nn.Module):
             UsageError: arguments that differ from the planned ones; weights that have no values yet.
         """
         self._check_values()
-        self._check_autocast()
+        self._check_context()
         self.tree.training = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
         graph = step.graph
         held = self._held(item.name for item in graph.inputs if item.kind in ("parameter", "buffer"))
+        self._check_laid(step, held)
         differentiates = graph.mode == "train" and torch.is_grad_enabled()
         locals_: dict[str, torch.Tensor] = {}
         owners: dict[str, torch.Tensor] = {}
@@ -147,11 +150,29 @@ class ShardedModule(nn.Module):
             self.__dict__.update(_children=children, _owners={})
         found = {}
         for name in names:
-            if name not in self._owners:
-                path, _, last = name.rpartition(".")
-                self._owners[name] = self.get_submodule(path), last
-            found[name] = getattr(*self._owners[name])
+            try:
+                if name not in self._owners:
+                    path, _, last = name.rpartition(".")
+                    self._owners[name] = self.get_submodule(path), last
+                found[name] = getattr(*self._owners[name])
+            except AttributeError:
+                message = f"{name} is no longer in the module, the plan has it"
+                raise UsageError(message, "change the model before it is planned: what a compiled module runs is fixed") from None
         return found
+
+    def _check_laid(self, step: Step, held: Mapping[str, torch.Tensor]) -> None:
+        """Raises UsageError: something was put in the place of a weight that is not laid as the plan has it, or what is tied was parted."""
+        for item in step.graph.inputs:
+            if item.kind not in ("parameter", "buffer"):
+                continue
+            tensor = held[item.name]
+            if spec_of(tensor) is None or spec_of(tensor) is not self._laid.get(item.name):
+                step.check_laid(item, tensor)
+                self._laid[item.name] = spec_of(tensor)
+            for other, one in self._held(item.aliases).items() if item.aliases else ():
+                if one is not tensor:
+                    message = f"{item.name} and {other} are one {item.kind} in the plan, and two in the module now"
+                    raise UsageError(message, "keep them tied (write into the one there is), or untie them before the model is planned")
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
@@ -163,8 +184,12 @@ class ShardedModule(nn.Module):
             hint = "pass init= to compile, or load a state dict"
             raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
 
-    def _check_autocast(self) -> None:
-        """Raises UsageError: autocast around the call asks for another dtype than the plan computes in."""
+    def _check_context(self) -> None:
+        """Raises UsageError: autocast around the call asks for another dtype than the plan computes in, or a transform for more than one
+        forward and one backward."""
+        if transforms_run():
+            hint = "transform the plain model, or call the compiled one outside of the transform"
+            raise UsageError("the module is called within torch.func or forward-mode differentiation: the planned program is fixed", hint)
         device, graph = self.place.device.type, self.step.graph
         if torch.is_autocast_enabled(device):
             asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), graph.arguments.get("compute_dtype")
@@ -273,13 +298,17 @@ def _no_number(tensor: torch.Tensor) -> bool:
     return local.is_floating_point() and local.itemsize > 1 and local.numel() > 0 and bool(local.isnan().all())
 
 
-def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Whole tensors and DTensors in other placements become DTensors placed as the module's."""
+def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any) -> None:
+    """Whole tensors and DTensors in other placements become DTensors placed as the module's; what is tied stays so with ``assign``."""
     held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    assigned: dict[int, nn.Parameter] = {}
     for name, tensor in held.items():
         value = state.get(prefix + name)
         if isinstance(tensor, DTensor) and isinstance(value, torch.Tensor):
-            state[prefix + name] = as_placed(value, tensor, name, module.place)
+            placed: torch.Tensor = as_placed(value, tensor, name, module.place)
+            if isinstance(tensor, nn.Parameter) and metadata.get("assign_to_params_buffers", False):
+                placed = assigned.setdefault(id(tensor), nn.Parameter(placed, tensor.requires_grad))
+            state[prefix + name] = placed
             module._empty.pop(name, None)
 
 

@@ -125,6 +125,11 @@ class Programs:
         trained = tuple([parameter.requires_grad for parameter in parameters])
         self.made[Key(self.training, trained, step.graph.mode, shapes)] = step
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises UsageError: a compiled module cannot be pickled."""
+        hint = "save its state_dict(), with torch.distributed.checkpoint where it is large; `autopar export` writes programs"
+        raise UsageError("a compiled module cannot be pickled: its programs belong to this rank's process", hint)
+
     @cached_property
     def _inputs(self) -> tuple[GraphInput, ...]:
         return tuple(self.main.graph.of_kind("input"))

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
 from autopar.dialect import random_step
@@ -24,7 +24,7 @@ from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Land, loss_gradient
 from autopar.runtime.late import Arrival, LateTensor
-from autopar.runtime.placement import local_part
+from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph
@@ -81,6 +81,23 @@ class Step:
         if item.blocks is None:
             return local
         return local.view(self.place.own_shape(self.graph.tensors[item.tensor].shape, self.spec(item.tensor)))
+
+    def check_laid(self, item: GraphInput, tensor: torch.Tensor) -> None:
+        """Raises UsageError: a parameter or buffer that is not laid as planned: what a user has put in its place."""
+        planned, place = self.graph.tensors[item.tensor], self.place
+        wanted = to_placements(item.own_spec(self.spec(item.tensor), place.mesh.sizes), place.mesh.sizes)
+        shape, dtype = item.own_shape(planned.shape), str(tensor.dtype).removeprefix("torch.")
+        hint = "write into the one there is (copy_, load_state_dict), or put a DTensor there that lies as it does"
+        if not isinstance(tensor, DTensor):
+            raise UsageError(f"{item.kind} {item.name} is now a plain tensor, where the module has a DTensor", hint)
+        if (dtype, tuple(tensor.shape)) != (planned.dtype, shape):
+            message = f"{item.kind} {item.name} is now {dtype} {list(tensor.shape)}, planned was {planned.dtype} {list(shape)}"
+            raise UsageError(message, "plan the model again as it is now; compute_dtype= of plan is mixed precision")
+        pairs = zip(tensor.placements, wanted, place.mesh.sizes, strict=False)
+        if tensor.device_mesh != place.device_mesh or any(one != other and size > 1 for one, other, size in pairs):
+            where = "the plan's mesh" if tensor.device_mesh == place.device_mesh else "another mesh"
+            message = f"{item.kind} {item.name} now lies as {list(tensor.placements)} on {where}, the module's lies as {list(wanted)}"
+            raise UsageError(message, hint)
 
     def spec(self, value: str) -> ShardingSpec:
         """The spec of a value of the schedule."""
@@ -203,8 +220,11 @@ class TrainingStep(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
+    @torch.compiler.disable(reason="the planned program is one already")
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            hint = "leave create_graph out; what needs gradients of gradients (a penalty on them) runs on the plain model"
+            raise UsageError("create_graph=True asks for gradients that can be differentiated; the planned backward is no graph", hint)
         return (None, *ctx.call.backward(gradients, keep=keeps_autograd_graph()))
 
 
@@ -293,7 +313,7 @@ class Call:
             if name in self.tangents:
                 values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
-                scale = gradient
+                scale = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # as where parameters joined the loss
         early = self._run_backward(values, scale)
         if self.arrival is not None:
             self.arrival.get()  # long there; a rank that is gone is heard of within the step

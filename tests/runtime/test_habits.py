@@ -1,0 +1,283 @@
+"""What training scripts do to a module: it is done to the compiled one too, or refused in words."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.utils import parametrize
+
+import autopar
+from autopar.plan import Plan
+from autopar.runtime import ShardedModule
+from tests.runtime.test_training import gradients, on_ranks, refused, same, whole
+
+X, Y = torch.randn(8, 16, dtype=torch.float64), torch.randn(8, 16, dtype=torch.float64)
+
+
+class Tied(nn.Module):
+    """One weight at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16, dtype=torch.float64)
+        self.mid = nn.Linear(16, 16, dtype=torch.float64)
+        self.last = nn.Linear(16, 16, bias=False, dtype=torch.float64)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.mid(torch.tanh(self.first(x)))))
+
+
+def mse(outputs: Tensor, wanted: Tensor) -> Tensor:
+    return (outputs - wanted).square().mean()
+
+
+def tied() -> Tied:
+    torch.manual_seed(0)
+    return Tied()
+
+
+def plan_of(microbatches: int = 1) -> Plan:
+    pins = {"input:x": "S0 R", "first.weight": "S0 R", "mid.weight": "R S0", "mid.bias": "R"}
+    return autopar.plan(
+        tied(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints=pins, microbatches=microbatches
+    )
+
+
+PLAN = plan_of()
+
+
+def compiled(plan: Plan = PLAN) -> ShardedModule:
+    return autopar.compile(tied(), plan)
+
+
+def steps(module: nn.Module, call: Callable[[], Tensor], count: int = 3) -> list[float]:
+    optimizer, found = torch.optim.SGD(module.parameters(), lr=0.5), []
+    for _ in range(count):
+        value = call()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(value.item())
+    return found
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_loss_may_be_joined_by_what_is_asked_of_the_parameters(microbatches: int) -> None:
+    """The loss's gradient is a DTensor then."""
+
+    def asked(module: nn.Module) -> Any:
+        return 0.1 * sum(one.square().sum() for one in module.parameters()) + 0.1 * module.mid.weight.norm()  # type: ignore[union-attr, operator]
+
+    reference, plan = tied(), plan_of(microbatches)
+    wanted = steps(reference, lambda: mse(reference(X), Y) + asked(reference))
+
+    def run(rank: int) -> list[float]:
+        module = compiled(plan)
+        return steps(module, lambda: module(X, Y) + asked(module))
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {
+    "a plain parameter": (
+        lambda module: setattr(module.mid, "bias", nn.Parameter(torch.zeros(16, dtype=torch.float64))),
+        "parameter mid.bias is now a plain tensor, where the module has a DTensor",
+    ),
+    "another dtype": (lambda module: module.float(), "parameter first.bias is now float32 [16], planned was float64 [16]"),
+    "another place": (
+        lambda module: setattr(module.mid, "bias", nn.Parameter(module.mid.bias.detach().redistribute(placements=[Shard(0)]))),
+        "parameter mid.bias now lies as [Shard(dim=0)] on the plan's mesh, the module's lies as [Replicate()]",
+    ),
+    "a sum that is still to be made": (
+        lambda module: parametrize.register_parametrization(module.mid, "bias", Summed(module), unsafe=True),
+        "parameter mid.bias now lies as [Partial(sum)] on the plan's mesh",
+    ),
+    "parted": (
+        lambda module: setattr(module.last, "weight", nn.Parameter(module.last.weight.detach().clone())),
+        "first.weight and last.weight are one parameter in the plan, and two in the module now",
+    ),
+    "gone": (lambda module: setattr(module, "mid", nn.Identity()), "mid.weight is no longer in the module, the plan has it"),
+    "a plain tensor in .data": (
+        lambda module: setattr(module.mid.weight, "data", torch.zeros(16, 16, dtype=torch.float64)),
+        "a plain tensor [16, 16] is assigned to .data of a DTensor",
+    ),
+}
+
+
+class Summed(nn.Module):
+    """A bias from a matrix whose columns each rank sums for itself."""
+
+    def __init__(self, module: ShardedModule) -> None:
+        super().__init__()
+        mesh = module.mid.bias.device_mesh
+        self.parts = nn.Parameter(distribute_tensor(torch.ones(16, 4, dtype=torch.float64), mesh, [Shard(1)]))
+
+    def forward(self, bias: Tensor) -> Tensor:
+        return bias + self.parts.sum(1)
+
+
+def test_weights_that_are_not_laid_as_planned_are_refused() -> None:
+    def run(rank: int) -> list[str]:
+        found = []
+        for change, _ in CHANGES.values():
+            module = compiled()
+            module(X, Y)
+            found.append(refused(lambda: (change(module), module(X, Y))))  # noqa: B023
+        return found
+
+    for found in on_ranks(run, 2):
+        for text, (_, words) in zip(found, CHANGES.values(), strict=True):
+            assert words in text and "\nhint: " in text
+
+
+def test_weights_may_be_scaled_by_what_is_registered_later() -> None:
+    class Twice(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2 * weight
+
+    def scaled(module: Any) -> Any:
+        parametrize.register_parametrization(module.mid, "weight", Twice())
+        return module
+
+    reference = scaled(tied())
+    wanted = steps(reference, lambda: mse(reference(X), Y))
+
+    def run(rank: int) -> list[float]:
+        module = scaled(compiled())
+        return steps(module, lambda: module(X, Y))
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:
+    torch.manual_seed(5)
+    other = Tied()
+    wanted = mse(other(X), Y)
+    wanted.backward()
+
+    def run(rank: int) -> tuple[bool, float, bool]:
+        module = compiled()
+        module.load_state_dict(other.state_dict(), assign=True)
+        value = module(X, Y)
+        value.backward()
+        return module.first.weight is module.last.weight, value.item(), same(gradients(module), gradients(other))
+
+    for one, value, right in on_ranks(run, 2):
+        assert one and right and value == pytest.approx(wanted.item())
+
+
+def test_data_may_be_assigned() -> None:
+    """``parameter.data = ...``, which DTensor alone leaves without effect."""
+
+    def assigned(module: nn.Module) -> nn.Module:
+        for parameter in module.parameters():
+            parameter.data = 2 * parameter.data
+        vector = nn.utils.parameters_to_vector([parameter.detach() / 4 for parameter in module.parameters()])
+        nn.utils.vector_to_parameters(vector, module.parameters())
+        return module
+
+    reference = assigned(tied())
+    wanted = steps(reference, lambda: mse(reference(X), Y))
+
+    def run(rank: int) -> list[float]:
+        module = assigned(compiled())
+        return steps(module, lambda: module(X, Y))
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_gradients_of_gradients_and_transforms_are_refused() -> None:
+    def forward_mode(module: ShardedModule) -> None:
+        with torch.autograd.forward_ad.dual_level():
+            module(torch.autograd.forward_ad.make_dual(X, X), Y)
+
+    def run(rank: int) -> list[str]:
+        module = compiled()
+        return [
+            refused(lambda: torch.autograd.grad(module(X, Y), module.mid.weight, create_graph=True)),
+            refused(lambda: torch.func.vmap(lambda x: module(x, Y))(torch.stack([X, X]))), refused(lambda: forward_mode(module)),
+            refused(lambda: torch.func.grad(lambda one: torch.func.functional_call(module, one, (X, Y)))(dict(module.named_parameters()))),
+        ]  # fmt: skip
+
+    for first, *others in on_ranks(run, 2):
+        assert "create_graph=True asks for gradients that can be differentiated" in first and "\nhint: " in first
+        assert all("called within torch.func or forward-mode differentiation" in other and "\nhint: " in other for other in others)
+
+
+def test_anomalies_are_found_on_all_ranks() -> None:
+    reference = tied()
+    wanted = steps(reference, lambda: mse(reference(X), Y))
+    broken = X.clone()
+    broken[7] = float("nan")  # among the second rank's rows
+
+    def run(rank: int) -> tuple[list[float], str]:
+        module = compiled()
+        with torch.autograd.set_detect_anomaly(True):
+            found = steps(module, lambda: module(X, Y))
+            with pytest.raises(RuntimeError) as error:
+                module(broken, Y).backward()
+        return found, str(error.value)
+
+    for found, words in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9) and "returned nan values" in words
+
+
+def test_torch_compile_leaves_the_program_as_it_is() -> None:
+    reference = tied()
+    wanted = steps(reference, lambda: mse(reference(X), Y))
+
+    def run(rank: int) -> tuple[list[float], list[float], int]:
+        one, other = compiled(), compiled()
+        graphs: list[Any] = []
+
+        def counted(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        called = torch.compile(one, backend=counted)
+
+        def step() -> Tensor:
+            value = other(X, Y)
+            value.backward()
+            return value
+
+        whole_step, found = torch.compile(step, backend=counted), []
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
+        for _ in range(3):
+            found.append(whole_step().item())
+            optimizer.step()
+            optimizer.zero_grad()
+        return steps(one, lambda: called(X, Y)), found, len(graphs)
+
+    for first, second, graphs in on_ranks(run, 2):
+        assert first == pytest.approx(wanted, rel=1e-9) and second == pytest.approx(wanted, rel=1e-9) and graphs == 0
+
+
+def test_modules_are_copied_and_not_pickled() -> None:
+    def run(rank: int) -> tuple[list[str], bool, list[float]]:
+        module = compiled()
+        words = [refused(lambda: pickle.dumps(module)), refused(lambda: torch.save(module, io.BytesIO()))]
+        file = io.BytesIO()
+        torch.save(module.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+        values = [one(X, Y).item() for one in (module, copy.copy(module), copy.deepcopy(module))]
+        return words, all(torch.equal(whole(state[name]), one) for name, one in tied().state_dict().items()), values
+
+    for words, equal, values in on_ranks(run, 2):
+        assert all("a compiled module cannot be pickled" in text and "\nhint: " in text for text in words)
+        assert equal and values == pytest.approx([mse(tied()(X), Y).item()] * 3)
+
+
