@@ -26,6 +26,9 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 
+NAMED_TUPLE = "(named tuple)"
+"""The one key of an object that stands for a named tuple in the tree of a result: its fields are in the object below."""
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -166,7 +169,7 @@ class Graph:
         inputs, ops, outputs: in order.
         groups: equal layers: each group is a tuple of repeats, each repeat a tuple of op names, position by position the same.
         arguments: JSON tree of the call, ``{"args": [...], "kwargs": {...}, "loss_args": [...]}`` with
-            ``{"tensor": NAME}`` leaves, and of the result, ``{"outputs": ...}``.
+            ``{"tensor": NAME}`` leaves, and of the result, ``{"outputs": ...}``, where named tuples are told (``NAMED_TUPLE``).
         accumulation: of how many such graphs a step consists. It is no part of the hash.
     """
 

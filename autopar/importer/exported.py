@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
+from autopar.graph import NAMED_TUPLE
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried, refuse_collective, refuse_rank
@@ -227,8 +228,8 @@ def _tree(item: Any, tops: Mapping[tuple[str, ...], str], top: tuple[str, ...]) 
     return _nest(item, named)
 
 
-def _nest(item: Any, leaves: Sequence[tuple[tuple[str, ...], Any]]) -> Any:
-    """Containers as JSON lists and objects around leaves given by path."""
+def _nest(item: Any, leaves: Sequence[tuple[tuple[str, ...], Any]], *, result: bool = False) -> Any:
+    """Containers as JSON lists and objects around leaves given by path; in a result, objects say whether they were named tuples."""
     if len(leaves) == 1 and leaves[0][0] == ():
         return leaves[0][1]
     sequence = isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
@@ -236,8 +237,9 @@ def _nest(item: Any, leaves: Sequence[tuple[tuple[str, ...], Any]]) -> Any:
     for path, leaf in leaves:
         groups.setdefault(path[0], []).append((path[1:], leaf))
     if sequence:
-        return [_nest(item[int(key)], group) for key, group in groups.items()]
-    return {key: _nest(_child(item, key), group) for key, group in groups.items()}
+        return [_nest(item[int(key)], group, result=result) for key, group in groups.items()]
+    found = {key: _nest(_child(item, key), group, result=result) for key, group in groups.items()}
+    return {NAMED_TUPLE: found} if result and isinstance(item, tuple) else found
 
 
 def _child(item: Any, key: str) -> Any:
@@ -301,7 +303,8 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], An
     single = len(leaves) == 1
     names = ["loss" if single and scalar[0] else ".".join(path) or "0" for path, _ in leaves]
     named = list(zip(leaves, names, strict=True))
-    tree = _nest(result, [(path, {"tensor": name} if isinstance(leaf, torch.fx.Node) else _plain(leaf)) for (path, leaf), name in named])
+    items = [(path, {"tensor": name} if isinstance(leaf, torch.fx.Node) else _plain(leaf)) for (path, leaf), name in named]
+    tree = _nest(result, items, result=True)
     tensors = [(name, leaf) for (_, leaf), name in named if isinstance(leaf, torch.fx.Node)]
     loss = next((index for index, (name, leaf) in enumerate(tensors) if name == "loss" and _is_scalar(leaf)), None)
     return tuple(name for name, _ in tensors), tree, loss

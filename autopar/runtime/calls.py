@@ -7,6 +7,7 @@ values that were baked into the graph, which a later call must repeat.
 from __future__ import annotations
 
 import inspect
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from autopar.errors import UsageError
+from autopar.graph import NAMED_TUPLE
 
 _HINT = "call the module with the arguments it was planned with, or plan it again with these"
 
@@ -71,7 +73,8 @@ class CallTree:
         return (), dict(bound.arguments)
 
     def result(self, outputs: Mapping[str, Any]) -> Any:
-        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, named parts as a ``Record``."""
+        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, named parts as a ``Record``,
+        which are a tuple too where they were one."""
         return _rebuild(self.arguments["outputs"], outputs)
 
 
@@ -107,7 +110,13 @@ def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class Record(dict[str, Any]):
-    """A result with named parts, read as ``result["loss"]`` or ``result.loss``: what stands for the model's own output class."""
+    """A result with named parts, read as ``result["loss"]``, ``result.loss`` or by place: what stands for the model's own output class."""
+
+    def __missing__(self, key: Any) -> Any:
+        """What a number names in the model's own dictionary, else the part at that place."""
+        if isinstance(key, int | slice):
+            return self[str(key)] if str(key) in self else tuple(self.values())[key]
+        raise KeyError(key)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -119,6 +128,9 @@ class Record(dict[str, Any]):
 def _rebuild(tree: Any, outputs: Mapping[str, Any]) -> Any:
     if is_leaf(tree):
         return outputs[tree["tensor"]]
+    if isinstance(tree, Mapping) and set(tree) == {NAMED_TUPLE}:
+        fields = tree[NAMED_TUPLE]
+        return namedtuple("Result", fields)(*(_rebuild(child, outputs) for child in fields.values()))  # type: ignore[misc]
     if isinstance(tree, Mapping):
         return Record((key, _rebuild(child, outputs)) for key, child in tree.items())
     if isinstance(tree, (list, tuple)):

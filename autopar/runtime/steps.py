@@ -61,6 +61,15 @@ class Step:
         return {owners[output]: value for output, value in self.executable.schedule.outputs if output.kind == "gradient"}
 
     @cached_property
+    def trained_into(self) -> Set[str]:
+        """The values that parameters which train, or inputs with gradients, lead to."""
+        found = {item.tensor for item in self.graph.inputs if item.trained or item.tensor in self.gradients}
+        for op in self.graph.ops:
+            if not found.isdisjoint(op.inputs):
+                found.update(op.outputs)
+        return found
+
+    @cached_property
     def apart(self) -> Set[str]:
         """The values that lie side by side in the buffer of a bucket."""
         buckets = [call for call in self.executable.schedule.calls if len(call.parts) > 1 and not call.unpacks]
@@ -216,7 +225,8 @@ class TrainingStep(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         outputs = call.forward(keep=True)
-        ctx.mark_non_differentiable(*(tensor for tensor, name in zip(outputs, call.names, strict=True) if not call.differentiable(name)))
+        named = zip(outputs, call.names, strict=True)
+        ctx.mark_non_differentiable(*(tensor for tensor, name in named if not call.differentiable(name, tensor)))
         return outputs
 
     @staticmethod
@@ -253,9 +263,13 @@ class Call:
         self.saved: Saved | None = None
         self.arrival: Arrival | None = None
 
-    def differentiable(self, name: str) -> bool:
-        """Whether gradients of this output are used: it has a tangent, or it is the loss."""
-        return name in self.tangents if self.tangents else name == self.loss
+    def differentiable(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether gradients of this output may be asked for: it has a tangent, or it is the loss or one that comes of what trains, whose
+        gradient the plan does not take (see ``backward``): without a word it would be missing."""
+        if self.tangents or name == self.loss:
+            return name in self.tangents or name == self.loss
+        output = next(output for output, _ in self.leaving if output.name == name)
+        return tensor.is_floating_point() and output.tensor in self.step.trained_into
 
     @property
     def loss(self) -> str | None:
@@ -306,8 +320,16 @@ class Call:
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
-        """The gradient of each entry of ``trained``."""
+        """The gradient of each entry of ``trained``.
+
+        Raises:
+            UsageError: a gradient that the plan does not take, since the loss is among the outputs.
+        """
         assert self.saved is not None
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if gradient is not None and name not in self.tangents and name != self.loss:
+                hint = "compute with it in forward, or detach() it; without a scalar called loss the gradients of all outputs are taken"
+                raise UsageError(f"the output {name} is part of what backward runs from, the plan has gradients of the loss alone", hint)
         values, scale = self.saved.take(keep=keep), None
         for name, gradient in zip(self.names, gradients, strict=True):
             if name in self.tangents:

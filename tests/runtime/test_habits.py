@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -86,6 +86,48 @@ def test_a_loss_may_be_joined_by_what_is_asked_of_the_parameters(microbatches: i
 
     for found in on_ranks(run, 2):
         assert found == pytest.approx(wanted, rel=1e-9)
+
+
+class Pair(NamedTuple):
+    """What a model may return."""
+
+    out: Tensor
+    hidden: Tensor
+
+
+class Named(Tied):
+    """Returns what has names, and places."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.mid(x)
+        out = self.last(hidden)
+        return Pair(out, hidden) if self.kind == "tuple" else {7: out, "pair": [hidden, Pair(out, hidden)]}
+
+
+READ: dict[str, Callable[[Any], list[Tensor]]] = {
+    "tuple": lambda result: [*result, result[1], result.hidden],
+    "dict": lambda result: [result[7], *result["pair"][1], result["pair"][1].out],
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_parts_of_a_result_are_read_as_the_models_own(kind: str) -> None:
+    def named() -> Named:
+        torch.manual_seed(0)
+        return Named(kind)
+
+    plan = autopar.plan(named(), (X,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+    wanted = READ[kind](named()(X))
+
+    def run(rank: int) -> list[bool]:
+        result = autopar.compile(named(), plan)(X)
+        return [torch.allclose(whole(one), other) for one, other in zip(READ[kind](result), wanted, strict=True)]
+
+    assert on_ranks(run, 2) == [[True] * 4] * 2
 
 
 CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {

@@ -437,13 +437,17 @@ def test_a_loss_among_other_outputs() -> None:
     torch.manual_seed(0)
     made = example(WithLogits(), (X, Y), "train")
 
-    def run(module: ShardedModule) -> tuple[float, bool, Tensor, Tensor]:
+    def run(module: ShardedModule) -> tuple[float, str, Tensor, Tensor]:
         result = module(X, wanted=Y)
         result.loss.backward()
-        return result["loss"].item(), result.logits.requires_grad, _whole(result.logits).detach(), module.down.weight.grad.full_tensor()
+        other = module(X, wanted=Y)
+        with pytest.raises(UsageError) as error:
+            (other.loss + _whole(other.logits).mean()).backward()
+        return result["loss"].item(), str(error.value), _whole(result.logits).detach(), module.down.weight.grad.full_tensor()
 
-    for value, differentiable, logits, gradient in on_ranks(run, made=made, seed=3):
-        assert value == pytest.approx(made.single.losses[0]) and not differentiable
+    for value, words, logits, gradient in on_ranks(run, made=made, seed=3):
+        assert value == pytest.approx(made.single.losses[0])
+        assert "the output logits is part of what backward runs from, the plan has gradients of the loss alone\nhint: " in words
         assert torch.allclose(logits, made.single.outputs["logits"]) and torch.allclose(gradient, made.single.gradients["down.weight"])
 
 
