@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.runtime.groups import Team, create_process_groups, group_of, team_of
+from autopar.runtime.loans import Sent, lend
 from autopar.runtime.placement import REDUCE
 from autopar.torch_compat import functional_collectives
 from cost_models import Mesh, SubAxis
@@ -174,15 +175,7 @@ class ProcessRanks:
     def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
         (buffer,) = buffers
         ends = self.ends(exchange) if exchange.kind == "permute" else None
-        work, found = _OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends)
-
-        def wait(held: Tensor = buffer) -> list[Tensor]:
-            work.wait()
-            if found.is_cuda:
-                found.record_stream(torch.cuda.current_stream())
-            return [found]
-
-        return wait
+        return Sent(*_OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends))
 
     def ends(self, exchange: Exchange) -> Ends:
         """Of a permute, for each member of the group: 1 where this rank's buffer goes there; 1 where the one it receives comes from."""
@@ -205,8 +198,8 @@ class ProcessRanks:
 _AS_BYTES = (torch.int16, torch.complex64, torch.complex128)
 """Dtypes that gloo cannot move: sent as bytes."""
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
-Started = tuple[Any, Tensor]
-"""The work under way, and what it fills."""
+Started = tuple[Any, Tensor, Sequence[Tensor]]
+"""The work under way, what it fills, and what it reads and fills."""
 Ends = tuple[list[int], list[int]]
 """Where a rank's buffer goes, and where it comes from, by member of the group."""
 
@@ -216,22 +209,26 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _all_reduce(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
-    return dist.all_reduce(buffer, _REDUCTIONS[exchange.reduction], group, async_op=True), buffer
+    lent = lend(buffer)
+    return dist.all_reduce(lent, _REDUCTIONS[exchange.reduction], group, async_op=True), buffer, (lent,)
 
 
 def _reduce_scatter(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     out = buffer.new_empty(buffer.numel() // exchange.size)
-    return dist.reduce_scatter_single(out, buffer, _REDUCTIONS[exchange.reduction], group, async_op=True), out
+    lent = lend(out), lend(buffer)
+    return dist.reduce_scatter_single(*lent, _REDUCTIONS[exchange.reduction], group, async_op=True), out, lent
 
 
 def _all_gather(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     out = buffer.new_empty(buffer.numel() * exchange.size)
-    return dist.all_gather_single(_plain(out), _plain(buffer), group, async_op=True), out
+    lent = lend(_plain(out)), lend(_plain(buffer))
+    return dist.all_gather_single(*lent, group, async_op=True), out, lent
 
 
 def _all_to_all(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     out = torch.empty_like(buffer)
-    return dist.all_to_all_single(_plain(out), _plain(buffer), group=group, async_op=True), out
+    lent = lend(_plain(out)), lend(_plain(buffer))
+    return dist.all_to_all_single(*lent, group=group, async_op=True), out, lent
 
 
 def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
@@ -241,8 +238,9 @@ def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends:
     out = torch.empty_like(buffer) if any(received) else buffer.clone()
     outgoing = _repeated(_plain(buffer), sum(sent))
     incoming = _plain(out) if any(received) else outgoing.new_empty(0)
+    lent = lend(incoming), lend(outgoing)
     sizes = [size * count for count in received], [size * count for count in sent]
-    return dist.all_to_all_single(incoming, outgoing, *sizes, group=group, async_op=True), out
+    return dist.all_to_all_single(*lent, *sizes, group=group, async_op=True), out, lent
 
 
 def _repeated(buffer: Tensor, times: int) -> Tensor:

@@ -1,0 +1,95 @@
+"""Tensors lent to a backend's threads, which are given back before Python ends.
+
+A thread of gloo has the tensors of a call until a moment after the call was waited for. To let go of one that Python knows it needs the
+interpreter, and a thread that asks for it while Python ends takes the process down with it ("terminate called without an active
+exception"). So a call is given tensors of its own, of the same memory, which are kept, without that memory, until they are back. A
+process that ends waits for those that are not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic, sleep
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+GRACE_SECONDS = 5.0
+"""How long the end of this process waits for calls that other ranks have not come to."""
+LOOK_SECONDS = 0.001
+"""How often it looks: nothing says when a thread has let go."""
+
+
+class Sent:
+    """A call under way: waits for it, any number of times, and gives what it fills.
+
+    Args:
+        work: torch's own.
+        found: what it fills.
+        lent: what it reads and fills, as it was given that.
+    """
+
+    def __init__(self, work: Any, found: Tensor, lent: Sequence[Tensor]) -> None:
+        self.work, self.found, self.lent = work, found, lent
+        if not found.is_cuda:
+            while _LENT and _is_back(0):
+                _LENT.popleft()
+            _LENT.extend(lent)
+            _UNDER_WAY.add(self)
+
+    def __call__(self) -> list[Tensor]:
+        if self.found.is_cuda:  # the current stream waits, and another one may have to
+            self.work.wait()
+            self.found.record_stream(torch.cuda.current_stream())
+        elif self.work is not None:
+            try:
+                self.work.wait()
+                for tensor in self.lent:
+                    tensor.data = _NOTHING
+            finally:
+                self.forget()
+        return [self.found]
+
+    def forget(self) -> None:
+        """The backend's threads are the only ones to have the call."""
+        self.work, self.lent = None, ()
+
+
+def lend(tensor: Tensor) -> Tensor:
+    """A tensor of the same memory for a call to have; on a GPU, where none of these threads is, the tensor itself."""
+    return tensor if tensor.is_cuda else tensor.detach()
+
+
+_LENT: deque[Tensor] = deque()
+"""What calls were given, in order, up to what is known to be back."""
+_UNDER_WAY: WeakSet[Sent] = WeakSet()
+_NOTHING = torch.empty(0)
+
+
+def _is_back(place: int) -> bool:
+    """Whether nobody else has a tensor: what torch has of it counts as one Python reference."""
+    return sys.getrefcount(_LENT[place]) == _KEPT_HERE
+
+
+_LENT.append(torch.empty(0))
+_KEPT_HERE = sys.getrefcount(_LENT[0])
+_LENT.clear()
+
+
+@atexit.register
+def _await_loans() -> None:
+    for call in tuple(_UNDER_WAY):
+        call.forget()
+    end = monotonic() + GRACE_SECONDS
+    while not all(map(_is_back, range(len(_LENT)))) and monotonic() < end:
+        sleep(LOOK_SECONDS)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_LENT.clear)  # the threads are the parent's
