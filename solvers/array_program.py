@@ -1,14 +1,16 @@
 """The integer program of a core, from arrays straight into HiGHS: LP first, memory rows only when they are broken.
 
 Linear relaxations of sharding problems are nearly always integral, so most of the work is one LP; integrality is asked for only when
-the LP's answer lacks it. Rows of memory are many thousands and few of them bind: the most exceeded times are added, round by round.
-An answer that respects the rows only within the solver's tolerance is cut off by counting its items, which is exact.
+the LP's answer lacks it, and what is found near that costs too much. Rows of memory are many thousands and few of them bind: the most
+exceeded times are added, round by round. An answer that respects the rows only within the solver's tolerance is cut off by counting its
+items, which is exact.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -31,6 +33,10 @@ TIGHT = 1e-9
 ROWS_AT_ONCE = 10
 LEAST_DISTANCE = 30
 """Times added in one round are this far apart: neighbours mostly say the same."""
+STEPS = 40
+"""Relaxations solved on the way from the first to an answer near it, at most."""
+WHOLE = 1e-6
+"""What is as near to a whole number is one."""
 
 
 def solve_array_program(record: Record) -> None:
@@ -91,11 +97,14 @@ class _Program:
     def run(self) -> None:
         """Rounds of LP until its answer respects the memory, then rounds of the integer program."""
         self.model = self._model()
-        choices, bound = len(self.core.costs), None
+        choices, bound, values = len(self.core.costs), None, None
         for integral in (False, True):
             if integral:
-                self._fix(bound)
+                duals = np.array(self.model.getSolution().col_dual)
+                self._dive(values)
+                self._fix(bound, duals)
                 self.model.setOptionValue("mip_abs_gap", ENOUGH * self.record.gap * max(bound or 0.0, 0.0) / self.scale)
+                self.model.setOptionValue("presolve", "choose")
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
             while not self.record.done and time.perf_counter() < self.deadline:
                 values, bound = self._solve(integral)
@@ -105,7 +114,7 @@ class _Program:
                 if values is None:
                     return
                 picked = self._rounded(values)
-                whole = integral or bool(np.all(np.abs(values - np.rint(values)) < 1e-6))
+                whole = integral or not _between(values).any()
                 if whole:
                     self.record.offer(self.core.expand(picked))
                 if not self._add_rows(values, picked if whole else None):
@@ -144,6 +153,7 @@ class _Program:
         lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order], data[order]
         model = cast(Any, highspy.Highs)()
         model.setOptionValue("output_flag", False)
+        model.setOptionValue("presolve", "off")  # the core is reduced; only integer programs gain by more
         model.setOptionValue("mip_rel_gap", max(self.record.gap, 1e-6) / 10)
         model.setOptionValue("mip_abs_gap", 0.0)
         model.setOptionValue("mip_feasibility_tolerance", TIGHT)
@@ -156,8 +166,7 @@ class _Program:
         """Values of the choices and a bound; no bound when the rows have no answer, no values when time ran out."""
         import highspy
 
-        self.model.setOptionValue("time_limit", max(0.01, self.deadline - time.perf_counter()) + self.model.getRunTime())
-        run_interruptible(self.model)
+        self._run()
         status, info = self.model.getModelStatus(), self.model.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
             _exhausted(self.record, self.excluded)
@@ -169,20 +178,64 @@ class _Program:
         if self.excluded is not None:
             bound = min(bound, self.excluded)
         has_values = optimal or (integral and info.primal_solution_status == 2)
-        values = np.array(self.model.getSolution().col_value)[: len(self.core.costs)] if has_values else None
+        values = self._values() if has_values else None
         if not optimal and values is not None:
             self.record.offer(self.core.expand(self._rounded(values)))
             values = None
         return values, bound
 
-    def _fix(self, bound: float | None) -> None:
+    def _run(self) -> None:
+        self.model.setOptionValue("time_limit", max(0.01, self.deadline - time.perf_counter()) + self.model.getRunTime())
+        run_interruptible(self.model)
+
+    def _values(self) -> Floats:
+        return np.array(self.model.getSolution().col_value)[: len(self.core.costs)]
+
+    def _bound(self, choices: Sequence[int], most: float) -> None:
+        """Rules choices out, with 0, or lets them in again."""
+        columns = np.array(choices, dtype=np.int32)
+        self.model.changeColsBounds(len(columns), columns, np.zeros(len(columns)), np.full(len(columns), most))
+
+    def _fix(self, bound: float | None, duals: Floats) -> None:
         """Leaves out what the relaxation's reduced costs show to cost as much as the best answer known."""
-        known, duals = self.record.objective, np.array(self.model.getSolution().col_dual)
+        known = self.record.objective
         if known is None or bound is None or len(duals) == 0:
             return
-        columns = np.flatnonzero(duals * self.scale * (1 - TIGHT) > known - bound + 1).astype(np.int32)
-        self.model.changeColsBounds(len(columns), columns, np.zeros(len(columns)), np.zeros(len(columns)))
+        self._bound(np.flatnonzero(duals * self.scale * (1 - TIGHT) > known - bound + 1).tolist(), 0.0)
         self.excluded = known if self.excluded is None else min(known, self.excluded)
+
+    def _dive(self, values: Floats | None) -> None:
+        """Offers an answer near the relaxation's: of the choices that it is between the likeliest is made, or ruled out where nothing is
+        left with it, and the rest solved anew."""
+        gone: list[int] = []
+        for _ in range(STEPS):
+            if values is None or self.record.done or time.perf_counter() > self.deadline:
+                break
+            between, picked, others = _between(values), self._rounded(values), list[int]()
+            likeliest = int(np.argmax(np.where(between, values, 0.0)))
+            if between.any():
+                node = int(np.searchsorted(self.core.node_ptr, likeliest, side="right")) - 1
+                others = [place for place in range(*self.core.node_ptr[node : node + 2]) if place != likeliest]
+            else:
+                self.record.offer(self.core.expand(picked))
+                if not self._add_rows(values, picked):
+                    break
+            values = self._relaxed(others)
+            if values is None and others:
+                self._bound(others, 1.0)
+                others = [likeliest]
+                values = self._relaxed(others)
+            gone += others
+        self._bound(gone, 1.0)
+
+    def _relaxed(self, gone: Sequence[int]) -> Floats | None:
+        """Values of the choices without some of them; None where there are none in time."""
+        import highspy
+
+        self._bound(gone, 0.0)
+        self._run()
+        optimal = self.model.getModelStatus() == highspy.HighsModelStatus.kOptimal
+        return self._values() if optimal else None
 
     def _rounded(self, values: Floats) -> Ints:
         """The largest choice of each node."""
@@ -237,6 +290,11 @@ class _Program:
         live = owner[(self.core.item_begin <= moment) & (moment < self.core.item_end)]
         together = np.intersect1d(live, flat).astype(np.int32)
         self.model.addRow(-np.inf, len(together) - 1.0, len(together), together, np.ones(len(together)))
+
+
+def _between(values: Floats) -> NDArray[np.bool_]:
+    """Which of them are not whole."""
+    return np.abs(values - np.rint(values)) >= WHOLE
 
 
 def _spread(core: Core, side: int, first_row: Ints, sizes: Ints) -> tuple[Ints, Ints]:

@@ -35,7 +35,7 @@ SHARES = (0.95, 0.9, 1.0)
 """Of the limit, what answers may hold: the first is the likeliest to leave what their schedules need."""
 FITTINGS = 8
 """Times that a problem is solved under one share, each with more left free, at most."""
-KEEPING_GAP = 4e-3
+KEEPING_GAP = 5e-3
 KEEPING_SECONDS = 6.0
 """The gap at which one solve stops, and its time."""
 MORE = 4

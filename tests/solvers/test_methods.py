@@ -44,10 +44,10 @@ def test_reduced_costs_leave_out_no_better_answer(monkeypatch):
     left_out = []
     fix = array_program._Program._fix
 
-    def counted(program, bound):
+    def counted(program, *arguments):
         change = program.model.changeColsBounds
         program.model.changeColsBounds = lambda count, *arguments: (left_out.append(count), change(count, *arguments))
-        fix(program, bound)
+        fix(program, *arguments)
 
     monkeypatch.setattr(array_program._Program, "_fix", counted)
     for seed in range(20):  # neighbours on an odd cycle want to differ: half of each is cheapest; and a dear choice that none needs
@@ -59,6 +59,21 @@ def test_reduced_costs_leave_out_no_better_answer(monkeypatch):
         array_program.solve_core(record, unreduced(problem))
         assert (record.objective, record.bound) == (brute_force(problem),) * 2, seed
     assert len(left_out) > 10 and min(left_out) >= 5
+
+
+def test_answers_near_the_relaxation_save_integer_programs(monkeypatch):
+    dived, integral = [], []
+    dive, run = array_program._Program._dive, array_program._Program._solve
+    monkeypatch.setattr(array_program._Program, "_dive", lambda program, values: (dived.append(seed), dive(program, values)))
+    monkeypatch.setattr(array_program._Program, "_solve", lambda program, whole: (integral.extend([seed] * whole), run(program, whole))[1])
+    for seed in range(400):
+        problem = random_problem(seed)
+        record = Record(problem, 0.0, np.inf, 0.2, 0)
+        array_program.solve_core(record, unreduced(problem))
+        best = brute_force(problem)
+        assert (record.objective is None) == (best is None) == record.infeasible, seed
+        assert best is None or (record.bound <= best <= record.objective and record.done), seed
+    assert 2 * len(set(integral)) < len(dived)
 
 
 def test_cores_that_nothing_has_reduced_end_too():
