@@ -17,6 +17,9 @@ from solvers.compiled import kernel, kernel_or
 from solvers.network import FIXED, FOLLOWS, INFEASIBLE, LOG, Network, wake_around
 from solvers.problem import Problem
 
+ROUNDING = 1e-12
+"""Share of all that is added up by which a difference of two sums of floats may be wrong, at most."""
+
 
 class Memory(NamedTuple):
     """Choice c uses ``usage`` at ``begin <= t < end`` for its items ``ptr[c]:ptr[c + 1]``; time t has room ``capacity[t]``."""
@@ -30,8 +33,8 @@ class Memory(NamedTuple):
 
 
 def memory(problem: Problem) -> Memory:
-    """The problem's items over indexed times."""
-    if problem.limit is None:
+    """The problem's items over indexed times; none where all choices that use the most, at once, keep to the limit."""
+    if problem.limit is None or _most(problem) <= problem.limit:
         none = np.zeros(0, dtype=np.int64)
         return Memory(np.zeros(len(problem.costs) + 1, dtype=np.int64), none, none, none, none, none)
     kept = (problem.item_end > problem.item_begin) & (problem.item_usage > 0)
@@ -41,6 +44,14 @@ def memory(problem: Problem) -> Memory:
     ptr = offsets(np.bincount(owner, minlength=len(problem.costs)).astype(np.int64))
     capacity = np.full(max(len(times) - 1, 1 if problem.limit < 0 else 0), problem.limit, dtype=np.int64)
     return Memory(ptr, np.searchsorted(times, begin), np.searchsorted(times, end), usage, capacity, np.resize(times, len(capacity)))
+
+
+def _most(problem: Problem) -> float:
+    """At least what any answer uses at any time."""
+    running = np.concatenate([[0.0], np.cumsum(np.maximum(problem.item_usage, 0), dtype=np.float64)])
+    choices = np.diff(running[problem.item_ptr])
+    largest = np.maximum.reduceat(choices, problem.node_ptr[:-1]) if len(choices) else choices
+    return float(largest.sum()) + ROUNDING * len(problem.costs) * float(running[-1])
 
 
 def heavy_nodes(ptr: Ints, items: Memory) -> NDArray[np.uint8]:
