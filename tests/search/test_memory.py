@@ -13,7 +13,7 @@ import pytest
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
-from autopar.search import find_plan
+from autopar.search import find_plan, trials
 from autopar.search.beside import pairs_at
 from autopar.search.building import build_model
 from autopar.search.extract import extract
@@ -139,6 +139,28 @@ def test_more_memory_never_costs_more_and_the_least_named_does(seed: int) -> Non
     found = ladder(random_graph(seed, layers=2, batch=64, width=32), "x=4", 3)
     for less, more in pairwise(found):
         assert more <= less * (1 + 0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_limit_that_keeps_nothing_out_is_not_asked_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that does is, after the first answer without it: both find what they find with the limit from the start."""
+    graph, asked = random_graph(seed, layers=4), list[int | None]()
+    monkeypatch.setattr(trials, "solve", lambda problem, **more: (asked.append(problem.limit), solve(problem, **more))[1])
+    free = find_plan(graph, machine("x=2,y=2"), memory_bytes=2**60)
+    assert set(asked) == {None}
+    tight = int(0.97 * free.memory.peak)
+    for limit, roomy in ((2**60, 0.0), (tight, 1.0), (tight, 0.0)):
+        monkeypatch.setattr(trials, "ROOMY", roomy)
+        asked.clear()
+        found = find_plan(graph, machine("x=2,y=2"), memory_bytes=limit)
+        assert bool(roomy) == (asked[0] is None) and None not in asked[asked.index(limit) :]
+        assert found.memory.peak <= limit
+        if limit == 2**60:
+            assert found.seconds == pytest.approx(free.seconds, rel=1e-12)
+        elif roomy:
+            first = found
+        else:
+            assert found.seconds == pytest.approx(first.seconds, rel=1e-12)
 
 
 def images(batch: int = 64) -> Graph:
