@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from autopar.graph import DTYPE_BYTES
 from autopar.schedule.freeing import storage_bytes
 from autopar.schedule.instructions import Schedule
 from cost_models import optimizer_bytes
+
+NAMED = 10
+"""So many of the largest items at the peak are named."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,10 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     grads = sum(size for root, size in at_peak.items() if root in gradients)
     resting = sum(parameters.values())
     where = schedule.instructions[index].of if 0 <= index < len(schedule.instructions) else "the optimizer's step"
-    items = sorted({**at_peak, **parameters}.items(), key=lambda pair: (-pair[1], pair[0]))
+    biggest = nsmallest(NAMED, ((-size, name) for name, size in {**at_peak, **parameters}.items()))
     return Memory(
-        best + resting + states, resting, grads, states, sum(at_peak.values()) - grads - held, held, where, tuple(items[:10])
+        best + resting + states, resting, grads, states, sum(at_peak.values()) - grads - held, held, where,
+        tuple((name, -size) for size, name in biggest),
     )  # fmt: skip
 
 
