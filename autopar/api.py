@@ -170,7 +170,7 @@ def pareto(
 def sweep(
     target: Graph | Callable[..., Any],
     *,
-    devices: Sequence[int],
+    devices: int | Sequence[int],
     memory: str | float | Sequence[str | float] | None = None,
     settings: Mapping[str, Sequence[Any]] | None = None,
     hardware: str | os.PathLike[str] | Hardware | None = None,
@@ -191,7 +191,7 @@ def sweep(
     Args:
         target: a function that is given one value of each setting by name and returns ``(model, args)``, ``(model, args, kwargs)`` or an
             object with ``model, args, kwargs, loss, loss_args``; or a Graph, which has no settings.
-        devices: numbers of ranks; each tries meshes as ``plan`` does.
+        devices: numbers of ranks, or one; each tries meshes as ``plan`` does.
         memory: one limit per rank or several; the hardware's own when not given.
         settings: values by name, ``{"batch": [8, 16, 32]}``; every combination is captured once.
         time_limit: seconds for the whole call, shared among the points.
@@ -204,6 +204,7 @@ def sweep(
     """
     ends = perf_counter() + time_limit if isinstance(time_limit, int | float) else 0.0
     resolved, choices = resolve_hardware(hardware), combinations(settings or {})
+    devices = [devices] if isinstance(devices, int) else list(devices)
     given = [memory] if memory is None or isinstance(memory, str | int | float) else list(memory)
     limits = [int(resolved.memory_bytes) if limit is None else parse_memory(limit) for limit in given]
     for what, some in (("numbers of devices", devices), ("memory limits", limits), ("combinations of settings", choices)):
@@ -217,7 +218,7 @@ def sweep(
     def graph_of(chosen: Mapping[str, Any]) -> Graph:
         if isinstance(target, Graph):
             return target
-        made = Target.of(target(**chosen))
+        made = Target.made(target, chosen)
         return capture(
             made.model, made.args, made.kwargs, mode=mode, loss=made.loss, loss_args=made.loss_args, compute_dtype=compute_dtype
         )  # fmt: skip
@@ -229,7 +230,8 @@ def sweep(
         )  # fmt: skip
 
     points = walk(choices, list(dict.fromkeys(devices)), list(dict.fromkeys(limits)), graph_of, within, ends, done)
-    return Sweep(name or ("graph" if isinstance(target, Graph) else target.__name__), mode, points)
+    own_name = "graph" if isinstance(target, Graph) else str(getattr(target, "__name__", type(target).__name__))
+    return Sweep(name or own_name, mode, points)
 
 
 def compile(

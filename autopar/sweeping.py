@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
 
-from autopar.errors import AutoparError, CaptureError, InfeasibleError, TimeLimitError
+from autopar.errors import AutoparError, CaptureError, InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.pareto import Made, Within
 from autopar.plan import Plan
@@ -94,9 +94,15 @@ class Sweep:
 def combinations(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every choice of one value for each key, the last key's changing first.
 
+    Raises:
+        UsageError: no list of values.
+
     >>> combinations({"batch": [8, 16], "seq": [128]})
     [{'batch': 8, 'seq': 128}, {'batch': 16, 'seq': 128}]
     """
+    for key, values in settings.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise UsageError(f"the setting {key} has {values!r} in place of its values", f"give a list: {{{key!r}: [{values!r}]}}")
     return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
 
 

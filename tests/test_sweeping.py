@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -102,3 +103,34 @@ def test_what_cannot_be_asked() -> None:
         with pytest.raises(UsageError, match="hint: "):
             autopar.sweep(graph, **wrong)  # type: ignore[arg-type]
     assert autopar.sweep(graph, devices=[2, 2], hardware="h100-sxm").points[0].plan is not None
+
+
+def made_of(width: int = 64) -> Any:
+    """A model of a width, which is not to be 0."""
+    if width == 0:
+        raise ValueError("no width")
+    target = zoo.build("mlp", device="meta", layers=1, width=width)
+    return target.model, target.args
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        (3, {}, "int cannot be called with no arguments: 3 is not a callable object"),
+        (lambda: None, {}, "the target is a NoneType"),
+        (made_of, {"settings": {"depth": [1]}}, "made_of cannot be called with depth: got an unexpected keyword argument 'depth'"),
+        (made_of, {"settings": {"width": 64}}, "the setting width has 64 in place of its values"),
+        (made_of, {"settings": {"width": "64"}}, "the setting width has '64' in place of its values"),
+    ],
+)
+def test_wrong_targets_and_settings_are_refused(target: Any, options: Any, said: str) -> None:
+    with pytest.raises(UsageError, match="hint: ") as error:
+        autopar.sweep(target, devices=2, hardware="h100-sxm", **options)
+    assert said in str(error.value)
+
+
+def test_a_model_that_cannot_be_made_is_a_point() -> None:
+    found = autopar.sweep(partial(made_of), devices=1, settings={"width": [0, 64]}, hardware="h100-sxm", time_limit=20)
+    without, one = found.points
+    assert without.plan is None and str(without.error).startswith("partial(width=0) raised ValueError: no width\nhint: ")
+    assert one.plan is not None and found.target == "partial"
