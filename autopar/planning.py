@@ -188,7 +188,8 @@ def _best_of(
     asked: list[Asked], find: Callable[[Asked, float], Found], ends: float, enough: Callable[[], bool] = lambda: False, later: int = 0
 ) -> Found:
     """The cheapest of the plans of several meshes, or numbers of microbatches, which share the time left; an error when none has a plan.
-    One that fails, cannot take the pins or runs out of time leaves the plans of others; Ctrl-C ends all with what is there.
+    One that fails, cannot take the pins or runs out of time leaves the plans of others; Ctrl-C ends all with what is there. As long as no
+    plan is there, one for which its share was too short has twice as much, so that little time makes one plan and not parts of several.
 
     Args:
         enough: asked after each plan, whether to look no further.
@@ -203,7 +204,7 @@ def _best_of(
             break
         try:
             sharing = len(asked) - number - (later if number < len(asked) - later else 0)
-            found.append(find(item, max(left / sharing, 0.0)))
+            found.append(_in_time(find, item, max(left / sharing, 0.0), 0.0 if found else ends))
         except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
         except UsageError as error:  # a pin that a mesh of fewer axes, or of other sizes, cannot take
@@ -224,6 +225,19 @@ def _best_of(
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
     best = min(found, key=lambda item: item.seconds)
     return replace(best, interrupted=interrupted or found[-1].interrupted)
+
+
+def _in_time(find: Callable[[Asked, float], Found], item: Asked, seconds: float, ends: float) -> Found:
+    """What is found in so many seconds; before ``ends``, in twice as many, and so on. Raises TimeLimitError: nothing in all of them."""
+    last = False
+    while True:
+        try:
+            return find(item, seconds)
+        except TimeLimitError:
+            left = ends - perf_counter()
+            if last or left <= 0:
+                raise
+            last, seconds = 2 * seconds >= left, min(2 * seconds, left)
 
 
 AMPLE = 0.8

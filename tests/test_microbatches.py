@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar import zoo
+from autopar import planning, zoo
 from autopar.check import check
 from autopar.compare import explain
-from autopar.errors import UsageError
+from autopar.errors import TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
 from autopar.importer.microbatches import COUNTED
 from autopar.plan import Plan
 from autopar.planning import MicrobatchWarning
 from autopar.schedule import Limits, memory
+from autopar.verify import verify
 from autopar.verify.comparison import planned
 from autopar.verify.trials import Case, Trial, run_simulated, run_single
 from tests.graphs import machine, plan_of, random_schedule
@@ -221,6 +223,49 @@ def test_auto_takes_more_where_memory_is_short_and_one_where_it_is_not() -> None
     assert short.microbatches > 1 and short.microbatches_tried and short.microbatches in short.microbatches_tried and check(short) == ()
     assert short.objective.bound_seconds <= short.objective.seconds
     assert "the bound over these" in str(short)
+
+
+@pytest.mark.parametrize(("takes", "asked"), [(0.5, [1.2 / 4, 2 * 1.2 / 4]), (9.0, [1.2 / 4, 2 * 1.2 / 4, 1.2 / 4])])
+def test_little_time_makes_one_plan_rather_than_parts_of_several(
+    monkeypatch: pytest.MonkeyPatch, takes: float, asked: list[float]
+) -> None:
+    """Of four numbers, each of which takes so long and no less."""
+    now = [0.0]
+    monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
+    given: list[tuple[int, float]] = []
+
+    def find(number: int, seconds: float) -> Any:
+        given.append((number, seconds))
+        now[0] += min(seconds, takes)
+        if seconds < takes:
+            raise TimeLimitError("no plan was found", "allow more time")
+        return SimpleNamespace(seconds=1.0, interrupted=False)
+
+    monkeypatch.setattr(planning, "replace", lambda found, **_: found)
+    if takes < 1:
+        assert planning._best_of([1, 2, 4, 8], find, 1.2).seconds == 1.0
+    else:
+        with pytest.raises(TimeLimitError):
+            planning._best_of([1, 2, 4, 8], find, 1.2)
+    assert [seconds for number, seconds in given if number == 1] == pytest.approx(asked)
+
+
+class Edges(nn.Linear):
+    """Sums what lies at the ends of edges, which number the rows of the whole batch."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        h = super().forward(x)
+        return h.index_add(0, edges[:, 0], h[edges[:, 1]]).square().mean()
+
+
+def test_numbers_of_rows_that_a_microbatch_lacks_are_told(one_rank: None) -> None:
+    example = Edges(4, 4), (torch.randn(8, 4), torch.randint(8, (20, 2)) | 4)
+    with pytest.warns(MicrobatchWarning, match="rows of the batch meet"):
+        plan = autopar.plan(*example, mesh="1", microbatches=2)
+    module = autopar.compile(example[0], plan)
+    for run in (lambda: module(*example[1]), lambda: verify(plan, example)):
+        with pytest.raises(UsageError, match=r"(?s)in one of 2 microbatches index .* out of .*rows .* meet.*\nhint: what numbers"):
+            run()
 
 
 class Aside(nn.Linear):

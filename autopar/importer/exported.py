@@ -26,6 +26,7 @@ from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines
 from autopar.importer.rewrite.called import Called
+from autopar.importer.rewrite.normalisation import cumulative_averages
 from autopar.importer.weights import FakeWeights
 
 
@@ -90,7 +91,8 @@ class Program(nn.Module):
         try:
             with (
                 torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues(),
-                Called(), torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
+                Called(), cumulative_averages(), torch_compat.refused_collectives(refuse_collective),
+                torch_compat.refused_ranks(refuse_rank),
             ):  # fmt: skip
                 result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
                 self.ran()  # export puts back the modules' attributes afterwards

@@ -6,13 +6,16 @@ gradients that are there, times the gradient of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from autopar.dialect import random_step
 from autopar.dialect.dropout import this_step
+from autopar.errors import UsageError
+from autopar.graph import Accumulation
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, loss_gradient, own_shape
@@ -48,7 +51,7 @@ def run_step(
     for number in range(made.microbatches):
         last = number == made.microbatches - 1
         ranks = enter(number)
-        with random_step((this_step() if draw is None else draw) * made.microbatches + number):
+        with random_step((this_step() if draw is None else draw) * made.microbatches + number), rows_in_reach(made):
             executable.forward(ranks, observed)
             if made.microbatches > 1:
                 found = [{name: held[name].clone() for name in leaving} for held in ranks]
@@ -68,6 +71,19 @@ def run_step(
         for name in dict.fromkeys(gradients) if not scaled and made.weight != 1.0 and trains else ():
             held[name] = held[name] * made.weight
     return ranks
+
+
+@contextmanager
+def rows_in_reach(made: Accumulation) -> Iterator[None]:
+    """Raises UsageError: within it an index goes beyond what there is, in microbatches that are not proved to be the whole batch's step."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if made.microbatches == 1 or made.whole or not any(words in str(error) for words in ("out of bounds", "out of range")):
+            raise
+        message = f"in one of {made.microbatches} microbatches {str(error).splitlines()[0]}: {made.reason}"
+        hint = "what numbers the rows of the whole batch, as the edges of a graph do, cannot be cut: plan without microbatches"
+        raise UsageError(message, hint) from error
 
 
 def _added(weight: float, total: Values, found: Values) -> Values:

@@ -89,7 +89,7 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
             raise UsageError(f"{place} is a {type(value).__name__}, the plan was made for a tensor", _HINT)
         yield tree["tensor"], value
     elif isinstance(tree, Mapping):
-        for key, child in tree.items():
+        for key, child in tree.get(NAMED_TUPLE, tree).items():
             try:
                 below = _named(value)[key] if isinstance(value, Mapping) else getattr(value, key)
             except (KeyError, AttributeError):

@@ -16,7 +16,7 @@ from autopar.graph import Graph
 from autopar.importer import cut_call
 from autopar.importer.containers import renewed
 from autopar.importer.precision import call_in
-from autopar.runtime.accumulation import run_step
+from autopar.runtime.accumulation import rows_in_reach, run_step
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed
@@ -115,11 +115,11 @@ class Case:
 
     def run(self, model: nn.Module, call: Case) -> Tensors:
         """The outputs of a call, as they count in the step."""
-        with without_chance(), torch.set_grad_enabled(self.trains or self.graph.arguments.get("recording", False)):
+        made, recording = self.graph.accumulation, self.graph.arguments.get("recording", False)
+        with without_chance(), torch.set_grad_enabled(self.trains or recording), rows_in_reach(made):
             args, kwargs = renewed((call.args, dict(call.kwargs)))
             result = call_in(model, self.graph.arguments.get("compute_dtype"), args, kwargs)
             outputs = self.outputs(result if self.loss is None else self.loss(result, *call.loss_args))
-            made = self.graph.accumulation
             return outputs if made.whole else {name: tensor * made.weight for name, tensor in outputs.items()}
 
     def outputs(self, result: Any) -> Tensors:

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 import autopar
 from autopar.plan import Plan
 from autopar.runtime import ShardedModule
+from autopar.verify import verify
 from tests.runtime.test_training import gradients, on_ranks, refused, same, whole
 
 X, Y = torch.randn(8, 16, dtype=torch.float64), torch.randn(8, 16, dtype=torch.float64)
@@ -128,6 +129,7 @@ def test_parts_of_a_result_are_read_as_the_models_own(kind: str) -> None:
         return [torch.allclose(whole(one), other) for one, other in zip(READ[kind](result), wanted, strict=True)]
 
     assert on_ranks(run, 2) == [[True] * 4] * 2
+    assert verify(plan, (named(), (X,)), steps=2).passed
 
 
 CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {

@@ -193,6 +193,34 @@ def test_a_frozen_part_keeps_its_statistics_and_a_short_batch_trains() -> None:
     assert on_ranks(run, 2) == [(True, True)] * 2
 
 
+def test_batch_norms_may_average_over_all_batches() -> None:
+    """``momentum=None``: the running statistics are the mean over the batches so far, and torch makes a number of their count."""
+
+    def counting() -> Net:
+        made = net(dropout=0.0)
+        made.norm.momentum = None
+        return made
+
+    own = nn.BatchNorm1d.forward
+    plan = autopar.plan(counting(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+    assert nn.BatchNorm1d.forward is own and "forward" not in vars(nn.BatchNorm1d)
+
+    def run(rank: int) -> tuple[list[float], list[float], bool]:
+        reference, module = counting(), autopar.compile(counting(), plan)
+        found, wanted = [], []
+        for turn in range(3):
+            wanted.append(mse(reference(X + turn), Y).item())
+            found.append(module(X + turn, Y).item())
+        equal = [torch.allclose(whole(state), reference.state_dict()[name]) for name, state in module.state_dict().items()]
+        with torch.no_grad():
+            wanted.append(mse(reference.eval()(X), Y).item())
+            found.append(module.eval()(X, Y).item())
+        return found, wanted, all(equal)
+
+    for found, wanted, equal in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9) and equal
+
+
 def test_a_program_that_computes_the_same_is_not_planned_twice() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:

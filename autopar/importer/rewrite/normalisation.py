@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def batch_norm(
@@ -37,3 +40,42 @@ def batch_norm(
 def rms_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return torch.ops.autopar.rms_norm.default(x, normalized_shape, weight, eps)[0]
+
+
+@contextmanager
+def cumulative_averages() -> Iterator[None]:
+    """Within it, batch norms with ``momentum=None`` weigh their running statistics by a count that stays a tensor: torch makes a number of
+    it, which no graph holds."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    own = [vars(kind).get("forward") for kind in kinds]  # they inherit it
+
+    def counted(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(self: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor) -> Tensor:
+            statistics = [self.running_mean, self.running_var]
+            count = self.num_batches_tracked
+            if self.momentum is not None or not self.training or count is None or any(value is None for value in statistics):
+                return forward(self, x)
+            before = [value.clone() for value in statistics if value is not None]
+            self.momentum = 1.0
+            try:
+                out = forward(self, x)  # counts; the running statistics are this batch's then
+            finally:
+                self.momentum = None
+            share = count.to(torch.float64).reciprocal()
+            for value, old in zip(statistics, before, strict=True):
+                if value is not None:
+                    value.copy_((1 - share) * old + share * value)
+            return out
+
+        return call
+
+    for kind in kinds:
+        kind.forward = counted(kind.forward)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, forward in zip(kinds, own, strict=True):
+            if forward is None:
+                del kind.forward
+            else:
+                kind.forward = forward  # type: ignore[method-assign]
