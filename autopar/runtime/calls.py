@@ -31,11 +31,12 @@ class CallTree:
 
     Args:
         arguments: ``Graph.arguments``, the recorded trees.
-        forward: the original forward, so that an argument captured by position may be passed by name, and the other way round.
+        forward: the original forward, so that an argument captured by position may be passed by name, and the other way round; None
+            where it is not known, and arguments come as they were captured.
     """
 
     arguments: Mapping[str, Any]
-    forward: Callable[..., Any]
+    forward: Callable[..., Any] | None
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The tensor for each input name of a call with the model's arguments, then the loss's.
@@ -51,10 +52,11 @@ class CallTree:
         else:
             loss_args = ()
         found: dict[str, Any] = {}
-        if len(args) != len(recorded) or set(kwargs) != set(named):
-            (recorded, named), (args, kwargs) = self._by_name(recorded, named), self._by_name(args, kwargs)
+        if self.forward is not None and (len(args) != len(recorded) or set(kwargs) != set(named)):
+            (recorded, named), (args, kwargs) = _by_name(self.forward, recorded, named), _by_name(self.forward, args, kwargs)
         if set(kwargs) != set(named) or len(args) != len(recorded):
-            differing = sorted(set(kwargs) ^ set(named)) or [f"{len(args)} positional arguments instead of {len(recorded)}"]
+            counts = [f"{len(args)} arguments by position where it had {len(recorded)}"] if len(args) != len(recorded) else []
+            differing = [*counts, *sorted(set(kwargs) ^ set(named))]
             raise UsageError(f"the call differs from the captured one in {', '.join(differing)}", _HINT)
         for index, (tree, value) in enumerate(zip(recorded, args, strict=True)):
             found.update(leaves(tree, value, f"argument {index}"))
@@ -64,18 +66,19 @@ class CallTree:
             found.update(leaves(tree, value, f"loss argument {index}"))
         return found
 
-    def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        try:
-            bound = inspect.signature(self.forward).bind(*args, **kwargs)
-        except TypeError as error:
-            raise UsageError(f"the arguments do not fit the model's forward: {error}", _HINT) from None
-        bound.apply_defaults()
-        return (), dict(bound.arguments)
-
     def result(self, outputs: Mapping[str, Any]) -> Any:
         """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, named parts as a ``Record``,
         which are a tuple too where they were one."""
         return _rebuild(self.arguments["outputs"], outputs)
+
+
+def _by_name(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    try:
+        bound = inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"the arguments do not fit the model's forward: {error}", _HINT) from None
+    bound.apply_defaults()
+    return (), dict(bound.arguments)
 
 
 def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[str, Any]]:

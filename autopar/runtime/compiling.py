@@ -170,10 +170,6 @@ def compile_schedule(
         raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(get_args(Execute))}")
     team, where, machine, graph = team_of(mesh), find_device(device), schedule.machine, schedule.graph
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
-    update_local_parts()
-    reduce_where_asked()
-    look_in_whole()
-    assign_data()
 
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
@@ -214,6 +210,8 @@ def bind_step(
     Raises:
         MismatchError: a gradient that does not lie as its parameter.
     """
+    for taught in (update_local_parts, reduce_where_asked, look_in_whole, assign_data):
+        taught()  # what DTensors of weights and gradients are to do beside what torch's do
     checkpoint_in_chunks(chunks)
     backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")

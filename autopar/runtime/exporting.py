@@ -82,14 +82,14 @@ def export_program(
     named: dict[int, list[str]] = {}
     for name, _, _, tensor in sorted(own_tensors(model), key=lambda item: item[0] not in specs):
         named.setdefault(id(tensor), []).append(name)
-    for name, _, _, tensor in own_tensors(model):
+    for name, owner, last, tensor in own_tensors(model):
         if name != named[id(tensor)][0]:
             continue
         file = next((other for other in named[id(tensor)] if other in stored), None)
         spec = specs.get(name, ShardingSpec.replicated(tensor.dim()))
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         described[name] = {"kind": kind, "trained": tensor.requires_grad, "aliases": named[id(tensor)][1:]}
-        described[name] |= {"shape": list(tensor.shape), "spec": str(spec)}
+        described[name] |= {"shape": list(tensor.shape), "spec": str(spec), "persistent": last not in owner._non_persistent_buffers_set}
         parts[name] = _of(name, tensor, mesh) if file is None else stored.part(file, tensor, mesh)
     for item in schedule.graph.of_kind("constant"):
         tensor, spec = captured.constants[item.name], schedule.specs[item.tensor]
@@ -144,7 +144,7 @@ def load_program(
     place = Place(planned, device_mesh_of(planned, where) if mesh is None else mesh, team, where)
     schedule, tree, constants = together(lambda: _assembled(place_of, plan, place), team)
     check_agreement(schedule, team)
-    step = bind_step(schedule, constants, CallTree(schedule.graph.arguments, _any_call), place, inputs, True, execute)
+    step = bind_step(schedule, constants, CallTree(schedule.graph.arguments, None), place, inputs, True, execute)
     return ShardedModule(tree, Programs(step, tuple(part.training for part in tree.modules())), plan)
 
 
@@ -161,7 +161,7 @@ def _assembled(folder: Path, plan: Plan, place: Place) -> tuple[Schedule, nn.Mod
         tensor: torch.Tensor = place.dtensor(local, spec, row["shape"])
         tensor = nn.Parameter(tensor, requires_grad=row["trained"]) if row["kind"] == "parameter" else tensor
         for path in (name, *row["aliases"]):
-            _put(tree, path, tensor)
+            _put(tree, path, tensor, row.get("persistent", True))
     tree.train(plan.model.mode == "train")
     return schedule, tree, constants
 
@@ -184,10 +184,6 @@ def load_safetensors(module: ShardedModule, files: Sequence[str | os.PathLike[st
     module.load_state_dict(found, strict=False)
     held = {id(tensor) for name, tensor in module.state_dict(keep_vars=True).items() if name in found}
     return [name for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) not in held]
-
-
-def _any_call(*args: Any, **kwargs: Any) -> None:
-    """Stands for the model's forward, whose signature is not known here."""
 
 
 class _Stored:
@@ -256,7 +252,7 @@ def _read(folder: Path, place: Place) -> tuple[Mapping[str, Mapping[str, Any]], 
     return json.loads(metadata["tensors"]), {name: opened.get_tensor(name).to(place.device) for name in opened.keys()}  # noqa: SIM118
 
 
-def _put(tree: nn.Module, path: str, tensor: torch.Tensor) -> None:
+def _put(tree: nn.Module, path: str, tensor: torch.Tensor, persistent: bool) -> None:
     *modules, name = path.split(".")
     for part in modules:
         if part not in tree._modules:
@@ -265,7 +261,7 @@ def _put(tree: nn.Module, path: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, nn.Parameter):
         tree.register_parameter(name, tensor)
     else:
-        tree.register_buffer(name, tensor)
+        tree.register_buffer(name, tensor, persistent)
 
 
 def _shard(rank: int) -> str:

@@ -62,6 +62,41 @@ def test_a_folder_runs_and_trains_without_the_model(tmp_path: Path) -> None:
         assert "an exported program runs the planned call alone: training, x [8, 16], wanted [8, 8]\nhint: " in words
 
 
+class Positions(nn.Module):
+    """A buffer that is in no state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("positions", torch.arange(16.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x) * self.positions).square().mean()
+
+
+def test_a_loaded_program_is_a_module_as_the_compiled_one_is(tmp_path: Path) -> None:
+    model = Positions()
+    plan = autopar.plan(model, (X.float(),), mesh="2", hardware="cpu-cluster", constraints={"layer.weight": "S0 R", "layer.bias": "S0"})
+    export_program(plan, model, tmp_path / "program")
+
+    def run(rank: int) -> tuple[list[str], bool, list[float], list[str]]:
+        module = autopar.load_program(tmp_path / "program")
+        weight = module.layer.weight
+        norm = weight.norm().item()  # of the whole
+        with torch.autograd.set_detect_anomaly(True):
+            module(X.float()).backward()
+        weight.data = 2 * weight.data
+        twice = torch.equal(whole(weight), 2 * model.layer.weight)
+        words = [refused(lambda: module(x=X.float())), refused(lambda: module(X.float(), 3))]
+        return sorted(module.state_dict()), twice, [norm, model.layer.weight.norm().item()], words
+
+    for names, twice, (norm, wanted), words in on_ranks(run, 2):
+        assert names == ["layer.bias", "layer.weight"] and twice and norm == pytest.approx(wanted)
+        said = "the call differs from the captured one in"
+        assert words[0].startswith(f"{said} 0 arguments by position where it had 1, x\nhint: ")
+        assert words[1].startswith(f"{said} 2 arguments by position where it had 1\nhint: ")
+
+
 def test_meta_models_are_filled_from_files_block_by_block(tmp_path: Path) -> None:
     model, plan = tied()
     stored = {name: tensor for name, tensor in model.state_dict().items() if name != "second.weight"}
