@@ -65,6 +65,10 @@ Wait = Callable[[], list[Tensor]]
 """Waits for a collective (on a GPU: lets the current stream wait) and gives what arrived, one flat buffer for each hosted rank."""
 
 
+Rooms = Sequence[Tensor] | None
+"""Flat memory for what each hosted rank receives."""
+
+
 class Backend(Protocol):
     """Hosts some ranks of a mesh and moves buffers between them.
 
@@ -76,8 +80,12 @@ class Backend(Protocol):
     ranks: tuple[int, ...]
     traced: bool
 
-    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
-        """Begins; a buffer belongs to the collective until it was waited for."""
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
+        """Begins; a buffer belongs to the collective until it was waited for.
+
+        Args:
+            rooms: of an all_gather, the memory to be filled, where buffers are already in their places in it.
+        """
         ...
 
     def streams(self, exchange: Exchange) -> bool:
@@ -103,7 +111,7 @@ class LockstepRanks:
     def ranks(self) -> tuple[int, ...]:
         return tuple(range(self.mesh.ranks))
 
-    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
         if exchange.kind == "permute":
             found = [buffers[source].clone() for source in exchange.sources]
         elif exchange.kind == "all_reduce":
@@ -114,6 +122,12 @@ class LockstepRanks:
                 for other in others:
                     other.copy_(first)
             found = list(buffers)
+        elif rooms is not None:
+            found = list(rooms)
+            for rank, room in zip(self.ranks, rooms, strict=True):
+                for place, member in zip(room.view(exchange.size, -1), group_of(self.mesh, exchange.axes, rank), strict=True):
+                    if member != rank:
+                        place.copy_(buffers[member])
         else:
             found = []
             for rank in self.ranks:
@@ -172,8 +186,10 @@ class ProcessRanks:
         self.groups = create_process_groups(mesh, axes, self.team)
         self._streams: dict[Axes, Any] = {}
 
-    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
         (buffer,) = buffers
+        if rooms is not None:
+            return Sent(*_gathered(buffer, *rooms, self.groups[exchange.axes]))
         ends = self.ends(exchange) if exchange.kind == "permute" else None
         return Sent(*_OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends))
 
@@ -220,7 +236,10 @@ def _reduce_scatter(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup
 
 
 def _all_gather(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
-    out = buffer.new_empty(buffer.numel() * exchange.size)
+    return _gathered(buffer, buffer.new_empty(buffer.numel() * exchange.size), group)
+
+
+def _gathered(buffer: Tensor, out: Tensor, group: dist.ProcessGroup) -> Started:
     lent = lend(_plain(out)), lend(_plain(buffer))
     return dist.all_gather_single(*lent, group, async_op=True), out, lent
 
@@ -264,7 +283,7 @@ class TracedRanks(ProcessRanks):
 
     traced = True
 
-    def start(self, exchange: Exchange, buffers: Sequence[Tensor]) -> Wait:
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
         (buffer,) = buffers
         plain, functional, group = _plain(buffer), functional_collectives(), self.groups[exchange.axes].group_name
         if exchange.kind != "permute":

@@ -8,7 +8,7 @@ is such a buffer already.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from cost_models import Mesh, SubAxis
 
 Values = dict[str, Tensor]
 """What a rank holds, by name."""
+GONE = torch.empty(0)
+"""Stands for what a call alone has, until it is freed."""
 CUT = ("reduce_scatter", "all_to_all")
 """The kinds whose sources are cut along a dim."""
 JOINED = ("all_gather", "all_to_all")
@@ -100,10 +102,13 @@ class Call:
     Args:
         of: the collective.
         earlier: the calls still in flight when it starts that bring what it reads: they are waited for first.
+        last: of what it reads, what nobody reads after it: it is the call's alone until it is freed, and where it had to be copied to lie
+            in order, it goes at once.
     """
 
-    def __init__(self, of: Collective, backend: Backend, earlier: Sequence[Call] = ()) -> None:
+    def __init__(self, of: Collective, backend: Backend, earlier: Sequence[Call] = (), last: Set[str] = frozenset()) -> None:
         step = of.parts[0].step
+        self.last = () if of.packs or len(of.parts) > 1 else tuple(last)
         self.of, self.backend, self.earlier = of, backend, earlier
         self.exchange = exchange_of(of)
         self.sources, self.targets = tuple(part.source for part in of.parts), tuple(part.target for part in of.parts)
@@ -113,6 +118,9 @@ class Call:
         for parts in dict.fromkeys(alike):
             own = replace(of, parts=parts)
             made[parts] = _packing(own, cut, backend.traced), _unpacking(own, joined)
+        groups = [group_of(mesh, self.exchange.axes, rank) for rank in backend.ranks]
+        self.places = [group.index(rank) for group, rank in zip(groups, backend.ranks, strict=True)]
+        self.in_place = step.kind == "all_gather" and not of.packs and not backend.traced
         self.packs, self.unpacks = zip(*(made[parts] for parts in alike), strict=True)
 
     def start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
@@ -133,11 +141,19 @@ class Call:
 
     def _start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         sources = [[held[name] for name in self.sources] for held in ranks]
-        buffers = [pack(tensors) for pack, tensors in zip(self.packs, sources, strict=True)]
-        flights[self.of.id] = Flight(self.backend.start(self.exchange, buffers))
-        del buffers
+        rooms = None
+        if self.in_place and not any(source.is_contiguous() for (source,) in sources):
+            rooms = [source.new_empty(source.numel() * self.exchange.size) for (source,) in sources]
+            places = zip(sources, rooms, self.places, strict=True)
+            buffers = [_laid(source, room.view(self.exchange.size, -1)[place]) for (source,), room, place in places]
+        else:
+            buffers = [pack(tensors) for pack, tensors in zip(self.packs, sources, strict=True)]
         if observed is not None:
             observed.append(self._observed(sources[0]))
+        del sources
+        for held in ranks:
+            held.update(dict.fromkeys(self.last, GONE))
+        flights[self.of.id] = Flight(self.backend.start(self.exchange, buffers, rooms))
 
     def finish(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         """Waits; what it makes is there."""
@@ -245,6 +261,12 @@ def _lay_out(source: Tensor, room: Tensor, part: Part) -> Tensor:
             block = block.narrow(along, 0, extent)
         block.copy_(piece)
     return room
+
+
+def _laid(source: Tensor, place: Tensor) -> Tensor:
+    """A flat place in memory, with a source in it."""
+    place.view(source.shape).copy_(source)
+    return place
 
 
 def _block_shape(part: Part, blocks: int) -> tuple[int, ...]:

@@ -179,6 +179,9 @@ class _Binding:
         self.done = {pair.addition for pair in self.pairs.values()}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
         self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}
+        read = {value: index for index, item in enumerate(schedule.instructions) if item.kind != "free" for value in item.reads}
+        freed = {value for item in schedule.instructions if item.kind == "free" for value in item.reads}
+        self.ending = {value: index for value, index in read.items() if value in freed}
         self.calls: dict[str, Call] = {}
         self.bringing: dict[str, Call] = {}
 
@@ -226,7 +229,8 @@ class _Binding:
 
     def start(self, index: int, item: Instruction) -> Action:
         earlier = dict.fromkeys(self.bringing[value] for value in item.reads if value in self.bringing)
-        call = self.calls[item.of] = Call(self.schedule.collectives[item.of], self.backend, tuple(earlier))
+        last = frozenset(value for value in item.reads if self.ending.get(value) == index)
+        call = self.calls[item.of] = Call(self.schedule.collectives[item.of], self.backend, tuple(earlier), last)
         self.bringing.update(dict.fromkeys(item.writes, call))
         return call.start
 
