@@ -112,6 +112,12 @@ def check_pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
     return dict(constraints or {})
 
 
+def check_seconds(time_limit: object) -> None:
+    """Raises UsageError: no time limit."""
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
+
+
 def check_number(microbatches: int | str) -> int:
     if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
         raise UsageError(f"the number of microbatches is {microbatches!r}", "give a whole number from 1 on, or auto where one plans")

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
-from autopar.options import AUTO, RECOMPUTE, MeshLike, candidate_meshes, check_number, check_one_of, check_pins, of_three_axes, user_errors
+from autopar.options import (
+    AUTO,
+    RECOMPUTE,
+    MeshLike,
+    candidate_meshes,
+    check_number,
+    check_one_of,
+    check_pins,
+    check_seconds,
+    of_three_axes,
+    user_errors,
+)  # fmt: skip
 from autopar.pareto import Made, Within
 from autopar.seeds import check_seed
 from cost_models import COST_MODELS, Hardware, Machine, Mesh, find_optimizer
@@ -94,8 +105,7 @@ def planner(
     check_one_of("way to recompute", recompute, RECOMPUTE)
     with user_errors():
         find_optimizer(optimizer)
-    if not isinstance(time_limit, int | float) or not time_limit > 0:
-        raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
+    check_seconds(time_limit)
     check_seed(seed)
     numbers: tuple[int, ...]
     graph_of: Callable[[int], Graph]

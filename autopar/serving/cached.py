@@ -42,6 +42,10 @@ def cached(model: nn.Module, batch: int, length: int, cache: MakeCache | None = 
     Raises:
         UsageError: a model without a cache. CaptureError: a cache that counts in Python.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}", "give a causal model, an nn.Module")
+    if cache is not None and not callable(cache):
+        raise UsageError(f"cache is a {type(cache).__name__}", "give a function of the length that makes a cache")
     taken = inspect.signature(model.forward).parameters
     missing = [name for name in ("input_ids", "past_key_values") if name not in taken]
     if missing:

@@ -21,6 +21,7 @@ from torch import nn
 from autopar.api import capture, load, plan
 from autopar.errors import FileError, InfeasibleError, UsageError
 from autopar.graph import Graph
+from autopar.options import check_seconds
 from autopar.plan import Plan
 from autopar.report.units import seconds as seconds_text
 from autopar.report.units import size as bytes_text
@@ -117,7 +118,7 @@ def plan_serving(
     batch: int,
     prompt: int | Sequence[int],
     tokens: int,
-    lengths: Sequence[int] | None = None,
+    lengths: int | Sequence[int] | None = None,
     cache: MakeCache | None = None,
     constraints: Mapping[str, str] | None = None,
     time_limit: float = 60.0,
@@ -139,12 +140,13 @@ def plan_serving(
     Raises:
         UsageError: lengths that hold no prompt, a model without a cache; else as ``plan``.
     """
-    prompts = tuple(sorted({prompt} if isinstance(prompt, int) else set(prompt)))
-    _check_sizes(batch, prompts, tokens, lengths)
+    prompts, rooms = _sizes("prompt", prompt), () if lengths is None else _sizes("lengths", lengths)
+    _check_sizes(batch, prompts, tokens, None if lengths is None else rooms)
+    check_seconds(time_limit)
     unknown = sorted(set(options) & {"mode", "loss", "loss_args", "optimizer", "microbatches", "recompute"})
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: a model that generates is not trained", "leave it out")
-    rooms = tuple(sorted(set(lengths))) if lengths else (prompts[-1] + tokens,)
+    rooms = rooms or (prompts[-1] + tokens,)
     counts = _counts(rooms, prompts, tokens)
     computed = {"compute_dtype": options.pop("compute_dtype", None)}
     graphs = {}
@@ -224,13 +226,22 @@ def _room(lengths: Sequence[int], filled: int) -> int:
     return next((length for length in lengths if length >= filled), lengths[-1])
 
 
+def _sizes(what: str, given: object) -> tuple[int, ...]:
+    """One size, or several, the smallest first. Raises UsageError: what are no whole numbers from 1 on."""
+    several = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    sizes = [item for item in several if isinstance(item, int) and item > 0]
+    if len(sizes) < len(several):
+        raise UsageError(f"{what} is {given!r}", "give a whole number from 1 on, or several")
+    return tuple(sorted(set(sizes)))
+
+
 def _check_sizes(batch: int, prompts: Sequence[int], tokens: int, lengths: Sequence[int] | None) -> None:
-    for what, number in (("batch", batch), ("tokens", tokens), *(("prompt", prompt) for prompt in prompts)):
+    for what, number in (("batch", batch), ("tokens", tokens)):
         if not isinstance(number, int) or number < 1:
             raise UsageError(f"{what} is {number!r}", "give a whole number from 1 on")
     if not prompts:
         raise UsageError("no length of prompt is given", "give prompt=, the tokens of the longest")
-    if lengths is not None and (not lengths or min(lengths) < 1 or max(lengths) <= prompts[-1]):
+    if lengths is not None and (not lengths or max(lengths) <= prompts[-1]):
         known = ", ".join(map(str, lengths)) or "none"
         message = f"a cache of lengths {known} does not hold a prompt of {prompts[-1]} and a token after it"
         raise UsageError(message, f"let the longest be {prompts[-1] + tokens}, or leave lengths out")

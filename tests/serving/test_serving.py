@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,5 +153,14 @@ def test_what_cannot_be_served_is_said() -> None:
         autopar.plan_serving(causal(), cache=past(4), lengths=(4, 5), **options)
     with pytest.raises(UsageError, match="optimizer: a model that generates is not trained"):
         autopar.plan_serving(causal(), cache=past(4), optimizer="sgd", **options)
+    for wrong, said in (
+        ({"prompt": 5.0}, "prompt is 5.0"), ({"prompt": None}, "prompt is None"), ({"prompt": (3, 0)}, "prompt is (3, 0)"),
+        ({"lengths": ["12"]}, "lengths is ['12']"), ({"lengths": 4}, "a cache of lengths 4 does not"), ({"cache": 3}, "cache is a int"),
+        ({"time_limit": 0}, "the time limit is 0 s"), ({"time_limit": "9"}, "the time limit is '9' s"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=re.escape(said)):
+            autopar.plan_serving(causal(), **{**options, "cache": past(4), **wrong})
+    with pytest.raises(UsageError, match="the model is a int"):
+        autopar.plan_serving(3, **options)
     with pytest.raises(CaptureError, match="changes calls of the cache"):
         autopar.capture(autopar.cached(Counted(), 4, 8, lambda length: Counting(4, length)), example_call(4, 8, 1), mode="inference")
