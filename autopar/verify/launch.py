@@ -7,6 +7,7 @@ When a rank dies or fails, the others are stopped and the error says which rank 
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -34,6 +35,10 @@ MOST_RANKS = 128
 """Processes that one machine is asked for; more than any machine's devices, fewer than would bring it down."""
 STOOD_STILL = "it was stopped (SIGSTOP) and did not go on"
 """How a rank that a signal has stopped ends."""
+STOPPED = "Tt"
+"""The states of such a process."""
+DID_NOTHING = "it did nothing any more"
+"""How a rank ends whose process takes no processor time: one that waits for what its parent alone has, a lock or a thread."""
 GRACE_SECONDS = 1.0
 """After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
 LOOK_SECONDS = 0.5
@@ -62,7 +67,8 @@ def run_ranks(
 
     Args:
         function: may close over anything, since processes are forked; its result must pickle.
-        timeout: seconds that a rank waits in a collective for the others, and that a rank may stand still.
+        timeout: seconds that a rank waits in a collective for the others, and that a rank may stand still; twice as many it may do
+            nothing.
         alone: without a process group: work that is to leave no trace in this process.
         name: of such work, in errors.
 
@@ -121,6 +127,7 @@ def _rank_main(
     function: Callable[[int], Any], rank: int, ranks: int, store: Path | None, writer: Connection, timeout: float, parent: int
 ) -> None:  # fmt: skip
     _die_with(parent)
+    gc.freeze()  # else garbage of the parent's with a process group in it is collected here, and waits for threads that are not
     _keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -185,6 +192,7 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], na
     deadline: float | None = None
     pending = dict(enumerate(readers))
     standing: dict[int, float] = {}
+    idle: dict[int, tuple[float, str]] = {}
     while pending:
         now = time.monotonic()
         ready = wait(list(pending.values()), LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - now)))
@@ -195,22 +203,26 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], na
                 deadline = deadline or time.monotonic() + GRACE_SECONDS
             else:
                 results[rank] = outcome[0]
-        standing = {rank: standing.get(rank, now) for rank in pending if _stands_still(processes[rank])}
+        seen = {rank: _state(processes[rank]) for rank in pending}
+        standing = {rank: standing.get(rank, now) for rank, (state, _) in seen.items() if state in STOPPED}
+        idle = {rank: idle[rank] if rank in idle and idle[rank][1] == spent else (now, spent) for rank, (_, spent) in seen.items()}
+        still = [rank for rank, (since, _) in idle.items() if now - since > 2 * timeout and rank not in standing]
         over = deadline is not None and time.monotonic() >= deadline
-        if over or any(now - since > timeout for since in standing.values()):
-            failures += [Failure(rank, STOOD_STILL) for rank in standing]
+        if over or still or any(now - since > timeout for since in standing.values()):
+            failures += [Failure(rank, STOOD_STILL) for rank in standing] + [Failure(rank, DID_NOTHING) for rank in still]
             break
     if failures:
         raise _explain(failures, len(processes), name)
     return [results[rank] for rank in range(len(processes))]
 
 
-def _stands_still(process: BaseProcess) -> bool:
-    """Whether a signal has stopped the process (as far as the system tells)."""
+def _state(process: BaseProcess) -> tuple[str, str]:
+    """A process's state, one letter, and the processor time that it and its threads have had (as far as the system tells)."""
     try:
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return "?", str(time.monotonic())
+    return fields[0], " ".join(fields[11:15])
 
 
 def _receive(rank: int, reader: Connection, process: BaseProcess) -> Failure | tuple[Any]:
@@ -251,7 +263,7 @@ def _explain(failures: Sequence[Failure], ranks: int, name: str) -> AutoparError
     if first.trace and not first.consequence:
         sys.stderr.write(f"{name or f'rank {first.rank}'}:\n{first.trace}")
     others = "" if ranks == 1 else "; the other was stopped" if ranks == 2 else f"; the other {ranks - 1} were stopped"
-    hint = "run it again" if first.reason == STOOD_STILL else "run it again; if it was killed, the machine may lack memory"
+    hint = "run it again" if first.reason in (STOOD_STILL, DID_NOTHING) else "run it again; if it was killed, the machine may lack memory"
     return VerificationError(f"{name or f'rank {first.rank} of {ranks}'} died: {first.reason}{others}", hint)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +103,30 @@ def test_a_rank_that_is_stopped_ends_the_run_by_name(alone: bool) -> None:
     name = "the single-device run" if alone else "rank 1 of 2"
     with pytest.raises(VerificationError, match=f"{name} died: it was stopped \\(SIGSTOP\\) and did not go on"):
         run_ranks(rank_main, ranks, timeout=1.0, alone=alone)
+
+
+def test_ranks_do_not_clear_away_process_groups_of_their_parent() -> None:
+    """The threads that its end waits for are not there, and those that ranks start themselves may come to have their names."""
+    assert not dist.is_initialized()
+    gc.collect()
+    gc.disable()
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        round_and_round: list[Any] = [dist.group.WORLD]
+        round_and_round.append(round_and_round)
+        del round_and_round
+        dist.destroy_process_group()
+        assert run_ranks(lambda rank: gc.collect() >= 0, 2, timeout=5.0) == [True, True]
+    finally:
+        gc.enable()
+
+
+def test_a_process_that_does_nothing_ends_the_run_by_name() -> None:
+    """As one that was forked while a thread of its parent held a lock."""
+    held = threading.Lock()
+    held.acquire()
+    with pytest.raises(VerificationError, match="the single-device run died: it did nothing any more\nhint: run it again"):
+        run_ranks(lambda rank: held.acquire(), 1, timeout=0.5, alone=True)
 
 
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
