@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from autopar.errors import AutoparError, MismatchError, UsageError
+from autopar.errors import AutoparError, MismatchError, TimeLimitError, UsageError
 from autopar.graph import Graph, GraphInput, to_json
 from autopar.importer import Capture, capture
 from autopar.importer.containers import changed
@@ -27,13 +27,14 @@ from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
-from autopar.search import find_plan
+from autopar.search import Found, Shared, find_plan
 from autopar.sharding import ShardingSpec
+from cost_models import Machine
 
 MOST = 16
 """Programs beside the planned one: a call in ever new shapes would plan for ever."""
-SECONDS = 20.0
-"""Time limit of the search for each."""
+SECONDS, LONGEST = 20.0, 320.0
+"""Time limit of the search for each; without a plan in it, twice as much and so on up to the longest: the call has to have one."""
 
 Shapes = tuple[tuple[str, tuple[int, ...], bool], ...]
 """Name, global shape and whether a gradient is wanted of each input."""
@@ -201,10 +202,7 @@ class Programs:
             machine = self.main.executable.schedule.machine
             limit = self.memory_bytes - (self.states_bytes if graph.mode == "inference" else 0)
             try:
-                found = find_plan(
-                    graph, machine, memory_bytes=limit, optimizer=self.optimizer, constraints=self._pins(graph), time_limit=SECONDS,
-                    baselines=False,
-                )  # fmt: skip
+                found = self._found(graph, machine, limit)
                 outcome = [record(found, target="a further call", memory_bytes=limit).to_json()]
             except AutoparError as error:
                 outcome = [(type(error), error.message, error.hint)]
@@ -216,6 +214,20 @@ class Programs:
             kind, *words = outcome[0]
             raise kind(*words)
         return Plan.from_json(outcome[0])
+
+    def _found(self, graph: Graph, machine: Machine, limit: int) -> Found:
+        """The plan of the search. Raises what the search raises."""
+        seconds, shared = SECONDS, Shared()
+        while True:
+            try:
+                return find_plan(
+                    graph, machine, memory_bytes=limit, optimizer=self.optimizer, constraints=self._pins(graph), time_limit=seconds,
+                    baselines=False, shared=shared,
+                )  # fmt: skip
+            except TimeLimitError:
+                if seconds >= LONGEST:
+                    raise
+                seconds *= 2
 
     def _pins(self, graph: Graph) -> dict[str, str]:
         """Weights lie where they lie, inputs where they came before if that divides them."""

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import autopar
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, TimeLimitError
 from autopar.plan import Plan
+from autopar.runtime import programs
 from autopar.runtime.agreement import find_sources
 from autopar.runtime.groups import team_of
+from autopar.search import find_plan
 from autopar.verify.launch import run_ranks
 
 X, Y = torch.randn(8, 16, dtype=torch.float64), torch.randn(8, 8, dtype=torch.float64)
@@ -172,9 +174,9 @@ def test_eval_and_train_do_what_they_say(execute: Any) -> None:
         expected = [wanted.item(), mse(reference(X[:6]), Y[:6]).item(), wanted.item(), wanted.item()]
         return [*values, value.item()], expected, right, differ, len(module._programs.made)
 
-    for values, expected, right, differ, programs in on_ranks(run, 4):
+    for values, expected, right, differ, made in on_ranks(run, 4):
         assert values == pytest.approx(expected, rel=1e-12)
-        assert right and differ and programs == 3
+        assert right and differ and made == 3
 
 
 def test_a_frozen_part_keeps_its_statistics_and_a_short_batch_trains() -> None:
@@ -240,6 +242,26 @@ def test_a_program_that_computes_the_same_is_not_planned_twice() -> None:
         return all(step is module._programs.main for step in module._programs.made.values()) and len(module._programs.made) == 2
 
     assert on_ranks(run, 2) == [True, True]
+
+
+def test_a_further_call_has_the_time_that_its_plan_takes(monkeypatch: pytest.MonkeyPatch, one_rank: None) -> None:
+    """On a busy machine, or for a large model, the search has no plan in its first seconds."""
+    module, reference = autopar.compile(net(), plan_of("1")), net().eval()
+    asked: list[float] = []
+
+    def slow(*args: Any, time_limit: float, **options: Any) -> Any:
+        asked.append(time_limit)
+        if time_limit < enough:
+            raise TimeLimitError("no plan was found", "allow more time")
+        return find_plan(*args, time_limit=time_limit, **options)
+
+    monkeypatch.setattr(programs, "find_plan", slow)
+    enough = 40.0
+    assert module.eval()(X, Y).item() == pytest.approx(mse(reference(X), Y).item()) and asked == [20.0, 40.0]
+    enough = 1e9
+    with pytest.raises(TimeLimitError):
+        module(X[:6], Y[:6])
+    assert asked[-1] == programs.LONGEST
 
 
 def test_ranks_that_call_in_other_ways_are_told() -> None:
