@@ -166,9 +166,10 @@ class ShardedModule(nn.Module):
             if item.kind not in ("parameter", "buffer"):
                 continue
             tensor = held[item.name]
-            if spec_of(tensor) is None or spec_of(tensor) is not self._laid.get(item.name):
+            laid = spec_of(tensor)
+            if laid is None or laid is not self._laid.get(item.name):
                 step.check_laid(item, tensor)
-                self._laid[item.name] = spec_of(tensor)
+                self._laid[item.name] = laid
             for other, one in self._held(item.aliases).items() if item.aliases else ():
                 if one is not tensor:
                     message = f"{item.name} and {other} are one {item.kind} in the plan, and two in the module now"
