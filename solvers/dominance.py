@@ -60,14 +60,26 @@ def cheaper_pairs(net: Network, i: int) -> tuple[Ints, Ints]:
     a, b = np.nonzero(cost[:, None] <= cost)
     a, b = a[a != b], b[a != b]
     left = cost[b] - cost[a]
-    end = net.head[i]
-    while end >= 0 and len(a):
+    tables, end = list[Ints](), net.head[i]
+    while end >= 0:
         if net.edge_live[end >> 1]:
-            rows = remaining(net, end >> 1, i, far(net, end))
-            worst = regrets(rows, a, b)
-            stays = worst <= left
-            a, b, left = a[stays], b[stays], left[stays] - worst[stays]
+            tables.append(remaining(net, end >> 1, i, far(net, end)))
         end = net.following[end]
+    hope = left
+    for rows in tables:  # in the column that goes best with b alone, which rules out most
+        if len(a) == 0:
+            break
+        column = rows.argmin(axis=1)
+        least = rows[np.arange(len(rows)), column]
+        hope = hope - np.where(least[b] < NEVER, rows[a, column[b]] - least[b], 0)
+        stays = hope >= 0
+        a, b, left, hope = a[stays], b[stays], left[stays], hope[stays]
+    for rows in tables:
+        if len(a) == 0:
+            break
+        worst = regrets(rows, a, b)
+        stays = worst <= left
+        a, b, left = a[stays], b[stays], left[stays] - worst[stays]
     return a, b
 
 
