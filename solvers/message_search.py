@@ -26,6 +26,8 @@ SWEEPS, PLAIN_SWEEPS = 30, 6
 """Sweeps of the search in a round, and without compiled code, when sweeps are slower still than messages."""
 UPDATES = 16
 """Changes of prices in a round: about the same work."""
+SURELY = 0.1
+"""Share of the gap asked at which messages at no prices of memory end."""
 STALL = 2e-2
 """The ascent rests when twelve rounds close less than this share of the gap."""
 SAFETY = 1e-12
@@ -73,7 +75,7 @@ class MessageSearch:
         """So many rounds, or fewer when the record is over."""
         if self.rounds == 0:
             self._warm_start()
-            self.dual.warm_up()
+            self.dual.warm_up(SURELY * self.record.gap, float(self.core.constant))
         threads = 2 if runs_compiled() else 1  # a second thread would only wait for the interpreter
         with ThreadPoolExecutor(threads) as pool:
             for _ in range(rounds):

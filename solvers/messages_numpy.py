@@ -1,7 +1,7 @@
 """Message passing in NumPy, for machines without compiled code: the nodes that no edge orders against each other go as one wave.
 
 Each pass does what the kernel of its name in ``messages`` does. Everything ragged lies flat: an edge's rows one after the other, in
-the order of the waves, so that least entries are ``np.minimum.reduceat``.
+the order of the waves, so that least entries are ``np.minimum.reduceat``; but for large tables, of which each is read as it lies.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 from solvers.arrays import Ints, offsets
 from solvers.pairs import FAR, Floats, Pairs
+
+
+LARGE = 512
+"""Entries of a wave's tables, on average, from which each is looked at on its own: a call costs less than reading one by indices."""
 
 
 class Wave(NamedTuple):
@@ -31,6 +35,7 @@ class Wave(NamedTuple):
     row: NDArray[np.int32]  # [entries] row
     cost: Floats  # [entries] the tables, laid out (receiver, sender)
     column_first: Ints  # [columns] where the entries of one choice of the receiver begin
+    tables: list[tuple[int, int, int, int, int]]  # where tables are large, of each instead: its place in the graph's, rows, columns, first of each
     edge: Ints  # [columns] edge
     edge_first: Ints  # [edges] where its columns begin
     out: Ints  # [columns] messages of the graph
@@ -69,12 +74,12 @@ def beliefs(graph: Pairs, theta: Floats, messages: Floats) -> Floats:
 
 def pass_forward(graph: Pairs, theta: Floats, messages: Floats, choices: Ints) -> float:
     """See ``messages.pass_forward``."""
-    return _run(graph, waves(graph, True), theta, messages, choices)
+    return _run(graph, graph.turned, waves(graph, True), theta, messages, choices)
 
 
 def pass_backward(graph: Pairs, theta: Floats, messages: Floats) -> None:
     """See ``messages.pass_backward``."""
-    _run(graph, waves(graph, False), theta, messages, None)
+    _run(graph, graph.table, waves(graph, False), theta, messages, None)
 
 
 def certify(graph: Pairs, theta: Floats, messages: Floats) -> float:
@@ -104,7 +109,8 @@ def priced(costs: Floats, item_ptr: Ints, begin: Ints, end: Ints, usage: Floats,
     theta[:] = costs + np.bincount(owner, usage * (paid[end] - paid[begin]), minlength=len(costs))
 
 
-def _run(graph: Pairs, order: list[Wave], theta: Floats, messages: Floats, choices: Ints | None) -> float:
+def _run(graph: Pairs, tables: Floats, order: list[Wave], theta: Floats, messages: Floats, choices: Ints | None) -> float:
+    """One pass; ``tables`` are the graph's, laid out (receiver, sender)."""
     bound = 0.0
     for wave in order:
         belief = theta[wave.choices]
@@ -123,11 +129,23 @@ def _run(graph: Pairs, order: list[Wave], theta: Floats, messages: Floats, choic
         sent = belief[wave.sender]
         base = wave.share * sent - messages[wave.back]
         base[sent >= FAR / 2] = FAR
-        found = np.minimum(np.minimum.reduceat(base[wave.row] + wave.cost, wave.column_first), FAR)
+        if wave.tables:
+            found = np.empty(len(wave.out))
+            for at, rows, columns, row, column in wave.tables:
+                table = tables[at : at + rows * columns].reshape(columns, rows)
+                np.minimum.reduce(table + base[row : row + rows], axis=1, out=found[column : column + columns])
+        else:
+            found = np.minimum.reduceat(base[wave.row] + wave.cost, wave.column_first)
+        found = np.minimum(found, FAR)
         least = np.minimum.reduceat(found, wave.edge_first)
         messages[wave.out] = np.minimum(found - least[wave.edge], FAR)
         bound += float(least.sum())
     return bound
+
+
+def _places(at: Ints, rows: Ints, columns: Ints) -> list[tuple[int, int, int, int, int]]:
+    places = at, rows, columns, offsets(rows)[:-1], offsets(columns)[:-1]
+    return list(zip(*(place.tolist() for place in places), strict=True))
 
 
 def _waves(graph: Pairs, forward: bool) -> list[Wave]:
@@ -159,7 +177,8 @@ def _waves(graph: Pairs, forward: bool) -> list[Wave]:
         at[mine] = first
         ends = heard_at[heard_cuts[step] : heard_cuts[step + 1]]
         rows, columns = sizes[sender[edges]], sizes[receiver[edges]]
-        widths = np.repeat(rows, columns)
+        large = bool((rows * columns).sum() > LARGE * len(edges))
+        widths = np.repeat(rows, columns) if not large else rows[:0]
         given = arrive_at[arrive_cuts[step] : arrive_cuts[step + 1]] if forward else edges[:0]
         wide = sizes[receiver[given]]
         result.append(
@@ -173,9 +192,10 @@ def _waves(graph: Pairs, forward: bool) -> list[Wave]:
                 sender=spread(at[sender[edges]], rows),
                 share=np.repeat(share[sender[edges]], rows),
                 back=spread(back[edges], rows),
-                row=spread(np.repeat(offsets(rows)[:-1], columns), widths).astype(np.int32),
-                cost=tables[spread(graph.at[edges], rows * columns)],
+                row=spread(np.repeat(offsets(rows)[:-1], columns)[: len(widths)], widths).astype(np.int32),
+                cost=tables[spread(graph.at[edges], rows * columns)] if not large else tables[:0].copy(),
                 column_first=offsets(widths)[:-1],
+                tables=_places(graph.at[edges], rows, columns) if large else [],
                 edge=np.repeat(np.arange(len(edges)), columns),
                 edge_first=offsets(columns)[:-1],
                 out=spread(out[edges], columns),

@@ -96,10 +96,13 @@ class Dual:
         self.room = self.items.capacity.astype(np.float64)
         self.price()
 
-    def warm_up(self) -> None:
-        """Messages at the first prices, and the first bound."""
+    def warm_up(self, gap: float = 0.0, constant: float = 0.0) -> None:
+        """Messages at the first prices, and the first bound; fewer where there is no memory to price and an answer is so near it,
+        ``constant`` being what every answer costs beside."""
         for _ in range(WARM_PASSES):
             self._pass()
+            if self.answer_cost < FAR / 2 and self.answer_cost - self.bound <= gap * (self.answer_cost + constant):
+                break
         self.target = max(self.bound * 1.2, 1.0)
 
     def ascend(self, updates: int, stop: Callable[[], bool]) -> None:
