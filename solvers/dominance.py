@@ -57,23 +57,21 @@ def plain_thin(net: Network, items: Memory, i: int) -> None:
 def cheaper_pairs(net: Network, i: int) -> tuple[Ints, Ints]:
     """Places a, b of remaining choices such that by costs a can always replace b."""
     cost = costs(net, i)[choices(net, i)]
-    a, b = np.nonzero(cost[:, None] <= cost)
-    a, b = a[a != b], b[a != b]
-    left = cost[b] - cost[a]
     tables, end = list[Ints](), net.head[i]
     while end >= 0:
         if net.edge_live[end >> 1]:
-            tables.append(remaining(net, end >> 1, i, far(net, end)))
+            tables.append(remaining(net, end >> 1, i))
         end = net.following[end]
-    hope = left
+    saved = cost - cost[:, None]
+    hope = saved
     for rows in tables:  # in the column that goes best with b alone, which rules out most
-        if len(a) == 0:
-            break
         column = rows.argmin(axis=1)
         least = rows[np.arange(len(rows)), column]
-        hope = hope - np.where(least[b] < NEVER, rows[a, column[b]] - least[b], 0)
-        stays = hope >= 0
-        a, b, left, hope = a[stays], b[stays], left[stays], hope[stays]
+        hope = np.maximum(hope - np.where(least < NEVER, rows[:, column] - least, 0), -1)
+    possible = (hope >= 0) & (saved >= 0)
+    np.fill_diagonal(possible, False)
+    a, b = np.nonzero(possible)
+    left = saved[a, b]
     for rows in tables:
         if len(a) == 0:
             break
@@ -85,12 +83,13 @@ def cheaper_pairs(net: Network, i: int) -> tuple[Ints, Ints]:
 
 def regrets(rows: Ints, a: Ints, b: Ints) -> Ints:
     """The most that row ``a`` costs more than row ``b``, where that is allowed at all: for arrays of pairs."""
-    forbidden = rows >= NEVER
-    above, below = np.where(forbidden, NEVER, rows), np.where(forbidden, 2 * NEVER - 1, rows)
     step = max(1, PAIRS_AT_ONCE // rows.shape[1])
-    parts = [(above[a[at : at + step]] - below[b[at : at + step]]).max(axis=1) for at in range(0, len(a), step)]
+    parts = []
+    for at in range(0, len(a), step):
+        one, other = rows[a[at : at + step]], rows[b[at : at + step]]
+        parts.append(np.where(other < NEVER, one - other, -NEVER).max(axis=1))
     worst = np.concatenate(parts)
-    return np.where(np.asarray(forbidden.all(axis=1))[b], 0, worst)
+    return np.where(worst > -NEVER, worst, 0)
 
 
 @kernel_or(plain_thin)

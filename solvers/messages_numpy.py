@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from solvers.arrays import Ints, offsets
 from solvers.pairs import FAR, Floats, Pairs
 
-
 LARGE = 512
 """Entries of a wave's tables, on average, from which each is looked at on its own: a call costs less than reading one by indices."""
 
@@ -35,7 +34,7 @@ class Wave(NamedTuple):
     row: NDArray[np.int32]  # [entries] row
     cost: Floats  # [entries] the tables, laid out (receiver, sender)
     column_first: Ints  # [columns] where the entries of one choice of the receiver begin
-    tables: list[tuple[int, int, int, int, int]]  # where tables are large, of each instead: its place in the graph's, rows, columns, first of each
+    tables: list[tuple[int, ...]]  # where they are large: place in the graph's, rows, columns, first row, first column
     edge: Ints  # [columns] edge
     edge_first: Ints  # [edges] where its columns begin
     out: Ints  # [columns] messages of the graph
@@ -90,10 +89,16 @@ def certify(graph: Pairs, theta: Floats, messages: Floats) -> float:
     if len(graph.low) == 0:
         return total
     rows, columns = sizes[graph.low], sizes[graph.high]
-    widths = np.repeat(columns, rows)
-    place = spread(np.repeat(graph.to_high, rows), widths)
-    cost = np.where(graph.table < FAR / 2, graph.table - messages[place], np.inf)
-    least = np.minimum.reduceat(cost, offsets(widths)[:-1])
+    if len(graph.table) > LARGE * len(rows):
+        least = np.empty(rows.sum())
+        for at, high, low, told, row in _places(graph.at[:-1], columns, rows, graph.to_high, offsets(rows)[:-1]):
+            table = graph.table[at : at + low * high].reshape(low, high)
+            np.minimum.reduce(np.where(table < FAR / 2, table - messages[told : told + high], np.inf), axis=1, out=least[row : row + low])
+    else:
+        widths = np.repeat(columns, rows)
+        place = spread(np.repeat(graph.to_high, rows), widths)
+        cost = np.where(graph.table < FAR / 2, graph.table - messages[place], np.inf)
+        least = np.minimum.reduceat(cost, offsets(widths)[:-1])
     sender = spread(graph.ptr[graph.low], rows)
     over = belief[sender] - np.repeat(lowest[graph.low], rows)
     share = np.repeat(1.0 / np.bincount(graph.low, minlength=len(sizes))[graph.low], rows)
@@ -143,9 +148,9 @@ def _run(graph: Pairs, tables: Floats, order: list[Wave], theta: Floats, message
     return bound
 
 
-def _places(at: Ints, rows: Ints, columns: Ints) -> list[tuple[int, int, int, int, int]]:
-    places = at, rows, columns, offsets(rows)[:-1], offsets(columns)[:-1]
-    return list(zip(*(place.tolist() for place in places), strict=True))
+def _places(*columns: Ints) -> list[tuple[int, ...]]:
+    """For each edge its numbers."""
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _waves(graph: Pairs, forward: bool) -> list[Wave]:
@@ -195,7 +200,7 @@ def _waves(graph: Pairs, forward: bool) -> list[Wave]:
                 row=spread(np.repeat(offsets(rows)[:-1], columns)[: len(widths)], widths).astype(np.int32),
                 cost=tables[spread(graph.at[edges], rows * columns)] if not large else tables[:0].copy(),
                 column_first=offsets(widths)[:-1],
-                tables=_places(graph.at[edges], rows, columns) if large else [],
+                tables=_places(graph.at[edges], rows, columns, offsets(rows)[:-1], offsets(columns)[:-1]) if large else [],
                 edge=np.repeat(np.arange(len(edges)), columns),
                 edge_first=offsets(columns)[:-1],
                 out=spread(out[edges], columns),

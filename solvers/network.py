@@ -54,9 +54,14 @@ class Network(NamedTuple):
 def grown(net: Network) -> Network:
     """The same network with more room for tables and for the log."""
     need = int(net.scalars[NEED])
-    pool = np.concatenate([net.pool, np.empty(need + len(net.pool) // 4, dtype=np.int64)])
-    log_data = np.concatenate([net.log_data, np.empty(need + len(net.log_data), dtype=np.int64)])
-    return net._replace(pool=pool, log_data=log_data)
+    return net._replace(pool=_longer(net.pool, net.scalars[POOL], need), log_data=_longer(net.log_data, net.scalars[LOG_DATA], need))
+
+
+def _longer(array: Ints, used: int, need: int) -> Ints:
+    """More than twice as long; what is not used yet takes no memory."""
+    longer = np.zeros(2 * len(array) + need, dtype=np.int64)
+    longer[:used] = array[:used]
+    return longer
 
 
 def undo(net: Network, choices: Ints) -> Ints:

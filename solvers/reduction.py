@@ -24,6 +24,8 @@ from solvers.tables import add_table, copy_tables, drop_forbidden
 MOST_VISITS = 3
 """Dominance looks at a node at most this often."""
 MOST_ROUNDS = 6
+ROOM = 3
+"""So many times the tables given have room beside what is made of them; what is not used takes no memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
     sizes = np.diff(problem.node_ptr)
     scalars = np.zeros(12, dtype=np.int64)
     scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
-    pool = np.empty(len(problem.edge_costs) * 5 // 4 + 4096, dtype=np.int64)
+    pool = np.empty(ROOM * len(problem.edge_costs) + 4096, dtype=np.int64)
     pool[: len(problem.edge_costs)] = problem.edge_costs
     pool[: len(problem.edge_costs)][problem.edge_costs >= INFINITE] = NEVER
     result = Network(
@@ -124,7 +126,7 @@ def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
         node_queue=np.zeros(nodes + 1, dtype=np.int64),
         node_waits=np.zeros(nodes, dtype=np.uint8),
         log=np.zeros((nodes, 5), dtype=np.int64),
-        log_data=np.zeros(len(problem.costs) * 2 + 4096, dtype=np.int64),
+        log_data=np.zeros(len(problem.edge_costs) + 2 * len(problem.costs) + 4096, dtype=np.int64),
         mark=np.full(nodes, -1, dtype=np.int64),
         scalars=scalars,
     )

@@ -35,10 +35,12 @@ def table(net: Network, e: int, node: int) -> Ints:
     return shaped if u == node else shaped.T
 
 
-def remaining(net: Network, e: int, first: int, second: int) -> Ints:
-    """The table of edge e between the remaining choices of its nodes; a view only where none has gone."""
-    full, rows, columns = table(net, e, first), choices(net, first), choices(net, second)
-    return full if full.shape == (len(rows), len(columns)) else full[rows[:, None], columns]
+def remaining(net: Network, e: int, first: int) -> Ints:
+    """The table of edge e, a row for each remaining choice of ``first``; a view only where none of its nodes' has gone."""
+    found, rows, columns = table(net, e, net.eu[e]), choices(net, net.eu[e]), choices(net, net.ev[e])
+    if found.shape != (len(rows), len(columns)):
+        found = found.take(rows, axis=0).take(columns, axis=1)
+    return found if first == net.eu[e] else found.T
 
 
 def put(net: Network, e: int, first: int, second: int, values: Ints) -> None:
@@ -112,7 +114,7 @@ def drop_forbidden(net: Network, node: int) -> bool:
 
 
 def plain_tighten(net: Network, e: int, u: int, v: int) -> int:
-    cells, rows, columns = remaining(net, e, u, v), choices(net, u), choices(net, v)
+    cells, rows, columns = remaining(net, e, u), choices(net, u), choices(net, v)
     cost_u, cost_v = costs(net, u), costs(net, v)
     room = net.scalars[UPPER] - net.scalars[CONSTANT] - cost_u[rows]
     allowed = cells < NEVER
@@ -257,7 +259,7 @@ def follows(net: Network, e: int, u: int, v: int) -> bool:
 
 
 def plain_add_table(net: Network, target: int, source: int, first: int, second: int) -> None:
-    put(net, target, first, second, sums(remaining(net, target, first, second), remaining(net, source, first, second)))
+    put(net, target, first, second, sums(remaining(net, target, first), remaining(net, source, first)))
 
 
 @kernel_or(plain_add_table)
@@ -274,7 +276,7 @@ def add_table(net: Network, target: int, source: int, first: int, second: int) -
 
 
 def plain_follow(net: Network, e: int, u: int, v: int, data: int) -> None:
-    cells, own, other = remaining(net, e, u, v), choices(net, u), choices(net, v)
+    cells, own, other = remaining(net, e, u), choices(net, u), choices(net, v)
     place = (cells < NEVER).argmax(axis=0)
     chosen = own[place]
     net.log_data[data + other] = chosen
@@ -303,7 +305,7 @@ def followed(net: Network, e: int, u: int, v: int, w: int, data: int) -> Ints:
 
 
 def plain_add_followed(net: Network, target: int, source: int, u: int, v: int, w: int, data: int) -> None:
-    put(net, target, v, w, sums(remaining(net, target, v, w), followed(net, source, u, v, w, data)))
+    put(net, target, v, w, sums(remaining(net, target, v), followed(net, source, u, v, w, data)))
 
 
 @kernel_or(plain_add_followed)
@@ -356,7 +358,7 @@ def add_row(net: Network, e: int, i: int, k: int, w: int) -> None:
 
 def plain_least_by_one(net: Network, e: int, i: int, v: int, data: int) -> None:
     own, other = choices(net, i), choices(net, v)
-    total = sums(costs(net, i)[own][:, None], remaining(net, e, i, v))
+    total = sums(costs(net, i)[own][:, None], remaining(net, e, i))
     net.log_data[data + other] = own[total.argmin(axis=0)]
     cost = costs(net, v)
     cost[other] = sums(cost[other], total.min(axis=0))
@@ -381,8 +383,8 @@ def least_by_one(net: Network, e: int, i: int, v: int, data: int) -> None:
 
 def plain_least_by_pair(net: Network, e: int, f: int, i: int, v: int, w: int, data: int, new: int) -> None:
     own, rows, columns = choices(net, i), choices(net, v), choices(net, w)
-    left = sums(costs(net, i)[own][:, None], remaining(net, e, i, v))
-    right = remaining(net, f, i, w)
+    left = sums(costs(net, i)[own][:, None], remaining(net, e, i))
+    right = remaining(net, f, i)
     least = np.full((len(rows), len(columns)), NEVER, dtype=np.int64)
     best = np.full(least.shape, own[0], dtype=np.int64)
     for place, k in enumerate(own):
@@ -427,7 +429,7 @@ def transpose(net: Network, e: int, v: int, w: int) -> None:
 
 def plain_copy_tables(net: Network, edges: Ints, edge_ptr: Ints, tables: Ints) -> None:
     for place, e in enumerate(edges):
-        tables[edge_ptr[place] : edge_ptr[place + 1]] = remaining(net, e, net.eu[e], net.ev[e]).reshape(-1)
+        tables[edge_ptr[place] : edge_ptr[place + 1]] = remaining(net, e, net.eu[e]).reshape(-1)
 
 
 @kernel_or(plain_copy_tables)
