@@ -41,6 +41,9 @@ from solvers import TooLargeError
 
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
+MOST, PACE, WIDE, ROOMY = 25_000_000, 400_000, 0.02, 0.5
+"""Edge entries up to which it goes over all choices after all, of a second of the time limit and altogether; where the gap of the best plan
+of merged axes is at least so wide, and that plan holds at most this share of the memory."""
 LOOKS = 3
 """So many times it looks around the best plan, at most."""
 ENUMERATING = 1 / 3
@@ -181,7 +184,8 @@ def _nearby(
     space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: Clock, known: list[Timed], enumerated: bool
 ) -> Found | None:  # fmt: skip
     """The best plan near those of meshes with axes merged, and near the better ones found so; None where none fits in memory. What bounds
-    it are all choices in their cheapest form (``bounds.floor``, ``pooled``).
+    it are all choices in their cheapest form (``bounds.floor``, ``pooled``). Where that leaves much open, the best plan of all, if they are
+    not by far too many.
 
     Args:
         enumerated: whether all choices are; else the best plan of merged axes is the answer, without a bound.
@@ -193,8 +197,10 @@ def _nearby(
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated)
     plans, merged, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None)
-    plans = [*(timed.assignment for timed in known), *plans] if merged >= least else [*plans, *(timed.assignment for timed in known)]
-    least = min(least, merged)
+    reached = merged.seconds if merged is not None else math.inf
+    plans = [*(timed.assignment for timed in known), *plans] if reached >= least else [*plans, *(timed.assignment for timed in known)]
+    least = min(least, reached)
+    whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
     clock.lap("merged")
     if not plans and enumerated:
         written = find_baselines(space)[0].values()
@@ -207,9 +213,10 @@ def _nearby(
         alone, looking = last or number < hurried, perf_counter()
         seconds = 0.0 if interrupted or (alone and enumerated) else asked.time_limit
         wanted = asked.baselines and not alone and (best is None or not best.baselines)
-        around = replace(asked, time_limit=seconds, proves=False, bounds=[bound], baselines=wanted)
+        around = replace(asked, time_limit=seconds, proves=whole and not alone, bounds=[bound], baselines=wanted)
+        part = _alone(space, plans[0]) if alone else space if whole else near(space, plans)
         try:
-            looked = _look(_alone(space, plans[0]) if alone else near(space, plans), space, folding, pins, around, clock, known, plans)
+            looked = _look(part, space, folding, pins, around, clock, known, plans)
         except InfeasibleError:
             break
         except (KeyboardInterrupt, Late, TimeLimitError) as reason:
@@ -220,6 +227,9 @@ def _nearby(
                 continue
             last = True  # the first of the plans is what there is
             continue
+        if looked is None and part is space:
+            whole = False
+            continue
         if looked is None or looked.timed is None or looked.plan is None:
             break
         gained = looked.timed.seconds < least * (1 - GAIN)
@@ -229,6 +239,8 @@ def _nearby(
         interrupted |= looked.interrupted
         if alone and not last:
             continue
+        if part is space:
+            break
         now = perf_counter()
         if not gained or interrupted or last or looked.gap <= asked.gap or 2 * now - looking > asked.ends:
             break  # among others for want of time: the next takes as long as this one
@@ -238,21 +250,29 @@ def _nearby(
     return replace(best, interrupted=interrupted) if best is not None else None
 
 
+def _over_all(space: Space, merged: Timed | None, bound: float, asked: Asked) -> bool:
+    """Whether a search over all choices is worth its time, and has it."""
+    if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WIDE) <= bound:
+        return False
+    return entries(space) <= min(MOST, PACE * asked.time_limit)
+
+
 def _of_merged_axes(
     graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float, folded: bool
-) -> tuple[list[Assignment], float, bool]:  # fmt: skip
-    """Plans of meshes with axes merged, the best first, its seconds, and whether Ctrl-C ended that.
+) -> tuple[list[Assignment], Timed | None, bool]:  # fmt: skip
+    """Plans of meshes with axes merged, the best first, as it was found, and whether Ctrl-C ended that.
 
     Args:
         bound: of all plans.
         least: seconds of the best plan known.
         folded: whether plans are to be those of the folded graph, where they were searched so.
     """
-    ways, plans, reached, interrupted = list(mergings(machine, ALL_ORDERS)), list[Assignment](), math.inf, False
+    ways, plans, interrupted = list(mergings(machine, ALL_ORDERS)), list[Assignment](), False
+    best: Timed | None = None
     for number, merging in enumerate(ways):
         left = asked.ends - perf_counter()
         merged = merging.pins(pins)
-        if merged is None or left <= 0 or reached * (1 - asked.gap) <= bound:
+        if merged is None or left <= 0 or (best is not None and best.seconds * (1 - asked.gap) <= bound):
             continue
         share = left / (len(ways) - number + LOOKS)
         grace = 0.0 if plans or least < math.inf else (left - share) / 2
@@ -270,14 +290,15 @@ def _of_merged_axes(
         except KeyboardInterrupt:
             if not plans and least == math.inf:
                 raise
-            return plans, reached, True
+            return plans, best, True
         if found.timed is not None and found.plan is not None:
             plan = found.plan if folded else found.timed.assignment
-            plans.insert(0 if found.timed.seconds < reached else len(plans), merging.assignment(plan))
-            reached = min(reached, found.timed.seconds)
+            better = best is None or found.timed.seconds < best.seconds
+            plans.insert(0 if better else len(plans), merging.assignment(plan))
+            best = found.timed if better else best
         if interrupted := found.interrupted:
             break
-    return plans, reached, interrupted
+    return plans, best, interrupted
 
 
 def _alone(space: Space, plan: Assignment) -> Space:

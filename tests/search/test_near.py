@@ -97,15 +97,21 @@ def test_a_plan_of_merged_axes_is_as_good_on_the_mesh_itself(seed: int, monkeypa
         assert here.seconds * graph.microbatches <= found.seconds * ROOM, merging.machine.mesh
 
 
+@pytest.mark.parametrize("wide", [2.0, -1.0])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_plans_found_nearby_keep_their_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound holds for the best over all choices; no plan costs more than those of merged axes. (It may cost less than the bound of the
-    search over all choices says, which knows one order of the axes on a dim alone: see ``sharding.ALL_ORDERS``.)"""
+def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound holds for the best over all choices; no plan costs more than those of merged axes, whether it is then looked around them or
+    over all choices. (It may cost less than the bound of the search over all choices says, which knows one order of the axes on a dim
+    alone: see ``sharding.ALL_ORDERS``.)"""
     graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
     whole = find_plan(graph, machine, memory_bytes=UNLIMITED)
     merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
+    looked, around = [], finding.near
+    monkeypatch.setattr(finding, "near", lambda space, plans: (looked.append(plans), around(space, plans))[1])
     monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "WIDE", wide)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
+    assert bool(looked) == (wide > 1)
     assert found.bound_seconds <= whole.seconds * ROOM, "a bound on every plan"
     assert found.bound_seconds <= found.seconds
     assert found.seconds <= min(item.seconds for item in merged) * ROOM
@@ -132,6 +138,21 @@ def test_what_nothing_nearby_fits_is_refused_by_the_search_over_all_choices(monk
     monkeypatch.setattr(finding, "MANY", 0)
     with pytest.raises(InfeasibleError, match="least"):
         find_plan(small_graph(1), small_machine(1, "2x2x2"), memory_bytes=1)
+
+
+def test_over_all_choices_it_goes_only_with_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine, looked, around = small_graph(1), small_machine(1, "2x2x2"), [], finding.near
+    monkeypatch.setattr(finding, "near", lambda space, plans: (looked.append(plans), around(space, plans))[1])
+    monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "WIDE", -1.0)
+    peak = find_plan(graph, machine, memory_bytes=UNLIMITED).memory.peak
+    assert not looked
+    find_plan(graph, machine, memory_bytes=int(1.5 * peak))
+    assert looked, "the best plan of merged axes holds more than half of the memory"
+    looked.clear()
+    monkeypatch.setattr(finding, "PACE", 1)
+    find_plan(graph, machine, memory_bytes=UNLIMITED)
+    assert looked, "so many choices would take more than the time limit"
 
 
 def test_blocks_of_a_fused_weight_are_split_by_no_merged_axis(monkeypatch: pytest.MonkeyPatch) -> None:
