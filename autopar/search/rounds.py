@@ -57,6 +57,8 @@ JOINT, MOST_JOINT = 100_000, 60_000
 becomes then, up to which all times of theirs are told apart."""
 PATIENT = 6
 """The like for weights where memory is short: the first say nothing about plans of little memory."""
+HUGE, LITTLE = 10_000_000, 0.015
+"""Edge entries from which a solve takes seconds, and the relative gain of a bound for which no other is asked there."""
 RENTING = 0.35
 """Share of the time limit for a bound for which memory is paid."""
 SETTLED = 2
@@ -212,7 +214,7 @@ class Search(Trials):
     def _prove(self) -> None:
         """Bounds under weights that the answers so far suggest; their answers are plans to try as well."""
         cuts = Cuts(self.model, self.slowdown)
-        center, idle = cuts.first(), 0
+        center, idle, little = cuts.first(), 0, LITTLE if len(self.problem.edge_costs) > HUGE else GAIN
         mixture = center
         for model, choices in self.chosen:
             if model is self.model:
@@ -231,7 +233,7 @@ class Search(Trials):
             idle = 0 if gained or self.gained else idle + 1
             wanted, most, _ = cuts.best()
             patience = PATIENT if self.plain is not None and not self.large else self.idle
-            if (self.large and not self.folded) or idle >= patience or most <= self.aim * (1 + GAIN):
+            if (self.large and not self.folded) or idle >= patience or most <= self.aim * (1 + little):
                 return
             mixture = blend(wanted, center, SHARE)
 
