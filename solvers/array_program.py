@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -191,9 +191,9 @@ class _Program:
     def _values(self) -> Floats:
         return np.array(self.model.getSolution().col_value)[: len(self.core.costs)]
 
-    def _bound(self, choices: Sequence[int], most: float) -> None:
-        """Rules choices out, with 0, or lets them in again."""
-        columns = np.array(choices, dtype=np.int32)
+    def _bound(self, choices: Iterable[int], most: float) -> None:
+        """Rules choices out, with 0, or lets them in again, with 1."""
+        columns = np.unique(np.fromiter(choices, dtype=np.int32))  # HiGHS changes nothing where one stands twice
         self.model.changeColsBounds(len(columns), columns, np.zeros(len(columns)), np.full(len(columns), most))
 
     def _fix(self, bound: float | None, duals: Floats) -> None:
@@ -207,15 +207,15 @@ class _Program:
     def _dive(self, values: Floats | None) -> None:
         """Offers an answer near the relaxation's: of the choices that it is between the likeliest is made, or ruled out where nothing is
         left with it, and the rest solved anew."""
-        gone: list[int] = []
+        gone = set[int]()
         for _ in range(STEPS):
             if values is None or self.record.done or time.perf_counter() > self.deadline:
                 break
-            between, picked, others = _between(values), self._rounded(values), list[int]()
+            between, picked, others = _between(values), self._rounded(values), set[int]()
             likeliest = int(np.argmax(np.where(between, values, 0.0)))
             if between.any():
                 node = int(np.searchsorted(self.core.node_ptr, likeliest, side="right")) - 1
-                others = [place for place in range(*self.core.node_ptr[node : node + 2]) if place != likeliest]
+                others = set(range(*self.core.node_ptr[node : node + 2])) - gone - {likeliest}
             else:
                 self.record.offer(self.core.expand(picked))
                 if not self._add_rows(values, picked):
@@ -223,12 +223,12 @@ class _Program:
             values = self._relaxed(others)
             if values is None and others:
                 self._bound(others, 1.0)
-                others = [likeliest]
+                others = {likeliest}
                 values = self._relaxed(others)
-            gone += others
+            gone |= others
         self._bound(gone, 1.0)
 
-    def _relaxed(self, gone: Sequence[int]) -> Floats | None:
+    def _relaxed(self, gone: Set[int]) -> Floats | None:
         """Values of the choices without some of them; None where there are none in time."""
         import highspy
 

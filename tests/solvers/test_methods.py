@@ -64,7 +64,13 @@ def test_reduced_costs_leave_out_no_better_answer(monkeypatch):
 def test_answers_near_the_relaxation_save_integer_programs(monkeypatch):
     dived, integral = [], []
     dive, run = array_program._Program._dive, array_program._Program._solve
-    monkeypatch.setattr(array_program._Program, "_dive", lambda program, values: (dived.append(seed), dive(program, values)))
+
+    def counted(program, values):
+        dived.append(seed)
+        dive(program, values)
+        assert min(program.model.getLp().col_upper_) == 1.0, "what was ruled out on the way is a choice again"
+
+    monkeypatch.setattr(array_program._Program, "_dive", counted)
     monkeypatch.setattr(array_program._Program, "_solve", lambda program, whole: (integral.extend([seed] * whole), run(program, whole))[1])
     for seed in range(400):
         problem = random_problem(seed)
