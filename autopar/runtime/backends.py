@@ -189,9 +189,9 @@ class ProcessRanks:
     def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
         (buffer,) = buffers
         if rooms is not None:
-            return Sent(*_gathered(buffer, *rooms, self.groups[exchange.axes]))
+            return Sent(*_gathered(buffer, *rooms, self.groups[exchange.axes]), buffer)
         ends = self.ends(exchange) if exchange.kind == "permute" else None
-        return Sent(*_OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends))
+        return Sent(*_OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends), buffer)
 
     def ends(self, exchange: Exchange) -> Ends:
         """Of a permute, for each member of the group: 1 where this rank's buffer goes there; 1 where the one it receives comes from."""

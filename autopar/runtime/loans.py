@@ -33,10 +33,11 @@ class Sent:
         work: torch's own.
         found: what it fills.
         lent: what it reads and fills, as it was given that.
+        held: what it reads, which stays as long as this does: of unequal parts, until what arrived is cut.
     """
 
-    def __init__(self, work: Any, found: Tensor, lent: Sequence[Tensor]) -> None:
-        self.work, self.found, self.lent = work, found, lent
+    def __init__(self, work: Any, found: Tensor, lent: Sequence[Tensor], held: Tensor | None = None) -> None:
+        self.work, self.found, self.lent, self.held = work, found, lent, held
         if not found.is_cuda:
             while _LENT and _is_back(0):
                 _LENT.popleft()
