@@ -184,6 +184,19 @@ def test_weights_that_are_not_laid_as_planned_are_refused() -> None:
             assert words in text and "\nhint: " in text
 
 
+def trains_as_one_device_does(changed: Callable[[Any], Any]) -> None:
+    """The losses of a module that is changed after it was compiled, beside the plain one changed alike."""
+    reference = changed(tied())
+    wanted = steps(reference, lambda: mse(reference(X), Y))
+
+    def run(rank: int) -> list[float]:
+        module = changed(compiled())
+        return steps(module, lambda: module(X, Y))
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
 def test_weights_may_be_scaled_by_what_is_registered_later() -> None:
     class Twice(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
@@ -193,15 +206,7 @@ def test_weights_may_be_scaled_by_what_is_registered_later() -> None:
         parametrize.register_parametrization(module.mid, "weight", Twice())
         return module
 
-    reference = scaled(tied())
-    wanted = steps(reference, lambda: mse(reference(X), Y))
-
-    def run(rank: int) -> list[float]:
-        module = scaled(compiled())
-        return steps(module, lambda: module(X, Y))
-
-    for found in on_ranks(run, 2):
-        assert found == pytest.approx(wanted, rel=1e-9)
+    trains_as_one_device_does(scaled)
 
 
 def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:
@@ -231,15 +236,7 @@ def test_data_may_be_assigned() -> None:
         nn.utils.vector_to_parameters(vector, module.parameters())
         return module
 
-    reference = assigned(tied())
-    wanted = steps(reference, lambda: mse(reference(X), Y))
-
-    def run(rank: int) -> list[float]:
-        module = assigned(compiled())
-        return steps(module, lambda: module(X, Y))
-
-    for found in on_ranks(run, 2):
-        assert found == pytest.approx(wanted, rel=1e-9)
+    trains_as_one_device_does(assigned)
 
 
 def test_gradients_of_gradients_and_transforms_are_refused() -> None:
