@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from autopar.cli.terminal import discard_output, fail, out
+from autopar.cli.words import check_words
 
 VERBS = {
     "plan": "choose how a model is split over a mesh, and write the plan",
@@ -67,8 +68,10 @@ def _run(verb: str, words: list[str]) -> int:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     command = _interruptible(getattr(import_module(f"autopar.cli.{verb}"), verb))
     app.command(help=VERBS[verb], context_settings={"help_option_names": ["-h", "--help"]})(command)
+    parser = typer.main.get_command(app)
     try:
-        ended = typer.main.get_command(app).main(words, f"autopar {verb}", standalone_mode=False)
+        check_words(verb, parser, words)
+        ended = parser.main(words, f"autopar {verb}", standalone_mode=False)
     except AutoparError as error:
         return fail(error.message, error.hint, error.exit_status)
     except WrongUsage as error:  # type: ignore[misc]
