@@ -239,9 +239,15 @@ def _nest(item: Any, leaves: Sequence[tuple[tuple[str, ...], Any]], *, result: b
     for path, leaf in leaves:
         groups.setdefault(path[0], []).append((path[1:], leaf))
     if sequence:
-        return [_nest(item[int(key)], group, result=result) for key, group in groups.items()]
+        children = [_nest(item[int(key)], group, result=result) for key, group in groups.items()]
+        return {NAMED_TUPLE: dict(zip(type(item).__match_args__, children, strict=True))} if result and _is_torchs_own(item) else children
     found = {key: _nest(_child(item, key), group, result=result) for key, group in groups.items()}
     return {NAMED_TUPLE: found} if result and isinstance(item, tuple) else found
+
+
+def _is_torchs_own(item: Any) -> bool:
+    """Whether it is one of ``torch.return_types``, which are tuples with names too."""
+    return getattr(torch.return_types, type(item).__name__, None) is type(item)
 
 
 def _child(item: Any, key: str) -> Any:

@@ -10,9 +10,11 @@ import inspect
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from autopar.errors import UsageError
 from autopar.graph import NAMED_TUPLE
@@ -33,10 +35,12 @@ class CallTree:
         arguments: ``Graph.arguments``, the recorded trees.
         forward: the original forward, so that an argument captured by position may be passed by name, and the other way round; None
             where it is not known, and arguments come as they were captured.
+        loss: likewise, for what it takes beside the outputs.
     """
 
     arguments: Mapping[str, Any]
     forward: Callable[..., Any] | None
+    loss: Callable[..., Any] | None = None
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The tensor for each input name of a call with the model's arguments, then the loss's.
@@ -45,19 +49,14 @@ class CallTree:
             UsageError: naming the argument that differs from the captured call.
         """
         recorded, named, extra = self.arguments["args"], self.arguments.get("kwargs", {}), self.arguments.get("loss_args", [])
-        if extra:
-            if len(args) < len(extra):
-                raise UsageError(f"the call has {len(args)} positional arguments, the loss alone takes {len(extra)}", _HINT)
-            args, loss_args = args[: len(args) - len(extra)], args[len(args) - len(extra) :]
-        else:
-            loss_args = ()
+        args, kwargs, loss_args = self.parted(args, kwargs)
         found: dict[str, Any] = {}
         if self.forward is not None and (len(args) != len(recorded) or set(kwargs) != set(named)):
-            (recorded, named), (args, kwargs) = _by_name(self.forward, recorded, named), _by_name(self.forward, args, kwargs)
+            (recorded, named), (args, kwargs) = self._by_name(recorded, named), self._by_name(args, kwargs)
         if set(kwargs) != set(named) or len(args) != len(recorded):
             counts = [f"{len(args)} arguments by position where it had {len(recorded)}"] if len(args) != len(recorded) else []
             differing = [*counts, *sorted(set(kwargs) ^ set(named))]
-            raise UsageError(f"the call differs from the captured one in {', '.join(differing)}", _HINT)
+            raise UsageError(f"the call differs from the captured one in {', '.join(differing)}", self._hint)
         for index, (tree, value) in enumerate(zip(recorded, args, strict=True)):
             found.update(leaves(tree, value, f"argument {index}"))
         for key, tree in named.items():
@@ -66,19 +65,62 @@ class CallTree:
             found.update(leaves(tree, value, f"loss argument {index}"))
         return found
 
+    def parted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any], tuple[Any, ...]]:
+        """What of a call is the model's, by position and by name, and the loss's, in the order in which it takes them.
+
+        Raises:
+            UsageError: too few for the loss.
+        """
+        extra = self.arguments.get("loss_args", [])
+        if not extra:
+            return args, kwargs, ()
+        by_name = {name: kwargs[name] for name in self._loss_names if name in kwargs}
+        count = len(extra) - len(by_name)
+        if len(args) < count:
+            raise UsageError(f"the call has {len(args)} arguments by position, the loss alone takes {count}", self._hint)
+        own, last = args[: len(args) - count], iter(args[len(args) - count :])
+        names = (*self._loss_names, *(None for _ in range(len(extra) - len(self._loss_names))))
+        loss_args = tuple(by_name[name] if name in by_name else next(last) for name in names)
+        return own, {key: value for key, value in kwargs.items() if key not in by_name}, loss_args
+
+    @cached_property
+    def _loss_names(self) -> tuple[str | None, ...]:
+        """What the loss calls its arguments after the outputs, as far as they were captured; None for those that the model takes."""
+        taken = {*(item.name for item in _parameters(self.forward)), *self.arguments.get("kwargs", {})}
+        given = [item.name for item in _parameters(self.loss) if item.kind is item.POSITIONAL_OR_KEYWORD]
+        return tuple(None if name in taken else name for name in given[1 : 1 + len(self.arguments.get("loss_args", []))])
+
+    @cached_property
+    def _hint(self) -> str:
+        count = len(self.arguments.get("loss_args", []))
+        if not count:
+            return _HINT
+        names = ", ".join(name or "one that the model has too" for name in self._loss_names) or f"{count} of them"
+        return f"call the module with the model's arguments and then, or by name, those that the loss takes after the outputs: {names}"
+
+    def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The model's arguments by the names of its forward."""
+        assert self.forward is not None
+        try:
+            bound = inspect.signature(self.forward).bind(*args, **kwargs)
+        except TypeError as error:
+            raise UsageError(f"the arguments do not fit the model's forward: {error}", self._hint) from None
+        bound.apply_defaults()
+        return (), dict(bound.arguments)
+
     def result(self, outputs: Mapping[str, Any]) -> Any:
         """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, named parts as a ``Record``,
         which are a tuple too where they were one."""
         return _rebuild(self.arguments["outputs"], outputs)
 
 
-def _by_name(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def _parameters(function: Callable[..., Any] | None) -> list[inspect.Parameter]:
+    """Those of a function's signature, as far as it is known."""
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        bound = inspect.signature(forward).bind(*args, **kwargs)
-    except TypeError as error:
-        raise UsageError(f"the arguments do not fit the model's forward: {error}", _HINT) from None
-    bound.apply_defaults()
-    return (), dict(bound.arguments)
+        return list(inspect.signature(called).parameters.values()) if called is not None else []
+    except (TypeError, ValueError):
+        return []
 
 
 def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[str, Any]]:

@@ -174,7 +174,7 @@ def compile_schedule(
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
-        return bind_step(schedule, mine, CallTree(captured.graph.arguments, model.forward), place, inputs, dropout, execute)
+        return bind_step(schedule, mine, CallTree(captured.graph.arguments, model.forward, loss), place, inputs, dropout, execute)
 
     step = bound(Capture(graph, constants), schedule)
     specs = {

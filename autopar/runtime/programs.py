@@ -179,10 +179,10 @@ class Programs:
             for tensor in (input_of(tensors, item),)
         }
         args, kwargs = changed(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
-        own, loss_args = args[: len(args) - recorded], args[len(args) - recorded :]
+        own, own_kwargs, loss_args = self.main.call.parted(args, kwargs)
         with torch.enable_grad():
             return capture(
-                model, own, kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args,
+                model, own, own_kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args,
                 compute_dtype=self.main.graph.arguments.get("compute_dtype"), plain=self._plain(),
             )  # fmt: skip
 

@@ -106,12 +106,15 @@ class Named(Tied):
     def forward(self, x: Tensor) -> Any:
         hidden = self.mid(x)
         out = self.last(hidden)
+        if self.kind == "torch's own":
+            return {"largest": out.max(1), "sorted": [hidden.sort(1)]}
         return Pair(out, hidden) if self.kind == "tuple" else {7: out, "pair": [hidden, Pair(out, hidden)]}
 
 
 READ: dict[str, Callable[[Any], list[Tensor]]] = {
     "tuple": lambda result: [*result, result[1], result.hidden],
     "dict": lambda result: [result[7], *result["pair"][1], result["pair"][1].out],
+    "torch's own": lambda result: [result["largest"].values, result["largest"][1], result["sorted"][0].indices, result["sorted"][0].values],
 }
 
 
@@ -130,6 +133,40 @@ def test_parts_of_a_result_are_read_as_the_models_own(kind: str) -> None:
 
     assert on_ranks(run, 2) == [[True] * 4] * 2
     assert verify(plan, (named(), (X,)), steps=2).passed
+
+
+def scaled(outputs: Tensor, wanted: Tensor, scale: Tensor) -> Tensor:
+    return ((outputs - wanted) * scale).square().mean()
+
+
+CALLS: dict[str, Callable[[nn.Module, int], Tensor]] = {
+    "by place": lambda module, rows: module(X[:rows], Y[:rows], X[:rows]),
+    "by name": lambda module, rows: module(X[:rows], wanted=Y[:rows], scale=X[:rows]),
+    "all by name": lambda module, rows: module(scale=X[:rows], wanted=Y[:rows], x=X[:rows]),
+    "the last by name": lambda module, rows: module(X[:rows], Y[:rows], scale=X[:rows]),
+    "the first by name": lambda module, rows: module(X[:rows], X[:rows], wanted=Y[:rows]),
+}
+LACKING: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
+    "one": (lambda module: module(X, Y), "missing a required argument: 'x'"),
+    "both": (lambda module: module(X), "the call has 1 arguments by position, the loss alone takes 2"),
+    "another name": (lambda module: module(X, Y, X, labels=Y), "got an unexpected keyword argument 'labels'"),
+    "too many": (lambda module: module(X, Y, X, wanted=Y), "too many positional arguments"),
+}
+
+
+def test_what_the_loss_takes_may_be_given_by_name() -> None:
+    plan = autopar.plan(tied(), (X,), loss=scaled, loss_args=(Y, X), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+    wanted = [[scaled(tied()(X[:rows]), Y[:rows], X[:rows]).item()] * len(CALLS) for rows in (8, 6)]
+
+    def run(rank: int) -> tuple[list[list[float]], list[str]]:
+        module = compiled(plan)
+        found = [[call(module, rows).item() for call in CALLS.values()] for rows in (8, 6)]
+        return found, [refused(lambda: call(module)) for call, _ in LACKING.values()]  # noqa: B023
+
+    for found, words in on_ranks(run, 2):
+        assert all(one == pytest.approx(other, rel=1e-9) for one, other in zip(found, wanted, strict=True))
+        for text, (_, said) in zip(words, LACKING.values(), strict=True):
+            assert said in text and text.endswith("those that the loss takes after the outputs: wanted, scale")
 
 
 CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {
