@@ -43,6 +43,8 @@ def overwriting(order: Order) -> Iterator[Difference]:
                 yield order.say(place, f"is written over {value}, which came in or leaves")
             elif made < place < last.get(value, -1):
                 yield order.say(place, f"is written over {value}, which instruction {rows[last[value]].id} still reads")
+            elif value != over and value in row.reads:
+                yield order.say(place, f"is written over {value}, which it reads itself")
 
 
 def _replaced(order: Order, tensor: str) -> bool:

@@ -62,14 +62,17 @@ def _made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) ->
 
 
 def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
-    """The values that the result of an instruction could lie over, as far as it is concerned: of its shape and dtype on every rank."""
+    """The values that the result of an instruction could lie over, as far as it is concerned: of its shape and dtype on every rank, and
+    of which it reads no view beside them: entries of that would be gone before they were read."""
     if item.kind != "run" or len(item.writes) != 1:
         return ()
     operation = schedule.operations[item.of]
     places = may_write_over(operation.op)
     if not places or operation.strategy.inner:
         return ()
-    return tuple([item.reads[place] for place in places if _as_large(schedule, item.reads[place], item.writes[0])])
+    fitting = [item.reads[place] for place in places if _as_large(schedule, item.reads[place], item.writes[0])]
+    root = schedule.storage if fitting and len(item.reads) > 1 else {}
+    return tuple([value for value in fitting if all(other == value or root[other] != root[value] for other in item.reads)])
 
 
 def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
