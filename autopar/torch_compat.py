@@ -566,6 +566,12 @@ def spec_of(tensor: Any) -> Any:
     return getattr(tensor, "_spec", None)
 
 
+def teach_dtensors() -> None:
+    """What DTensors of weights and gradients are to do beside what torch's do."""
+    for taught in (update_local_parts, reduce_where_asked, reduce_parameters, write_where_masked, do_in_whole, assign_data):
+        taught()
+
+
 @cache
 def update_local_parts() -> None:
     """Lets fused optimizers update what this rank holds of DTensors that lie alike (``_custom_op_handlers`` of DTensor's dispatcher).
@@ -603,7 +609,7 @@ def update_local_parts() -> None:
         finally:
             handlers[operator] = update
 
-    for name in ("_fused_adamw_", "_fused_adam_", "_fused_sgd_"):
+    for name in ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_foreach_copy_"):
         handlers.setdefault(getattr(torch.ops.aten, name).default, update)
 
 
@@ -638,12 +644,91 @@ def reduce_where_asked() -> None:
 
 
 @cache
-def look_in_whole() -> None:
-    """Anomaly detection looks for NaN in all of a DTensor's gradient, on all ranks alike; torch has no rule for that (``_is_any_true``)."""
+def reduce_parameters() -> None:
+    """A DTensor that becomes a parameter is reduced over ranks first, to be trained and saved: ``weight_norm`` makes norms so."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    def reduced(module: nn.Module, name: str, parameter: Any) -> Any:
+        if not isinstance(parameter, DTensor) or not any(placement.is_partial() for placement in parameter.placements):
+            return None
+        placements = [Replicate() if placement.is_partial() else placement for placement in parameter.placements]
+        return nn.Parameter(parameter.detach().redistribute(placements=placements), parameter.requires_grad)
+
+    nn.modules.module.register_module_parameter_registration_hook(reduced)
+
+
+@cache
+def write_where_masked() -> None:
+    """``dtensor[mask] = number`` writes into each rank's part where its part of the mask says so, as Rprop does.
+
+    DTensor's dispatcher takes such a mask for whole on every rank, and has no way to cut it (``index_put_``).
+    """
     from torch.distributed.tensor import DTensor
 
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    handlers.setdefault(torch.ops.aten._is_any_true.default, lambda operator, args, kwargs: operator(args[0].full_tensor()))
+
+    def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor, (mask, *more), value, *rest = args
+        masked = not more and isinstance(mask, DTensor) and mask.dtype == torch.bool and mask.shape == tensor.shape and value.dim() == 0
+        if masked and isinstance(tensor, DTensor) and not any(placement.is_partial() for placement in tensor.placements):
+            here = mask.redistribute(placements=tensor.placements)._local_tensor
+            number = value.full_tensor() if isinstance(value, DTensor) else value
+            operator(tensor._local_tensor, [here], number, *rest, **kwargs)
+            return tensor
+        del handlers[operator]
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            handlers[operator] = write
+
+    handlers.setdefault(torch.ops.aten.index_put_.default, write)
+
+
+@cache
+def do_in_whole() -> None:
+    """What DTensor has no rule for is done with whole tensors, on all ranks alike, and what was written to is cut again.
+
+    Anomaly detection looks for NaN so; weights are normalised so. Views are left to torch's error, since what is written to them would be
+    lost, and what draws numbers, since each rank would draw its own.
+    """
+    from torch.distributed.tensor import DTensor, Replicate
+
+    dispatcher = DTensor._op_dispatcher
+    usual = dispatcher._propagate_op_sharding_dispatch_slow_path
+
+    def put(tensor: Any, written: torch.Tensor) -> None:
+        made = on_all(written, tensor.device_mesh)
+        if any(placement.is_partial() for placement in tensor.placements):
+            tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+        else:
+            tensor._local_tensor.copy_(made.redistribute(placements=tensor.placements)._local_tensor)
+
+    def on_all(tensor: torch.Tensor, mesh: Any) -> Any:
+        return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+    @torch.no_grad()
+    def in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [item for item in leaves_of((args, kwargs)) if isinstance(item, DTensor)]
+        wholes = {id(item): item.full_tensor().clone() for item in given}
+        taken_args, taken = map_tensors(lambda item: wholes.get(id(item), item), (args, kwargs))
+        made = operator(*taken_args, **taken)
+        own = {id(wholes[id(item)]): item for item in given}
+        for index, argument in enumerate(operator._schema.arguments):
+            if argument.alias_info and argument.alias_info.is_write:
+                for tensor in leaves_of(args[index] if index < len(args) else kwargs.get(argument.name)):
+                    put(tensor, wholes[id(tensor)])
+        return map_tensors(lambda item: own[id(item)] if id(item) in own else on_all(item, given[0].device_mesh), made)
+
+    def propagate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any) -> Any:
+        try:
+            return usual(operator, args, kwargs, *rest)
+        except (NotImplementedError, RuntimeError):
+            views = any(item.alias_info and not item.alias_info.is_write for item in operator._schema.returns)
+            if operator.namespace != "aten" or views or draws(operator):
+                raise
+            return in_whole(operator, args, kwargs)
+
+    dispatcher._propagate_op_sharding_dispatch_slow_path = propagate
 
 
 @cache
@@ -670,9 +755,16 @@ def transforms_run() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-def leave_to_module(module: nn.Module, names: Iterable[str]) -> None:
-    """Lets DistributedDataParallel leave these buffers alone (``_ddp_params_and_buffers_to_ignore``): it cannot send DTensors."""
-    module.__dict__["_ddp_params_and_buffers_to_ignore"] = list(names)
+class WithinReplicas:
+    """A module that is told when DistributedDataParallel goes around it (``_ddp_params_and_buffers_to_ignore``)."""
+
+    def left_alone(self) -> list[str]:
+        """The names of what it is to leave alone. Raises UsageError: it cannot go around this module."""
+        raise NotImplementedError
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        return self.left_alone()
 
 
 def functional_collectives() -> Any:

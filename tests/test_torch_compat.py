@@ -236,7 +236,7 @@ def test_a_dtensor_takes_the_data_that_it_is_given():
 
 def test_anomalies_are_looked_for_in_whole_gradients():
     def rank_main(rank):
-        torch_compat.look_in_whole()
+        torch_compat.do_in_whole()
         split = nn.Parameter(distribute_tensor(torch.tensor([1.0, 0.0]), init_device_mesh("cpu", (2,)), [Shard(0)]))
         with torch.autograd.set_detect_anomaly(True):
             (split + 1).sum().backward()
@@ -245,6 +245,55 @@ def test_anomalies_are_looked_for_in_whole_gradients():
         return split.grad.full_tensor().tolist()
 
     assert run_ranks(rank_main, 2) == [[1.0, 1.0]] * 2
+
+
+def test_what_dtensor_has_no_rule_for_is_done_in_whole():
+    def rank_main(rank):
+        torch_compat.do_in_whole()
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.arange(12.0).view(4, 3).cos()
+        split, count = distribute_tensor(whole.clone(), mesh, [Shard(0)]), distribute_tensor(torch.zeros(4), mesh, [Shard(0)])
+        values, places = split.kthvalue(2, dim=0)
+        norms = torch.norm(split, dim=0, keepdim=True)
+        assert norms.placements[0].is_partial()
+        written = norms.clamp_min_(1.5)
+        count.scatter_(0, distribute_tensor(torch.tensor([3, 1]), mesh, [Replicate()]), 7.0)
+        torch.renorm(split, 2, 0, 1.0, out=split)
+        with pytest.raises(RuntimeError):
+            split.view(2, 6).unfold(1, 2, 1)  # a view: what is written to it has to come back
+        return [
+            torch.equal(values.full_tensor(), whole.kthvalue(2, dim=0).values), places.full_tensor().tolist(), written is norms,
+            torch.allclose(norms.full_tensor(), whole.norm(dim=0, keepdim=True).clamp_min(1.5)), count.full_tensor().tolist(),
+            torch.allclose(split.full_tensor(), whole.renorm(2, 0, 1.0)), split.placements == (Shard(0),),
+        ]  # fmt: skip
+
+    places = torch.arange(12.0).view(4, 3).cos().kthvalue(2, dim=0).indices.tolist()
+    assert run_ranks(rank_main, 2) == [[True, places, True, True, [0.0, 7.0, 0.0, 7.0], True, True]] * 2
+
+
+@pytest.mark.parametrize("place", [Shard(0), Shard(1), Replicate()])
+def test_masks_write_to_each_ranks_part(place):
+    def rank_main(rank):
+        torch_compat.write_where_masked()
+        whole = torch.arange(12.0).view(4, 3).cos()
+        split = distribute_tensor(whole.clone(), init_device_mesh("cpu", (2,)), [place])
+        split[split.lt(0)] = 5.0
+        split[split.redistribute(placements=[Replicate()]).gt(0.9)] = 6.0
+        wanted = torch.where(whole < 0, 5.0, whole)
+        return torch.equal(split.full_tensor(), torch.where(wanted > 0.9, 6.0, wanted)) and split.placements == (place,)
+
+    assert run_ranks(rank_main, 2) == [True] * 2
+
+
+def test_parameters_are_no_sums_still_to_be_made():
+    def rank_main(rank):
+        torch_compat.reduce_parameters()
+        module, split = nn.Module(), distribute_tensor(torch.arange(8.0), init_device_mesh("cpu", (2,)), [Shard(0)])
+        module.norm, module.split = nn.Parameter(split.norm(), requires_grad=False), nn.Parameter(split)
+        places = [parameter.placements for parameter in module.parameters()]
+        return places == [(Replicate(),), (Shard(0),)], module.norm.item(), module.norm.requires_grad
+
+    assert run_ranks(rank_main, 2) == [(True, torch.arange(8.0).norm().item(), False)] * 2
 
 
 def test_transforms_are_noticed():

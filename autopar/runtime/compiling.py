@@ -29,7 +29,7 @@ from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import assign_data, checkpoint_in_chunks, look_in_whole, reduce_where_asked, update_local_parts
+from autopar.torch_compat import checkpoint_in_chunks, teach_dtensors
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -210,8 +210,7 @@ def bind_step(
     Raises:
         MismatchError: a gradient that does not lie as its parameter.
     """
-    for taught in (update_local_parts, reduce_where_asked, look_in_whole, assign_data):
-        taught()  # what DTensors of weights and gradients are to do beside what torch's do
+    teach_dtensors()
     checkpoint_in_chunks(chunks)
     backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")

@@ -23,7 +23,7 @@ from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
-from autopar.torch_compat import leave_to_module, local_of, spec_of, transforms_run
+from autopar.torch_compat import WithinReplicas, local_of, spec_of, transforms_run
 
 
 class NoHooks(OrderedDict[int, Any]):
@@ -40,10 +40,25 @@ class NoHooks(OrderedDict[int, Any]):
         raise UsageError(f"a hook on {self.path}, a part of a compiled module, would never be called: parts run inside the program", hint)
 
 
+class Known(dict[str, Any]):
+    """The parameters of a submodule that was captured: another one would be in no program."""
+
+    def __init__(self, path: str, held: Mapping[str, Any]) -> None:
+        super().__init__(held)
+        self.path, self.names = path, frozenset(held)
+
+    def __setitem__(self, name: str, parameter: Any) -> None:
+        if name not in self.names:
+            message = f"{self.path}, a part of a compiled module, is given a parameter {name}, which its program does not have"
+            hint = "change the model before it is planned; torch.nn.utils.parametrizations (weight_norm, spectral_norm) may come later"
+            raise UsageError(message, hint)
+        super().__setitem__(name, parameter)
+
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class ShardedModule(nn.Module):
+class ShardedModule(WithinReplicas, nn.Module):
     """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned schedule.
 
     A call that the plan was not made for (after ``eval()``, with a shorter last batch) runs a program of its own on the same weights,
@@ -68,9 +83,9 @@ class ShardedModule(nn.Module):
         for path, part in self.named_modules():
             if path:
                 part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
+                part.__dict__["_parameters"] = Known(path, part.__dict__["_parameters"])
         self._observed: list[Observed] | None = None
         self.__dict__.update(_children=None, _owners={}, _laid={})
-        leave_to_module(self, (name for name, _ in self.named_buffers(remove_duplicate=False)))
         self.training = tree.training
         self._register_load_hooks()
 
@@ -160,16 +175,23 @@ class ShardedModule(nn.Module):
                 raise UsageError(message, "change the model before it is planned: what a compiled module runs is fixed") from None
         return found
 
-    def _check_laid(self, step: Step, held: Mapping[str, torch.Tensor]) -> None:
-        """Raises UsageError: something was put in the place of a weight that is not laid as the plan has it, or what is tied was parted."""
+    def _check_laid(self, step: Step, held: dict[str, torch.Tensor]) -> None:
+        """Lays what is computed in a parameter's place (``parametrize``) as planned.
+
+        Raises:
+            UsageError: something was put in the place of a weight that is not laid as the plan has it, or what is tied was parted.
+        """
         for item in step.graph.inputs:
             if item.kind not in ("parameter", "buffer"):
                 continue
             tensor = held[item.name]
             laid = spec_of(tensor)
             if laid is None or laid is not self._laid.get(item.name):
+                computed = isinstance(tensor, DTensor) and not isinstance(tensor, nn.Parameter) and item.kind == "parameter"
+                if computed and tensor.device_mesh == self.place.device_mesh:
+                    held[item.name] = tensor = step.laid(item, tensor)
                 step.check_laid(item, tensor)
-                self._laid[item.name] = laid
+                self._laid[item.name] = spec_of(tensor)
             for other, one in self._held(item.aliases).items() if item.aliases else ():
                 if one is not tensor:
                     message = f"{item.name} and {other} are one {item.kind} in the plan, and two in the module now"
@@ -225,6 +247,22 @@ class ShardedModule(nn.Module):
         made.dropout_step, made.training = self.dropout_step, self.training
         memo[id(self)] = made
         return made
+
+    def left_alone(self) -> list[str]:
+        """The buffers, which DistributedDataParallel cannot send; the parameters it has made plain by then.
+
+        Raises:
+            UsageError: it has not, since it was not told of a mesh or a parameter has two names.
+        """
+        left = [name for name, parameter in self.named_parameters(remove_duplicate=False) if isinstance(parameter, DTensor)]
+        if not left:
+            return [name for name, _ in self.named_buffers(remove_duplicate=False)]
+        if len(left) < len(list(self.named_parameters(remove_duplicate=False))):
+            hint = "fully_shard(module, mesh=...) goes around tied weights too"
+            raise UsageError(f"DistributedDataParallel does not know that {left[0]} is tied to another parameter", hint)
+        message = f"DistributedDataParallel without device_mesh cannot send DTensors, of a module that is compiled for {self.place.mesh}"
+        hint = "DistributedDataParallel(autopar.compile(model, plan, mesh=mesh['tp']), device_mesh=mesh['dp']) goes around a replica's plan"
+        raise UsageError(message, f"train the compiled module as it is: gradients are those of the whole batch; {hint}")
 
     def no_sync(self) -> Any:
         """Raises UsageError: there is nothing to leave out."""

@@ -25,6 +25,7 @@ from autopar.importer.containers import changed
 from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
+from autopar.runtime.placement import from_placements
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
 from autopar.search import Found, Shared, find_plan
@@ -163,7 +164,7 @@ class Programs:
         if self.main.graph.microbatches == 1 and _same_forward(captured.graph, self.main.graph):
             return self.main
         assert self.bind is not None
-        return self.bind(captured, replay(self._plan(captured.graph), captured.graph))
+        return self.bind(captured, replay(self._plan(captured.graph, model), captured.graph))
 
     def _captured(
         self, key: Key, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
@@ -194,7 +195,7 @@ class Programs:
             for item in graph.of_kind("parameter") if item.blocks is None
         }  # fmt: skip
 
-    def _plan(self, graph: Graph) -> Plan:
+    def _plan(self, graph: Graph, model: nn.Module) -> Plan:
         """The first rank's plan for the graph with all weights where they lie. Collective."""
         team = self.main.place.team
         outcome: list[Any] = [None]
@@ -202,7 +203,7 @@ class Programs:
             machine = self.main.executable.schedule.machine
             limit = self.memory_bytes - (self.states_bytes if graph.mode == "inference" else 0)
             try:
-                found = self._found(graph, machine, limit)
+                found = self._found(graph, machine, limit, self._pins(graph, model))
                 outcome = [record(found, target="a further call", memory_bytes=limit).to_json()]
             except AutoparError as error:
                 outcome = [(type(error), error.message, error.hint)]
@@ -215,13 +216,13 @@ class Programs:
             raise kind(*words)
         return Plan.from_json(outcome[0])
 
-    def _found(self, graph: Graph, machine: Machine, limit: int) -> Found:
+    def _found(self, graph: Graph, machine: Machine, limit: int, pins: Mapping[str, str]) -> Found:
         """The plan of the search. Raises what the search raises."""
         seconds, shared = SECONDS, Shared()
         while True:
             try:
                 return find_plan(
-                    graph, machine, memory_bytes=limit, optimizer=self.optimizer, constraints=self._pins(graph), time_limit=seconds,
+                    graph, machine, memory_bytes=limit, optimizer=self.optimizer, constraints=pins, time_limit=seconds,
                     baselines=False, shared=shared,
                 )  # fmt: skip
             except TimeLimitError:
@@ -229,18 +230,28 @@ class Programs:
                     raise
                 seconds *= 2
 
-    def _pins(self, graph: Graph) -> dict[str, str]:
-        """Weights lie where they lie, inputs where they came before if that divides them."""
+    def _pins(self, graph: Graph, model: nn.Module) -> dict[str, str]:
+        """Weights lie where they lie, those that were put there since (``parametrize``) too; inputs where they came before if that divides
+        them."""
         sizes = self.main.place.mesh.sizes
         known = {(item.kind, item.name): item.own_spec(self.main.spec(item.tensor), sizes) for item in self.main.graph.inputs}
         found = {}
         for item in graph.inputs:
             shape, spec = graph.tensors[item.tensor].shape, known.get((item.kind, item.name))
             if item.kind in ("parameter", "buffer"):
-                found[item.name] = str(spec or ShardingSpec.replicated(len(item.own_shape(shape))))
+                found[item.name] = str(spec or self._lying(model, item))
             elif item.kind == "input" and spec is not None and spec.problem(shape, sizes) is None and spec.is_even(shape, sizes):
                 found[f"input:{item.name}"] = str(spec)
         return found
+
+
+    def _lying(self, model: nn.Module, item: GraphInput) -> ShardingSpec:
+        """How a weight lies that the planned program does not have."""
+        path, _, name = item.name.rpartition(".")
+        tensor = getattr(model.get_submodule(path), name)
+        if not isinstance(tensor, DTensor):
+            return ShardingSpec.replicated(tensor.dim())
+        return from_placements(tensor.placements, tensor.dim(), self.main.place.mesh.sizes)
 
 
 def input_of(tensors: Mapping[str, Any], item: GraphInput) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 from torch.autograd.function import FunctionCtx
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from autopar.dialect import random_step
 from autopar.errors import MismatchError, UsageError
@@ -27,7 +27,7 @@ from autopar.runtime.late import Arrival, LateTensor
 from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
-from autopar.torch_compat import dtensor_like, keeps_autograd_graph
+from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of
 
 Inputs = Literal["global", "local"]
 
@@ -91,10 +91,26 @@ class Step:
             return local
         return local.view(self.place.own_shape(self.graph.tensors[item.tensor].shape, self.spec(item.tensor)))
 
+    def laid(self, item: GraphInput, computed: DTensor) -> DTensor:
+        """What a user has computed in a parameter's place, as planned; its gradient goes back as it came."""
+        spec, place = self._own_spec(item), self.place
+        wanted = to_placements(spec, place.mesh.sizes)
+        if computed.shape != item.own_shape(self.graph.tensors[item.tensor].shape) or computed.placements == wanted:
+            return computed
+        if not any((split_factor_of(one) or 1) > 1 for one in (*computed.placements, *wanted)):
+            return computed.redistribute(placements=wanted)
+        whole = computed.full_tensor(grad_placements=[one if isinstance(one, Replicate) else Partial() for one in wanted])
+        part = local_part(whole, spec, place.mesh, place.rank)
+        return DTensor.from_local(part, place.device_mesh, wanted, run_check=False, shape=whole.shape, stride=whole.stride())
+
+    def _own_spec(self, item: GraphInput) -> ShardingSpec:
+        """Of a weight as the module holds it."""
+        return item.own_spec(self.spec(item.tensor), self.place.mesh.sizes)
+
     def check_laid(self, item: GraphInput, tensor: torch.Tensor) -> None:
         """Raises UsageError: a parameter or buffer that is not laid as planned: what a user has put in its place."""
         planned, place = self.graph.tensors[item.tensor], self.place
-        wanted = to_placements(item.own_spec(self.spec(item.tensor), place.mesh.sizes), place.mesh.sizes)
+        wanted = to_placements(self._own_spec(item), place.mesh.sizes)
         shape, dtype = item.own_shape(planned.shape), str(tensor.dtype).removeprefix("torch.")
         hint = "write into the one there is (copy_, load_state_dict), or put a DTensor there that lies as it does"
         if not isinstance(tensor, DTensor):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import autopar
 from autopar.plan import Plan
@@ -46,10 +48,11 @@ def tied() -> Tied:
     return Tied()
 
 
-def plan_of(microbatches: int = 1) -> Plan:
-    pins = {"input:x": "S0 R", "first.weight": "S0 R", "mid.weight": "R S0", "mid.bias": "R"}
+@lru_cache
+def plan_of(microbatches: int = 1, mesh: str = "2") -> Plan:
+    pins = {"input:x": "S0 R", "first.weight": "S0 R", "mid.weight": "R S0" if mesh == "2" else "R S10", "mid.bias": "R"}
     return autopar.plan(
-        tied(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints=pins, microbatches=microbatches
+        tied(), (X,), loss=mse, loss_args=(Y,), mesh=mesh, hardware="cpu-cluster", constraints=pins, microbatches=microbatches
     )
 
 
@@ -60,8 +63,14 @@ def compiled(plan: Plan = PLAN) -> ShardedModule:
     return autopar.compile(tied(), plan)
 
 
-def steps(module: nn.Module, call: Callable[[], Tensor], count: int = 3) -> list[float]:
-    optimizer, found = torch.optim.SGD(module.parameters(), lr=0.5), []
+def descent(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def steps(
+    module: nn.Module, call: Callable[[], Tensor], count: int = 3, make: Callable[..., torch.optim.Optimizer] = descent
+) -> list[float]:
+    optimizer, found = make(module.parameters()), []
     for _ in range(count):
         value = call()
         value.backward()
@@ -179,10 +188,6 @@ CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {
         lambda module: setattr(module.mid, "bias", nn.Parameter(module.mid.bias.detach().redistribute(placements=[Shard(0)]))),
         "parameter mid.bias now lies as [Shard(dim=0)] on the plan's mesh, the module's lies as [Replicate()]",
     ),
-    "a sum that is still to be made": (
-        lambda module: parametrize.register_parametrization(module.mid, "bias", Summed(module), unsafe=True),
-        "parameter mid.bias now lies as [Partial(sum)] on the plan's mesh",
-    ),
     "parted": (
         lambda module: setattr(module.last, "weight", nn.Parameter(module.last.weight.detach().clone())),
         "first.weight and last.weight are one parameter in the plan, and two in the module now",
@@ -198,10 +203,13 @@ CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {
 class Summed(nn.Module):
     """A bias from a matrix whose columns each rank sums for itself."""
 
-    def __init__(self, module: ShardedModule) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__()
-        mesh = module.mid.bias.device_mesh
-        self.parts = nn.Parameter(distribute_tensor(torch.ones(16, 4, dtype=torch.float64), mesh, [Shard(1)]))
+        parts = torch.ones(16, 4, dtype=torch.float64)
+        if isinstance(module, ShardedModule):
+            mesh = module.mid.bias.device_mesh
+            parts = distribute_tensor(parts, mesh, [Shard(1)] * mesh.ndim)
+        self.parts = nn.Parameter(parts)
 
     def forward(self, bias: Tensor) -> Tensor:
         return bias + self.parts.sum(1)
@@ -221,29 +229,89 @@ def test_weights_that_are_not_laid_as_planned_are_refused() -> None:
             assert words in text and "\nhint: " in text
 
 
-def trains_as_one_device_does(changed: Callable[[Any], Any]) -> None:
-    """The losses of a module that is changed after it was compiled, beside the plain one changed alike."""
-    reference = changed(tied())
-    wanted = steps(reference, lambda: mse(reference(X), Y))
+def trains_as_one_device_does(changed: Callable[[Any], Any], plan: Plan = PLAN, ranks: int = 2) -> None:
+    """The losses of a module that is changed after it was compiled, beside the plain one changed alike: in training and evaluation."""
+
+    def losses(module: Any, call: Callable[[], Tensor]) -> list[float]:
+        changed(module)
+        trained = steps(module, call)
+        with torch.no_grad():
+            module.eval()
+            return [*trained, call().item()]
+
+    reference = tied()
+    wanted = losses(reference, lambda: mse(reference(X), Y))
 
     def run(rank: int) -> list[float]:
-        module = changed(compiled())
-        return steps(module, lambda: module(X, Y))
+        module = compiled(plan)
+        return losses(module, lambda: module(X, Y))
 
-    for found in on_ranks(run, 2):
+    for found in on_ranks(run, ranks):
         assert found == pytest.approx(wanted, rel=1e-9)
 
 
-def test_weights_may_be_scaled_by_what_is_registered_later() -> None:
-    class Twice(nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return 2 * weight
+class Twice(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
 
-    def scaled(module: Any) -> Any:
-        parametrize.register_parametrization(module.mid, "weight", Twice())
-        return module
 
-    trains_as_one_device_does(scaled)
+def spectral(module: Any) -> None:
+    """The power method begins with equal vectors."""
+    torch.manual_seed(0)
+    parametrizations.spectral_norm(module.mid, n_power_iterations=30)
+
+
+COMPUTED: dict[str, Callable[[Any], Any]] = {
+    "scaled": lambda module: parametrize.register_parametrization(module.mid, "weight", Twice()),
+    "a sum over ranks": lambda module: parametrize.register_parametrization(module.mid, "bias", Summed(module), unsafe=True),
+    "weight_norm": lambda module: parametrizations.weight_norm(module.mid),
+    "weight_norm of columns": lambda module: parametrizations.weight_norm(module.mid, dim=1),
+    "weight_norm of all": lambda module: parametrizations.weight_norm(module.mid, dim=None),
+    "spectral_norm": spectral,
+}
+
+
+@pytest.mark.parametrize(("kind", "mesh"), [*((kind, "2") for kind in COMPUTED), ("weight_norm", "2x2"), ("scaled", "2x2")])
+def test_weights_may_be_computed_by_what_is_registered_later(kind: str, mesh: str) -> None:
+    """On two axes a weight lies innermost axis first, which DTensor calls strided."""
+    trains_as_one_device_does(COMPUTED[kind], *((PLAN, 2) if mesh == "2" else (plan_of(mesh="2x2"), 4)))
+
+
+ADDED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "the older weight_norm": (lambda module: nn.utils.weight_norm(module.mid), "weight_g"),
+    "the older spectral_norm": (lambda module: nn.utils.spectral_norm(module.mid), "weight_orig"),
+    "pruning": (lambda module: prune.l1_unstructured(module.mid, "weight", amount=0.3), "weight_orig"),
+    "a parameter": (lambda module: setattr(module.mid, "scale", nn.Parameter(torch.ones(1))), "scale"),
+}
+
+
+def test_parameters_that_no_program_has_are_refused() -> None:
+    def run(rank: int) -> list[str]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [refused(lambda: add(compiled())) for add, _ in ADDED.values()]  # noqa: B023
+
+    for found in on_ranks(run, 2):
+        for text, (_, name) in zip(found, ADDED.values(), strict=True):
+            assert f"mid, a part of a compiled module, is given a parameter {name}," in text and "\nhint: " in text
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("kind", ["Rprop", "Adafactor", "NAdam"])
+def test_optimizers_that_look_into_gradients(kind: str, foreach: bool) -> None:
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = getattr(torch.optim, kind)(parameters, lr=1e-2, foreach=foreach)
+        return made
+
+    reference = tied()
+    wanted = steps(reference, lambda: mse(reference(X), Y), 4, optimizer)
+
+    def run(rank: int) -> list[float]:
+        module = compiled()
+        return steps(module, lambda: module(X, Y), 4, optimizer)
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
 
 
 def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:

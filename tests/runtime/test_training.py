@@ -396,6 +396,33 @@ def test_data_parallelism_around_a_plan() -> None:
             assert losses == pytest.approx(wanted, rel=1e-6)
 
 
+def test_replicas_around_what_they_cannot_send_are_refused() -> None:
+    """Torch's own words would be of operators that have no sharding strategy."""
+    plan = plan_of("2", 0.0)
+    whole_mesh = plan_of("2x2", 0.0)
+    tied_plan = autopar.plan(tied_net(), (X,), loss=mse, loss_args=(X,), mesh="2", hardware="cpu-cluster")
+
+    def run(rank: int) -> list[str]:
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        tied = autopar.compile(tied_net(), tied_plan, mesh=mesh["tp"])
+        around = nn.parallel.DistributedDataParallel
+        return [
+            refused(lambda: around(autopar.compile(net(dropout=0.0), plan, mesh=mesh["tp"]))),
+            refused(lambda: around(autopar.compile(net(dropout=0.0), whole_mesh))), refused(lambda: around(tied, device_mesh=mesh["dp"])),
+        ]  # fmt: skip
+
+    for within, everywhere, one in on_ranks(run, 4):
+        assert "without device_mesh cannot send DTensors, of a module that is compiled for x=2\nhint: " in within
+        assert "compiled for x=2,y=2\nhint: train the compiled module as it is" in everywhere
+        assert "does not know that 1.weight is tied to another parameter\nhint: fully_shard" in one
+
+
+def tied_net() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(16, 16, dtype=torch.float64), nn.Linear(16, 16, dtype=torch.float64))
+    model[1].weight = model[0].weight
+    return model
+
+
 class Pair(nn.Module):
     """A model with its loss."""
 
