@@ -1,8 +1,10 @@
-"""``kernel``: a loop over arrays that numba compiles when it is first called for a large problem, and keeps on disk.
+"""``kernel``: a function over arrays that numba compiles when it is first called for a large problem, and keeps on disk.
 
-Compiling all kernels takes some 40 s, once an installation. Only very large problems wait for that (``solving.PATIENT``), given the time,
+Compiling all kernels takes some 30 s, once an installation. Only very large problems wait for that (``solving.PATIENT``), given the time,
 and small ones never need it: for them, and where numba is missing or switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain
-Python, or in a second form written with NumPy where a loop is run millions of times. Tests hold the two forms against each other.
+Python, or in a second form written with NumPy where a loop is run millions of times. Those few in which most of the time goes are
+``loop_or``: they are compiled in 4 s, so that a process which solves more than a little has them made alone (``LOOPS``), and calls
+them from the others as they are. Tests hold the forms against each other.
 Compiled kernels hold no interpreter lock, so that two threads use two cores on the same arrays.
 """
 
@@ -24,33 +26,38 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 AVAILABLE = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
 """Whether there can be machine code."""
 
-announce: Callable[[], None] | None = None
-"""Called before the kernels are compiled for the first time on a machine, for a program that can say so."""
+announce: Callable[[int], None] | None = None
+"""Called with ``LOOPS`` or ``EVERYTHING`` before that is compiled for the first time on a machine, for a program that can say so."""
 
 _made: list[Kernel] = []
 _lock = Lock()
-_state = {"known": False}
-_wanted: ContextVar[bool] = ContextVar("wanted", default=AVAILABLE)
+_known = set[int]()
+"""The levels of which a kernel is known to numba."""
+NOTHING, LOOPS, EVERYTHING = range(3)
+"""What runs as machine code."""
+SIGN = {LOOPS: ("messages", "certify"), EVERYTHING: ("propagation", "run_queues")}
+"""Module and name of the kernel whose machine code tells that a level's is there: every solve of a large problem calls it."""
+_wanted: ContextVar[int] = ContextVar("wanted", default=EVERYTHING if AVAILABLE else NOTHING)
 """A choice of each solve: threads of their own solve beside each other, and a solve's own threads copy its context."""
 
 
 class Kernel:
     """A function of numbers and arrays with two forms; ``machine`` is compiled when it is first asked for."""
 
-    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any]) -> None:
-        self.function, self.plain, self._machine = function, plain, None
+    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any], level: int) -> None:
+        self.function, self.plain, self.level, self._machine = function, plain, level, None
         update_wrapper(self, function)
         _made.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        return (self.machine if _wanted.get() else self.plain)(*arguments)
+        return (self.machine if _wanted.get() >= self.level else self.plain)(*arguments)
 
     @property
     def machine(self) -> Any:
         """The numba function. Kernels that call this one are compiled to call it."""
         if self._machine is None:
             with _lock:
-                _make_known()
+                _make_known(_wanted.get())
                 self._machine = self._machine or _compilable(self.function)
         return self._machine
 
@@ -62,15 +69,24 @@ def kernel(function: Function) -> Function:
 
 def kernel_or(plain: Function) -> Callable[[Function], Function]:
     """A kernel whose form without compilation is ``plain``, of the same arguments and results."""
+    return _made_of(plain, EVERYTHING)
+
+
+def loop_or(plain: Function) -> Callable[[Function], Function]:
+    """The same of a loop in which much of the time goes."""
+    return _made_of(plain, LOOPS)
+
+
+def _made_of(plain: Function, level: int) -> Callable[[Function], Function]:
     if not AVAILABLE:
         return lambda function: plain
-    return lambda function: cast(Function, Kernel(function, plain))
+    return lambda function: cast(Function, Kernel(function, plain, level))
 
 
 @contextmanager
-def machine_code(wanted: bool) -> Iterator[None]:
-    """Within, kernels that this thread calls run as machine code if that is wanted and there can be any."""
-    before = _wanted.set(wanted and AVAILABLE)
+def machine_code(wanted: int) -> Iterator[None]:
+    """Within, so much of the kernels that this thread calls runs as machine code, if there can be any."""
+    before = _wanted.set(wanted if AVAILABLE else NOTHING)
     try:
         yield
     finally:
@@ -78,19 +94,21 @@ def machine_code(wanted: bool) -> Iterator[None]:
 
 
 def runs_compiled() -> bool:
-    """Whether kernels run as machine code at present."""
-    return _wanted.get()
+    """Whether all kernels run as machine code at present."""
+    return _wanted.get() >= EVERYTHING
 
 
-def is_first_use() -> bool:
-    """Whether the kernels are still to be compiled (some 40 s): there is no machine code of them where numba keeps it."""
-    if not AVAILABLE or any(made._machine is not None and made._machine.signatures for made in _made):
+def is_first_use(level: int = EVERYTHING) -> bool:
+    """Whether the kernels of a level are still to be compiled: there is no machine code of them where numba keeps it."""
+    module, name = SIGN[level]
+    signs = [made._machine for made in _made if made.function.__name__ == name]
+    if not AVAILABLE or any(machine is not None and machine.signatures for machine in signs):
         return False
     named, here = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).absolute().parent
     own = f"{here.name}_{sha1(str(here).encode(), usedforsecurity=False).hexdigest()}"  # as numba names it
     shared = [Path(named)] if named else [Path.home() / ".cache/numba", Path.home() / "Library/Caches/numba"]
     places = [*(place / own for place in shared), *([] if named else [here / "__pycache__"])]
-    return not any(next(place.glob("propagation.*.nbi"), None) for place in places)
+    return not any(next(place.glob(f"{module}.{name}-*.nbi"), None) for place in places)
 
 
 def _compilable(function: Callable[..., Any]) -> Any:
@@ -102,12 +120,14 @@ def _compilable(function: Callable[..., Any]) -> Any:
         return numba.njit(nogil=True)(function)
 
 
-def _make_known() -> None:
+def _make_known(level: int) -> None:
     """Tell numba, before the first kernel, that a Kernel among a function's globals is its numba function."""
-    if not _state["known"]:
-        if announce is not None and is_first_use():
-            announce()
+    if level in _known:
+        return
+    if announce is not None and is_first_use(level):
+        announce(level)
+    if not _known:
         from numba.extending import typeof_impl
 
         typeof_impl.register(Kernel)(lambda value, context: typeof_impl(value.machine, context))
-        _state["known"] = True
+    _known.add(level)

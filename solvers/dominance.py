@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from solvers.arrays import Ints
-from solvers.compiled import kernel, kernel_or
+from solvers.compiled import kernel, loop_or
 from solvers.memory import Memory
 from solvers.network import NEVER, UPPER, Network, far, wake_around
-from solvers.tables import choices, costs, keep, remaining, steps
+from solvers.tables import rest
 
 
 @kernel
@@ -36,32 +36,57 @@ def dominate(net: Network, items: Memory, visits: Ints, most_visits: int) -> int
     return removed
 
 
+@kernel
+def thin(net: Network, items: Memory, i: int) -> None:
+    """Remove the choices of node i that another can replace."""
+    begin, end, size, found = net.ptr[i], net.ptr[i + 1], net.ptr[i + 1] - net.ptr[i], 0
+    sides, e = np.empty((net.degree[i], 5), dtype=np.int64), net.head[i]
+    while e >= 0:
+        if net.edge_live[e >> 1]:
+            w, side = far(net, e), sides[found]
+            width = net.ptr[w + 1] - net.ptr[w]
+            side[AT], side[FROM], side[COUNT] = net.at[e >> 1], net.ptr[w], net.live_count[w]
+            side[STEP], side[ACROSS] = (width, 1) if net.eu[e >> 1] == i else (1, size)
+            found += 1
+        e = net.following[e]
+    left = net.live[begin : begin + net.live_count[i]]
+    net.live_count[i] = thinned(net.pool, net.live, sides, net.cost[begin:end], left, items, begin)
+
+
+AT, STEP, ACROSS, FROM, COUNT = range(5)
+"""Of an edge of a node: where its table begins in the pool, strides for a choice of the node and of the neighbour, and where the remaining
+choices of the neighbour begin and how many they are."""
 PAIRS_AT_ONCE = 2**20
 """The plain form compares about this many entries of a table in one step."""
 
 
-def plain_thin(net: Network, items: Memory, i: int) -> None:
-    left, begin = choices(net, i), net.ptr[i]
-    dearer, place = cheaper_pairs(net, i)
+def plain_thinned(pool: Ints, live: Ints, sides: Ints, cost: Ints, left: Ints, items: Memory, begin: int) -> int:
+    dearer, place = cheaper_pairs(cost[left], [beside(pool, live, side, len(cost), left) for side in sides.tolist()])
     if len(place) == 0:
-        return
+        return len(left)
     worse: dict[int, list[int]] = {}
     for a, b in zip(dearer.tolist(), place.tolist(), strict=True):
         worse.setdefault(b, []).append(a)
     gone = np.zeros(len(left), dtype=np.bool_)
     for b in sorted(worse):
         gone[b] = any(not gone[a] and within(items, begin + left[a], begin + left[b]) for a in worse[b])
-    keep(net, i, ~gone)
+    kept = left[~gone]
+    left[: len(kept)] = kept
+    return len(kept)
 
 
-def cheaper_pairs(net: Network, i: int) -> tuple[Ints, Ints]:
-    """Places a, b of remaining choices such that by costs a can always replace b."""
-    cost = costs(net, i)[choices(net, i)]
-    tables, end = list[Ints](), net.head[i]
-    while end >= 0:
-        if net.edge_live[end >> 1]:
-            tables.append(remaining(net, end >> 1, i))
-        end = net.following[end]
+def beside(pool: Ints, live: Ints, side: list[int], size: int, left: Ints) -> Ints:
+    """An edge's table, a row for each of the choices left."""
+    at, step, across, begin, count = side
+    others = live[begin : begin + count]
+    if across != size:
+        return rest(pool[at : at + size * step].reshape(size, step), left, others)
+    width = others[-1] + 1  # the rows of those that are left are enough
+    return rest(pool[at : at + size * width].reshape(width, size), others, left).T
+
+
+def cheaper_pairs(cost: Ints, tables: list[Ints]) -> tuple[Ints, Ints]:
+    """Places a, b of choices such that by costs a can always replace b."""
     saved = cost - cost[:, None]
     hope = saved
     for rows in tables:  # in the column that goes best with b alone, which rules out most
@@ -92,92 +117,84 @@ def regrets(rows: Ints, a: Ints, b: Ints) -> Ints:
     return np.where(worst > -NEVER, worst, 0)
 
 
-@kernel_or(plain_thin)
-def thin(net: Network, items: Memory, i: int) -> None:
-    """Remove the choices of node i that another can replace."""
-    place, begin = 0, net.ptr[i]
-    columns = np.empty((net.degree[i], 3), dtype=np.int64)
-    while place < net.live_count[i]:
-        b = net.live[begin + place]
-        edges = cheapest(net, i, b, columns)
+@loop_or(plain_thinned)
+def thinned(pool: Ints, live: Ints, sides: Ints, cost: Ints, left: Ints, items: Memory, begin: int) -> int:
+    """Of the choices left of a node those that no other can replace; how many, which are then the first.
+
+    Args:
+        sides: a row for each edge (``AT``, ...); those that a choice cannot do without any more are skipped.
+        begin: number of the node's first choice.
+    """
+    place, count = 0, len(left)
+    columns = np.empty((len(sides), 3), dtype=np.int64)
+    while place < count:
+        b = left[place]
+        edges = cheapest(pool, live, sides, b, columns)
         gone = False
-        for other in range(net.live_count[i]):
-            a = net.live[begin + other]
-            if other != place and hopeful(net, i, a, b, columns[:edges]) and better(net, items, i, a, b):
+        for other in range(count):
+            a = left[other]
+            saved = cost[b] - cost[a]
+            if other == place or saved < 0 or not hopeful(pool, columns, edges, a, saved):
+                continue
+            if better(pool, live, sides, a, b, saved) and within(items, begin + a, begin + b):
                 gone = True
                 break
         if gone:
-            for later in range(place + 1, net.live_count[i]):
-                net.live[net.ptr[i] + later - 1] = net.live[net.ptr[i] + later]
-            net.live_count[i] -= 1
+            for later in range(place + 1, count):
+                left[later - 1] = left[later]
+            count -= 1
         else:
             place += 1
+    return count
 
 
 @kernel
-def cheapest(net: Network, i: int, b: int, columns: Ints) -> int:
-    """For each edge of node i what the neighbour's choice that goes best with b costs, where its column begins in the pool, and the
-    stride there. Returns how many edges allow b at all."""
-    found, end = 0, net.head[i]
-    while end >= 0:
-        e = end >> 1
-        if net.edge_live[e]:
-            w = far(net, end)
-            si, sw = steps(net, e, i)
-            least = NEVER
-            for place in range(net.live_count[w]):
-                column = net.at[e] + net.live[net.ptr[w] + place] * sw
-                if net.pool[column + b * si] < least:
-                    least = net.pool[column + b * si]
-                    columns[found, 0], columns[found, 1], columns[found, 2] = least, column, si
-            found += least < NEVER
-        end = net.following[end]
+def cheapest(pool: Ints, live: Ints, sides: Ints, b: int, columns: Ints) -> int:
+    """For each edge what the neighbour's choice that goes best with b costs, where its column begins in the pool, and the stride there.
+    Returns how many edges allow b at all."""
+    found = 0
+    for side in range(len(sides)):
+        least = NEVER
+        for place in range(sides[side, COUNT]):
+            column = sides[side, AT] + live[sides[side, FROM] + place] * sides[side, ACROSS]
+            cost = pool[column + b * sides[side, STEP]]
+            if cost < least:
+                least = cost
+                columns[found, 0], columns[found, 1], columns[found, 2] = cost, column, sides[side, STEP]
+        found += least < NEVER
     return found
 
 
 @kernel
-def hopeful(net: Network, i: int, a: int, b: int, columns: Ints) -> bool:
+def hopeful(pool: Ints, columns: Ints, edges: int, a: int, saved: int) -> bool:
     """Whether choice a may be ``better``: what it costs more in the columns that go best with b is no more than it does at worst, so that a
     look at few entries rules out most."""
-    left = net.cost[net.ptr[i] + b] - net.cost[net.ptr[i] + a]
-    if left < 0:
-        return False
-    for edge in range(len(columns)):
-        cost = net.pool[columns[edge, 1] + a * columns[edge, 2]]
+    for edge in range(edges):
+        cost = pool[columns[edge, 1] + a * columns[edge, 2]]
         if cost >= NEVER:
             return False
-        left -= cost - columns[edge, 0]
-    return bool(left >= 0)
+        saved -= cost - columns[edge, 0]
+    return bool(saved >= 0)
 
 
 @kernel
-def better(net: Network, items: Memory, i: int, a: int, b: int) -> bool:
-    """Whether choice a of node i can always replace b."""
-    begin = net.ptr[i]
-    left = net.cost[begin + b] - net.cost[begin + a]
-    if left < 0 or not within(items, begin + a, begin + b):
-        return False
-    end = net.head[i]
-    while end >= 0:
-        e = end >> 1
-        if net.edge_live[e]:
-            w = far(net, end)
-            si, sw = steps(net, e, i)
-            worst = -NEVER
-            for place in range(net.live_count[w]):
-                m = net.live[net.ptr[w] + place]
-                x, y = net.pool[net.at[e] + a * si + m * sw], net.pool[net.at[e] + b * si + m * sw]
-                if y < NEVER:
-                    if x >= NEVER:
-                        return False
-                    worst = max(worst, x - y)
-                    if worst > left:
-                        return False
-            if worst > -NEVER:
-                left -= worst
-            if left < 0:
-                return False
-        end = net.following[end]
+def better(pool: Ints, live: Ints, sides: Ints, a: int, b: int, saved: int) -> bool:
+    """Whether choice a can always replace b by costs, of which it saves some of its own."""
+    for side in range(len(sides)):
+        worst = -NEVER
+        for place in range(sides[side, COUNT]):
+            column = sides[side, AT] + live[sides[side, FROM] + place] * sides[side, ACROSS]
+            x, y = pool[column + a * sides[side, STEP]], pool[column + b * sides[side, STEP]]
+            if y < NEVER:
+                if x >= NEVER:
+                    return False
+                worst = max(worst, x - y)
+                if worst > saved:
+                    return False
+        if worst > -NEVER:
+            saved -= worst
+        if saved < 0:
+            return False
     return True
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from solvers.arrays import Ints
 from solvers.desk import Desk, desk
 from solvers.items import Items
-from solvers.messages import pass_backward, pass_forward, priced
+from solvers.messages import pass_both, priced
 from solvers.neighbourhood import count_use, improve, seed_thread, total_cost
 from solvers.pairs import FAR, Floats, Pairs
 
@@ -127,8 +127,7 @@ class LocalSearch:
         priced(self.costs, self.items.ptr, self.items.begin, self.items.end, usage, hints.prices, theta)
         least = np.inf
         for _ in range(DECODING_PASSES):
-            pass_backward(self.graph, theta, messages)
-            pass_forward(self.graph, theta, messages, guess)
+            pass_both(self.graph, theta, messages, guess)
             value = total_cost(self.graph, theta, guess)
             if value < least:
                 least, self.choices = value, guess.copy()

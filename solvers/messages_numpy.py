@@ -71,14 +71,10 @@ def beliefs(graph: Pairs, theta: Floats, messages: Floats) -> Floats:
     return result
 
 
-def pass_forward(graph: Pairs, theta: Floats, messages: Floats, choices: Ints) -> float:
-    """See ``messages.pass_forward``."""
-    return _run(graph, graph.turned, waves(graph, True), theta, messages, choices)
-
-
-def pass_backward(graph: Pairs, theta: Floats, messages: Floats) -> None:
-    """See ``messages.pass_backward``."""
+def pass_both(graph: Pairs, theta: Floats, messages: Floats, choices: Ints) -> float:
+    """See ``messages.pass_both``."""
     _run(graph, graph.table, waves(graph, False), theta, messages, None)
+    return _run(graph, graph.turned, waves(graph, True), theta, messages, choices)
 
 
 def certify(graph: Pairs, theta: Floats, messages: Floats) -> float:

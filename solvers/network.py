@@ -151,10 +151,11 @@ def wake_node(net: Network, node: int) -> None:
 
 @kernel
 def wake_around(net: Network, node: int) -> None:
-    """Queue the node and all its edges: its choices or costs changed."""
+    """Queue the node, its edges and its neighbours: it has lost choices, and a table may have become small enough."""
     wake_node(net, node)
     end = net.head[node]
     while end >= 0:
         if net.edge_live[end >> 1]:
             wake_edge(net, end >> 1)
+            wake_node(net, far(net, end))
         end = net.following[end]

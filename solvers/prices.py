@@ -17,7 +17,7 @@ import numpy as np
 from solvers.arrays import Ints
 from solvers.compiled import kernel_or
 from solvers.items import Items
-from solvers.messages import collect, no_messages, pass_backward, pass_forward, priced
+from solvers.messages import collect, no_messages, pass_both, priced
 from solvers.messages_numpy import beliefs
 from solvers.neighbourhood import total_cost
 from solvers.pairs import FAR, Floats, Pairs
@@ -135,8 +135,7 @@ class Dual:
         for _ in range(times):
             carry_on(self.messages, self.previous, min(MOMENTUM, self.pace / (self.pace + 3)))
             self.pace += 1
-            pass_backward(self.graph, self.theta, self.messages)
-            value = pass_forward(self.graph, self.theta, self.messages, self.decoded)
+            value = pass_both(self.graph, self.theta, self.messages, self.decoded)
             self._keep()
         value -= float(self.prices @ self.room)
         if value < self.last:

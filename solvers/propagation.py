@@ -90,7 +90,7 @@ def run_queues(net: Network) -> bool:
 def revise(net: Network, e: int) -> bool:
     """Arc consistency and minima of one edge; then drop it if nothing is left in its table, or merge along it."""
     u, v = net.eu[e], net.ev[e]
-    found = tighten(net, e, u, v)
+    found = tighten(net, e)
     if net.scalars[INFEASIBLE]:
         return False
     if found & LOST_FIRST:

@@ -79,9 +79,10 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
         net = propagate(net)
         if net.scalars[INFEASIBLE]:
             break
-        items, logged = rebuild(net, items, logged), int(net.scalars[LOG])
-        net.heavy[:] = heavy_nodes(net.ptr, items)
-        wake_light(net)
+        if len(items.capacity) > 0:
+            items, logged, before = rebuild(net, items, logged), int(net.scalars[LOG]), net.heavy.copy()
+            net.heavy[:] = heavy_nodes(net.ptr, items)
+            wake_light(net, before)
         dropped = drop_too_large(net, items)
         if net.scalars[INFEASIBLE] or turn == MOST_ROUNDS - 1 or not (removed or dropped):
             break
@@ -90,9 +91,10 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
 
 
 @kernel
-def wake_light(net: Network) -> None:
+def wake_light(net: Network, before: NDArray[np.uint8]) -> None:
+    """Queue the nodes that have become light."""
     for i in range(len(net.present)):
-        if net.heavy[i] == 0:
+        if net.heavy[i] == 0 and before[i]:
             wake_node(net, i)
 
 

@@ -1,6 +1,7 @@
 """What reduction does to one edge's table, or with it to the costs of a node; ``propagation`` says when.
 
-Loops over a table are kernels with a second form, ``plain_...``, in NumPy for where nothing is compiled; both do the same.
+Loops over a table are kernels with a second form, ``plain_...``, in NumPy for where nothing is compiled; both do the same. Those in which
+the time goes, ``..._table``, take the arrays that they read and not the network: they are compiled in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.arrays import Ints
-from solvers.compiled import kernel, kernel_or
+from solvers.compiled import kernel, kernel_or, loop_or
 from solvers.network import CONSTANT, INFEASIBLE, NEVER, UPPER, Network
 
 LOST_FIRST, LOST_SECOND, MOVED_FIRST, MOVED_SECOND, IS_ZERO, FIRST_FOLLOWS, SECOND_FOLLOWS = (1 << bit for bit in range(7))
@@ -37,19 +38,26 @@ def table(net: Network, e: int, node: int) -> Ints:
 
 def remaining(net: Network, e: int, first: int) -> Ints:
     """The table of edge e, a row for each remaining choice of ``first``; a view only where none of its nodes' has gone."""
-    found, rows, columns = table(net, e, net.eu[e]), choices(net, net.eu[e]), choices(net, net.ev[e])
-    if found.shape != (len(rows), len(columns)):
-        found = found.take(rows, axis=0).take(columns, axis=1)
+    found = rest(table(net, e, net.eu[e]), choices(net, net.eu[e]), choices(net, net.ev[e]))
     return found if first == net.eu[e] else found.T
+
+
+def rest(cells: Ints, rows: Ints, columns: Ints) -> Ints:
+    """Some rows and columns of a table; a view only where that is all of them."""
+    return cells if cells.shape == (len(rows), len(columns)) else cells.take(rows, axis=0).take(columns, axis=1)
 
 
 def put(net: Network, e: int, first: int, second: int, values: Ints) -> None:
     """Write what ``remaining`` gave, changed."""
-    full, rows, columns = table(net, e, first), choices(net, first), choices(net, second)
-    if full.shape == values.shape:
-        full[:] = values
+    write(table(net, e, first), choices(net, first), choices(net, second), values)
+
+
+def write(cells: Ints, rows: Ints, columns: Ints, values: Ints) -> None:
+    """Write what ``rest`` gave, changed."""
+    if cells.shape == values.shape:
+        cells[:] = values
     else:
-        full[rows[:, None], columns] = values
+        cells[rows[:, None], columns] = values
 
 
 def sums(a: Ints, b: Ints) -> Ints:
@@ -113,41 +121,126 @@ def drop_forbidden(net: Network, node: int) -> bool:
     return bool(changed)
 
 
-def plain_tighten(net: Network, e: int, u: int, v: int) -> int:
-    cells, rows, columns = remaining(net, e, u), choices(net, u), choices(net, v)
-    cost_u, cost_v = costs(net, u), costs(net, v)
-    room = net.scalars[UPPER] - net.scalars[CONSTANT] - cost_u[rows]
-    allowed = cells < NEVER
-    too_much = allowed & (cells + cost_v[columns] >= room[:, None])
+@kernel
+def tighten(net: Network, e: int) -> int:
+    """Arc consistency of edge e, and its minima moved to the costs of its nodes, rows first; says what was found."""
+    u, v, at = net.eu[e], net.ev[e], net.at[e]
+    begin_u, end_u, begin_v, end_v = net.ptr[u], net.ptr[u + 1], net.ptr[v], net.ptr[v + 1]
+    found, rows, columns = tighten_table(
+        net.pool[at : at + (end_u - begin_u) * (end_v - begin_v)],
+        net.live[begin_u : begin_u + net.live_count[u]],
+        net.live[begin_v : begin_v + net.live_count[v]],
+        net.cost[begin_u:end_u],
+        net.cost[begin_v:end_v],
+        net.scalars[UPPER] - net.scalars[CONSTANT],
+    )
+    net.live_count[u], net.live_count[v] = rows, columns
+    if rows == 0:
+        net.scalars[INFEASIBLE] = 1
+    return int(found)
+
+
+def plain_tighten_table(cells: Ints, first: Ints, second: Ints, first_cost: Ints, second_cost: Ints, room: int) -> tuple[int, int, int]:
+    whole, rows, columns = cells.reshape(len(first_cost), -1), first, second
+    left = rest(whole, rows, columns)
+    allowed = left < NEVER
+    too_much = allowed & (left + second_cost[columns] >= (room - first_cost[rows])[:, None])
     if too_much.any():
-        cells = np.where(too_much, NEVER, cells)
-        allowed = cells < NEVER
-        put(net, e, u, v, cells)
-    kept_u, kept_v = np.asarray(allowed.any(axis=1)), np.asarray(allowed.any(axis=0))
+        left = np.where(too_much, NEVER, left)
+        allowed = left < NEVER
+        write(whole, rows, columns, left)
+    kept_rows, kept_columns = np.asarray(allowed.any(axis=1)), np.asarray(allowed.any(axis=0))
     found = 0
-    if not kept_u.all():
-        found, cells, allowed, rows = LOST_FIRST, cells[kept_u], allowed[kept_u], keep(net, u, kept_u)
+    if not kept_rows.all():
+        found, left, allowed, rows = LOST_FIRST, left[kept_rows], allowed[kept_rows], first[kept_rows]
+        first[: len(rows)] = rows
         if len(rows) == 0:
-            return found
-    if not kept_v.all():
-        found, cells, allowed, columns = found + LOST_SECOND, cells[:, kept_v], allowed[:, kept_v], keep(net, v, kept_v)
-    least = cells.min(axis=1)
+            return found, 0, len(columns)
+    if not kept_columns.all():
+        found, left, allowed, columns = found + LOST_SECOND, left[:, kept_columns], allowed[:, kept_columns], second[kept_columns]
+        second[: len(columns)] = columns
+    least = left.min(axis=1)
     if least.any():
         found += MOVED_FIRST
-        cost_u[rows] += least
-        cells = np.where(allowed, cells - least[:, None], NEVER)
-    least = cells.min(axis=0)
+        first_cost[rows] += least
+        left = np.where(allowed, left - least[:, None], NEVER)
+    least = left.min(axis=0)
     if least.any():
         found += MOVED_SECOND
-        cost_v[columns] += least
-        cells = np.where(allowed, cells - least, NEVER)
+        second_cost[columns] += least
+        left = np.where(allowed, left - least, NEVER)
     if found & (MOVED_FIRST | MOVED_SECOND):
-        put(net, e, u, v, cells)
-    if found & (LOST_FIRST | LOST_SECOND):
-        return found
-    found += 0 if cells.any() else IS_ZERO
-    found += FIRST_FOLLOWS if (allowed.sum(axis=0) == 1).all() else 0
-    return found + (SECOND_FOLLOWS if (allowed.sum(axis=1) == 1).all() else 0)
+        write(whole, rows, columns, left)
+    if not found & (LOST_FIRST | LOST_SECOND):
+        found += 0 if left.any() else IS_ZERO
+        found += FIRST_FOLLOWS if (allowed.sum(axis=0) == 1).all() else 0
+        found += SECOND_FOLLOWS if (allowed.sum(axis=1) == 1).all() else 0
+    return found, len(rows), len(columns)
+
+
+@loop_or(plain_tighten_table)
+def tighten_table(cells: Ints, first: Ints, second: Ints, first_cost: Ints, second_cost: Ints, room: int) -> tuple[int, int, int]:
+    """Forbid pairs that leave no ``room``, drop choices that no pair allows, and move the least cost of each row, then of each column, to
+    the costs; says what was found, and how many choices of each node are left, which are then the first in ``first`` and ``second``."""
+    width, rows, columns = len(cells) // len(first_cost), 0, 0
+    for i in range(len(first)):
+        k, supported = first[i], False
+        for j in range(len(second)):
+            cost = cells[k * width + second[j]]
+            if cost < NEVER:
+                if cost + second_cost[second[j]] >= room - first_cost[k]:
+                    cells[k * width + second[j]] = NEVER
+                else:
+                    supported = True
+        if supported:
+            first[rows] = k
+            rows += 1
+    found = LOST_FIRST if rows < len(first) else 0
+    if rows == 0:
+        return found, 0, len(second)
+    alone_in_column, alone_in_row, moved = True, True, False
+    for j in range(len(second)):
+        allowed = 0
+        for i in range(rows):
+            allowed += cells[first[i] * width + second[j]] < NEVER
+        if allowed > 0:
+            second[columns] = second[j]
+            columns += 1
+            alone_in_column = alone_in_column and allowed == 1
+    if columns < len(second):
+        found += LOST_SECOND
+    for i in range(rows):
+        at, least, allowed = first[i] * width, NEVER, 0
+        for j in range(columns):
+            cost = cells[at + second[j]]
+            allowed += cost < NEVER
+            least = min(least, cost)
+        alone_in_row = alone_in_row and allowed == 1
+        if least > 0:
+            moved = True
+            first_cost[first[i]] += least
+            for j in range(columns):
+                if cells[at + second[j]] < NEVER:
+                    cells[at + second[j]] -= least
+    found += MOVED_FIRST if moved else 0
+    moved, zero = False, True
+    for j in range(columns):
+        least = NEVER
+        for i in range(rows):
+            least = min(least, cells[first[i] * width + second[j]])
+        if least > 0:
+            moved = True
+            second_cost[second[j]] += least
+        for i in range(rows):
+            if cells[first[i] * width + second[j]] < NEVER:
+                cells[first[i] * width + second[j]] -= least
+            zero = zero and cells[first[i] * width + second[j]] == 0
+    found += MOVED_SECOND if moved else 0
+    if not found & (LOST_FIRST | LOST_SECOND):
+        found += IS_ZERO if zero else 0
+        found += FIRST_FOLLOWS if alone_in_column else 0
+        found += SECOND_FOLLOWS if alone_in_row else 0
+    return found, rows, columns
 
 
 def keep(net: Network, node: int, kept: NDArray[np.bool_]) -> Ints:
@@ -158,104 +251,6 @@ def keep(net: Network, node: int, kept: NDArray[np.bool_]) -> Ints:
     if len(left) == 0:
         net.scalars[INFEASIBLE] = 1
     return left
-
-
-@kernel_or(plain_tighten)
-def tighten(net: Network, e: int, u: int, v: int) -> int:
-    """Arc consistency of edge e between u and v, and its minima moved to their costs; says what was found."""
-    found = 0
-    if forbid_and_support(net, e, u, v):
-        found += LOST_FIRST
-        if net.scalars[INFEASIBLE]:
-            return found
-    if forbid_and_support(net, e, v, u):
-        found += LOST_SECOND
-    if move_minima(net, e, u, v):
-        found += MOVED_FIRST
-    if move_minima(net, e, v, u):
-        found += MOVED_SECOND
-    if found & (LOST_FIRST | LOST_SECOND):
-        return found
-    if is_zero(net, e, u, v):
-        found += IS_ZERO
-    if follows(net, e, u, v):
-        found += FIRST_FOLLOWS
-    if follows(net, e, v, u):
-        found += SECOND_FOLLOWS
-    return found
-
-
-@kernel
-def forbid_and_support(net: Network, e: int, u: int, v: int) -> bool:
-    """Forbid pairs that cost too much; remove choices of u that no choice of v allows."""
-    su, sv = steps(net, e, u)
-    at, pu, pv = net.at[e], net.ptr[u], net.ptr[v]
-    kept = 0
-    for i in range(net.live_count[u]):
-        k = net.live[pu + i]
-        room = net.scalars[UPPER] - net.scalars[CONSTANT] - net.cost[pu + k]
-        supported = False
-        for j in range(net.live_count[v]):
-            m = net.live[pv + j]
-            place = at + k * su + m * sv
-            if net.pool[place] < NEVER:
-                if net.pool[place] + net.cost[pv + m] >= room:
-                    net.pool[place] = NEVER
-                else:
-                    supported = True
-        if supported:
-            net.live[pu + kept] = k
-            kept += 1
-    lost = kept < net.live_count[u]
-    net.live_count[u] = kept
-    if kept == 0:
-        net.scalars[INFEASIBLE] = 1
-    return bool(lost)
-
-
-@kernel
-def move_minima(net: Network, e: int, u: int, v: int) -> bool:
-    """Move the least cost of each row of u into the cost of that choice."""
-    su, sv = steps(net, e, u)
-    at, pu, pv = net.at[e], net.ptr[u], net.ptr[v]
-    moved = False
-    for i in range(net.live_count[u]):
-        k = net.live[pu + i]
-        least = NEVER
-        for j in range(net.live_count[v]):
-            least = min(least, net.pool[at + k * su + net.live[pv + j] * sv])
-        if 0 < least < NEVER:
-            moved = True
-            net.cost[pu + k] += least
-            for j in range(net.live_count[v]):
-                place = at + k * su + net.live[pv + j] * sv
-                if net.pool[place] < NEVER:
-                    net.pool[place] -= least
-    return moved
-
-
-@kernel
-def is_zero(net: Network, e: int, u: int, v: int) -> bool:
-    su, sv = steps(net, e, u)
-    for i in range(net.live_count[u]):
-        row = net.at[e] + net.live[net.ptr[u] + i] * su
-        for j in range(net.live_count[v]):
-            if net.pool[row + net.live[net.ptr[v] + j] * sv] != 0:
-                return False
-    return True
-
-
-@kernel
-def follows(net: Network, e: int, u: int, v: int) -> bool:
-    """Whether each choice of v leaves exactly one of u."""
-    su, sv = steps(net, e, u)
-    for j in range(net.live_count[v]):
-        column, allowed = net.at[e] + net.live[net.ptr[v] + j] * sv, 0
-        for i in range(net.live_count[u]):
-            allowed += net.pool[column + net.live[net.ptr[u] + i] * su] < NEVER
-        if allowed != 1:
-            return False
-    return True
 
 
 def plain_add_table(net: Network, target: int, source: int, first: int, second: int) -> None:
@@ -381,42 +376,70 @@ def least_by_one(net: Network, e: int, i: int, v: int, data: int) -> None:
         net.cost[pv + m] = plus(net.cost[pv + m], least)
 
 
-def plain_least_by_pair(net: Network, e: int, f: int, i: int, v: int, w: int, data: int, new: int) -> None:
-    own, rows, columns = choices(net, i), choices(net, v), choices(net, w)
-    left = sums(costs(net, i)[own][:, None], remaining(net, e, i))
-    right = remaining(net, f, i)
-    least = np.full((len(rows), len(columns)), NEVER, dtype=np.int64)
-    best = np.full(least.shape, own[0], dtype=np.int64)
-    for place, k in enumerate(own):
-        total = sums(left[place][:, None], right[place])
-        best[total < least] = k
-        least = np.minimum(least, total)
-    to = rows[:, None] * (net.ptr[w + 1] - net.ptr[w]) + columns
-    net.log_data[data + to], net.pool[new + to] = best, least
-
-
-@kernel_or(plain_least_by_pair)
+@kernel
 def least_by_pair(net: Network, e: int, f: int, i: int, v: int, w: int, data: int, new: int) -> None:
     """Write the best choice of i given each of v and of w to ``log_data``, and what it costs to a table at ``new`` in the pool."""
-    pi, size_w = net.ptr[i], net.ptr[w + 1] - net.ptr[w]
-    si, sv = steps(net, e, i)
-    ti, tw = steps(net, f, i)
-    row = np.empty(net.live_count[i], dtype=np.int64)
-    for a in range(net.live_count[v]):
-        m = net.live[net.ptr[v] + a]
-        for place in range(net.live_count[i]):
-            k = net.live[pi + place]
-            row[place] = plus(net.cost[pi + k], net.pool[net.at[e] + k * si + m * sv])
-        for b in range(net.live_count[w]):
-            x = net.live[net.ptr[w] + b]
-            least, best = NEVER, net.live[pi]
-            for place in range(net.live_count[i]):
-                k = net.live[pi + place]
-                total = plus(row[place], net.pool[net.at[f] + k * ti + x * tw])
-                if total < least:
-                    least, best = total, k
-            net.log_data[data + m * size_w + x] = best
-            net.pool[new + m * size_w + x] = least
+    size, size_v, size_w = net.ptr[i + 1] - net.ptr[i], net.ptr[v + 1] - net.ptr[v], net.ptr[w + 1] - net.ptr[w]
+    least_table(
+        net.pool[net.at[e] : net.at[e] + size * size_v],
+        net.eu[e] == i,
+        net.pool[net.at[f] : net.at[f] + size * size_w],
+        net.eu[f] == i,
+        net.cost[net.ptr[i] : net.ptr[i + 1]],
+        net.live[net.ptr[i] : net.ptr[i] + net.live_count[i]],
+        net.live[net.ptr[v] : net.ptr[v] + net.live_count[v]],
+        net.live[net.ptr[w] : net.ptr[w] + net.live_count[w]],
+        net.log_data[data : data + size_v * size_w],
+        net.pool[new : new + size_v * size_w],
+    )
+
+
+def plain_least_table(
+    left: Ints, left_first: bool, right: Ints, right_first: bool, cost: Ints, own: Ints, rows: Ints, columns: Ints, best: Ints, least: Ints
+) -> None:  # fmt: skip
+    one = left.reshape(len(cost), -1) if left_first else left.reshape(-1, len(cost)).T
+    other = right.reshape(len(cost), -1) if right_first else right.reshape(-1, len(cost)).T
+    width = other.shape[1]
+    one, other = sums(cost[own][:, None], rest(one, own, rows)), rest(other, own, columns)
+    found = np.full((len(rows), len(columns)), NEVER, dtype=np.int64)
+    chosen = np.full(found.shape, own[0], dtype=np.int64)
+    for place, k in enumerate(own):
+        total = sums(one[place][:, None], other[place])
+        chosen[total < found] = k
+        found = np.minimum(found, total)
+    to = rows[:, None] * width + columns
+    best[to], least[to] = chosen, found
+
+
+@loop_or(plain_least_table)
+def least_table(
+    left: Ints, left_first: bool, right: Ints, right_first: bool, cost: Ints, own: Ints, rows: Ints, columns: Ints, best: Ints, least: Ints
+) -> None:  # fmt: skip
+    """For a node with two neighbours: its best choice for each of theirs, and what that costs.
+
+    Args:
+        left: its table with the neighbour of the ``rows``; ``left_first``: a row for each choice of its own.
+        right: the same with that of the ``columns``.
+        own: its choices that remain; ``rows`` and ``columns`` are the neighbours'.
+        best, least: written to, a row for each choice of the first neighbour.
+    """
+    size, width = len(cost), len(right) // len(cost)
+    step, across = (len(left) // size, 1) if left_first else (1, size)
+    other_step, other_across = (width, 1) if right_first else (1, size)
+    paid = np.empty(len(own), dtype=np.int64)
+    for m in rows:
+        for place in range(len(own)):
+            k = own[place]
+            cell = left[k * step + m * across]
+            paid[place] = NEVER if cell >= NEVER or cost[k] >= NEVER else cell + cost[k]
+        for x in columns:
+            found, chosen = NEVER, own[0]
+            for place in range(len(own)):
+                cell = right[own[place] * other_step + x * other_across]
+                if cell < NEVER and paid[place] < NEVER and paid[place] + cell < found:
+                    found, chosen = paid[place] + cell, own[place]
+            best[m * width + x] = chosen
+            least[m * width + x] = found
 
 
 @kernel

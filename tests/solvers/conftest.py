@@ -1,13 +1,15 @@
-"""Both forms of the kernels."""
+"""All forms of the kernels."""
 
 import pytest
 
 from solvers import compiled, solving
 
+FORMS = {"machine code": compiled.EVERYTHING, "loops": compiled.LOOPS, "plain": compiled.NOTHING}
 
-@pytest.fixture(params=["machine code", "plain"])
+
+@pytest.fixture(params=FORMS)
 def form(request, monkeypatch):
-    """Runs a test with compiled kernels and without, whatever the size of its problems."""
-    if request.param == "machine code" and not compiled.AVAILABLE:
+    """Runs a test with compiled kernels, with compiled loops and without, whatever the size of its problems."""
+    if FORMS[request.param] and not compiled.AVAILABLE:
         pytest.skip("there is no numba to compile with")
-    monkeypatch.setattr(solving, "SMALL", -1 if request.param == "machine code" else 10**12)
+    monkeypatch.setattr(solving, "_worth_compiling", lambda entries, seconds: FORMS[request.param])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from solvers import Problem, dominance, memory, tables
-from solvers.compiled import AVAILABLE, machine_code
+from solvers.compiled import AVAILABLE, EVERYTHING, LOOPS, NOTHING, machine_code
 from solvers.items import Items
 from solvers.network import CONSTANT, NEVER, POOL, UPPER, Network
 from solvers.pairs import FAR, pairs
@@ -61,18 +61,21 @@ def _copy(net: Network) -> Network:
     return Network(*[array.copy() for array in net])
 
 
-def _agree(compiled: Callable[..., object], plain: Callable[..., object], net: Network, *arguments: object) -> Network:
-    """Run both on copies; returns one."""
-    one, other = _copy(net), _copy(net)
-    with machine_code(True):
-        told = compiled(one, *arguments)
-    assert told == plain(other, *arguments)
-    for net in (one, other):
+def _agree(function: Callable[..., object], net: Network, *arguments: object) -> Network:
+    """Run all forms on copies; returns one."""
+    made, told = [], []
+    for level in (EVERYTHING, LOOPS, NOTHING):
+        made.append(_copy(net))
+        with machine_code(level):
+            told.append(function(made[-1], *arguments))
+    assert told[0] == told[1] == told[2]
+    for net in made:
         beyond = [np.arange(count, size) + at for at, count, size in zip(net.ptr, net.live_count, np.diff(net.ptr), strict=False)]
         net.live[np.concatenate(beyond)] = -1
-    for name, a, b in zip(Network._fields, one, other, strict=True):
-        assert (a == b).all(), (name, arguments)
-    return one
+    for other in made[1:]:
+        for name, a, b in zip(Network._fields, made[0], other, strict=True):
+            assert (a == b).all(), (name, arguments)
+    return made[0]
 
 
 def _ends(net: Network) -> list[tuple[int, int, int]]:
@@ -84,12 +87,14 @@ def _ends(net: Network) -> list[tuple[int, int, int]]:
 def test_tightening_and_what_follows():
     found = set()
     for net, _, _ in NETWORKS:
-        for e, u, v in _ends(net):
-            after = _agree(tables.tighten, tables.plain_tighten, net, e, u, v)
-            told = tables.tighten(_copy(net), e, u, v)
+        for e, (u, v) in enumerate(zip(net.eu.tolist(), net.ev.tolist(), strict=True)):
+            after = _agree(tables.tighten, net, e)
+            told = tables.tighten(_copy(net), e)
             found |= {bit for bit in range(7) if told & 1 << bit}
             if told & tables.FIRST_FOLLOWS:
-                _agree(tables.follow, tables.plain_follow, after, e, u, v, 0)
+                _agree(tables.follow, after, e, u, v, 0)
+            if told & tables.SECOND_FOLLOWS:
+                _agree(tables.follow, after, e, v, u, 0)
     assert len(found) == 7
 
 
@@ -97,16 +102,16 @@ def test_adding_to_tables_and_costs():
     added = 0
     for net, _, rng in NETWORKS:
         for e, u, v in _ends(net):
-            _agree(tables.add_row, tables.plain_add_row, net, e, u, int(tables.choices(net, u)[-1]), v)
+            _agree(tables.add_row, net, e, u, int(tables.choices(net, u)[-1]), v)
             for target, w, x in _ends(net):
                 if target != e and x == v:
                     added += 1
                     if w == u:
-                        _agree(tables.add_table, tables.plain_add_table, net, target, e, u, v)
+                        _agree(tables.add_table, net, target, e, u, v)
                     size = net.ptr[w + 1] - net.ptr[w]
                     net.log_data[:size] = rng.choice(tables.choices(net, u), size)
-                    _agree(tables.add_followed, tables.plain_add_followed, net, target, e, u, w, v, 0)
-                    _agree(tables.copy_followed, tables.plain_copy_followed, net, e, u, w, v, 0, int(net.scalars[POOL]))
+                    _agree(tables.add_followed, net, target, e, u, w, v, 0)
+                    _agree(tables.copy_followed, net, e, u, w, v, 0, int(net.scalars[POOL]))
     assert added > 500
 
 
@@ -114,11 +119,11 @@ def test_least_costs_of_a_node_to_eliminate():
     pairs = 0
     for net, _, _ in NETWORKS:
         for e, i, v in _ends(net):
-            _agree(tables.least_by_one, tables.plain_least_by_one, net, e, i, v, 0)
+            _agree(tables.least_by_one, net, e, i, v, 0)
             for f, other, w in _ends(net):
                 if other == i and w != v:
                     pairs += 1
-                    _agree(tables.least_by_pair, tables.plain_least_by_pair, net, e, f, i, v, w, 0, int(net.scalars[POOL]))
+                    _agree(tables.least_by_pair, net, e, f, i, v, w, 0, int(net.scalars[POOL]))
     assert pairs > 500
 
 
@@ -128,7 +133,7 @@ def test_forbidden_choices_dropped():
         for i in range(len(net.present)):
             dear = _copy(net)
             dear.cost[dear.ptr[i] : dear.ptr[i + 1]] += rng.choice([0, 1, 60, NEVER], dear.ptr[i + 1] - dear.ptr[i])
-            after = _agree(tables.drop_forbidden, tables.plain_drop_forbidden, dear, i)
+            after = _agree(tables.drop_forbidden, dear, i)
             gone += int(net.live_count[i] - after.live_count[i])
             paid += int(after.scalars[CONSTANT] > net.scalars[CONSTANT])
     assert gone > 100 and paid > 20
@@ -141,10 +146,10 @@ def test_slacks_and_what_they_leave():
         graph = pairs(core)
         costs = np.where(core.costs >= NEVER, FAR, core.costs.astype(np.float64))
         dual = Dual(graph, Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity), costs)
-        with machine_code(False):
+        with machine_code(NOTHING):
             dual.warm_up()
         found = []
-        for machine in (True, False):
+        for machine in (EVERYTHING, NOTHING):
             with machine_code(machine):
                 choice, pair = slacks(graph, costs, dual.best_messages)
                 rest = shrink(core, graph, choice, pair, 12.0)
@@ -162,7 +167,7 @@ def test_dominance():
     gone = 0
     for net, items, _ in NETWORKS:
         for i in range(len(net.present)):
-            after = _agree(dominance.thin, dominance.plain_thin, net, items, i)
+            after = _agree(dominance.thin, net, items, i)
             gone += int(net.live_count[i] - after.live_count[i])
     assert gone > 100
 
@@ -172,7 +177,7 @@ def test_dominance_where_neighbours_have_lost_choices():
     for net, items, _ in NETWORKS:
         thinned = net
         for i in range(len(net.present)):  # the least of a row may be more than 0 by now
-            after = _agree(dominance.thin, dominance.plain_thin, thinned, items, i)
+            after = _agree(dominance.thin, thinned, items, i)
             gone[thinned is not net] += int(thinned.live_count[i] - after.live_count[i])
             thinned = after
     assert gone[1] > 100
@@ -187,7 +192,7 @@ def test_items_gathered(monkeypatch):
         again = []
         for form in forms:
             monkeypatch.setattr(memory, "gather", form)
-            with machine_code(True):
+            with machine_code(EVERYTHING):
                 again.append(memory.rebuild(_copy(net), items, 0))
         assert all(a.tolist() == b.tolist() for a, b in zip(*again, strict=True))
         gathered += len(again[0].usage)
@@ -203,13 +208,14 @@ def test_whole_reductions(upper):
     left = 0
     for seed in range(200):
         problem = _larger_problem(seed) if seed % 2 else random_problem(seed, most_nodes=9)
-        with machine_code(True):
-            one = reduce(problem, upper)
-        with machine_code(False):
-            other = reduce(problem, upper)
-        for field in FIELDS:
-            assert np.array_equal(getattr(one, field), getattr(other, field)), (seed, field)
-        choices = np.diff(one.node_ptr) - 1
-        assert one.expand(choices).tolist() == other.expand(choices).tolist()
+        made = []
+        for level in (EVERYTHING, LOOPS, NOTHING):
+            with machine_code(level):
+                made.append(reduce(problem, upper))
+        one, choices = made[0], np.diff(made[0].node_ptr) - 1
+        for other in made[1:]:
+            for field in FIELDS:
+                assert np.array_equal(getattr(one, field), getattr(other, field)), (seed, field)
+            assert one.expand(choices).tolist() == other.expand(choices).tolist()
         left += one.num_nodes
     assert left > 200

@@ -49,8 +49,7 @@ def test_passes_send_the_same_messages():
             prices._carry_on(sent[1], before[1], share)
             bounds = []
             for module, out, guess in zip((messages, messages_numpy), sent, choices, strict=True):
-                module.pass_backward(graph, theta[0], out)
-                bounds.append(module.pass_forward(graph, theta[0], out, guess))
+                bounds.append(module.pass_both(graph, theta[0], out, guess))
             _same(*sent)
             _same(*before)
             assert bounds[0] == pytest.approx(bounds[1], rel=1e-9, abs=1e-6), seed

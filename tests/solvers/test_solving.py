@@ -128,45 +128,91 @@ def test_small_problems_are_solved_without_compiling_anything():
     assert _python(code).strip() == "optimal False"
 
 
-def test_the_first_large_problem_on_a_machine_is_announced(monkeypatch):
+def test_what_is_compiled_for_the_first_time_on_a_machine_is_announced(monkeypatch):
     said = []
-    monkeypatch.setattr(compiled, "announce", lambda: said.append("first"))
-    monkeypatch.setattr(compiled, "is_first_use", lambda: True)
-    monkeypatch.setitem(compiled._state, "known", False)
-    kernels = [compiled.kernel(lambda x: x + 1) for _ in range(2)]
-    with compiled.machine_code(False):
-        assert (kernels[0](1), said) == (2, [])
-    with compiled.machine_code(True):
-        assert [kernel(1) for kernel in kernels] == [2, 2]
-    assert said == (["first"] if compiled.AVAILABLE else [])
+    monkeypatch.setattr(compiled, "announce", said.append)
+    monkeypatch.setattr(compiled, "is_first_use", lambda level: True)
+    monkeypatch.setattr(compiled, "_known", set())
+    loops = [compiled.loop_or(lambda x: x - 1)(lambda x: x + 1) for _ in range(2)]
+    other = compiled.kernel(lambda x: x + 2)
+    told = []
+    for level in (compiled.NOTHING, compiled.LOOPS, compiled.EVERYTHING):
+        with compiled.machine_code(level):
+            told.append([kernel(1) for kernel in (*loops, other)])
+    if compiled.AVAILABLE:
+        assert told == [[0, 0, 3], [2, 2, 3], [2, 2, 3]] and said == [compiled.LOOPS, compiled.EVERYTHING]
 
 
-@pytest.mark.parametrize(("size", "first", "wanted"), [(10, False, False), (1000, False, True), (1000, True, False), (5000, True, True)])
-def test_nobody_waits_for_a_compiler_whom_the_plain_form_serves(monkeypatch, size, first, wanted):
-    asked = []
-    monkeypatch.setattr(compiled, "is_first_use", lambda: first)
-    monkeypatch.setattr(compiled, "machine_code", lambda value: asked.append(value) or contextlib.nullcontext())
-    monkeypatch.setitem(solving.METHODS, "auto", lambda record: record.offer([0, 0]))
+@pytest.mark.parametrize(
+    ("size", "there", "wanted"),
+    [
+        (10, compiled.EVERYTHING, compiled.NOTHING),
+        (1000, compiled.EVERYTHING, compiled.EVERYTHING),
+        (1000, compiled.LOOPS, compiled.LOOPS),
+        (1000, compiled.NOTHING, compiled.NOTHING),
+        (2500, compiled.NOTHING, compiled.LOOPS),
+        (5000, compiled.NOTHING, compiled.EVERYTHING),
+        (5000, compiled.LOOPS, compiled.EVERYTHING),
+    ],
+)
+def test_nobody_waits_for_a_compiler_whom_the_plain_form_serves(monkeypatch, size, there, wanted):
+    monkeypatch.setattr(compiled, "is_first_use", lambda level=compiled.EVERYTHING: level > there)
+    monkeypatch.setattr(solving, "LARGE", 2000 * 2000)
+    monkeypatch.setattr(solving, "MUCH", 10**9)
     monkeypatch.setattr(solving, "PATIENT", 3000 * 3000)
+    monkeypatch.setitem(solving._solved, "entries", 0)
+    asked = _levels(monkeypatch)
     large = Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))])
     solve(large)
-    solve(large, time_limit=solving.COMPILING / 2)
-    assert asked == [wanted, wanted and not first], "and nothing is compiled where that takes more time than there is"
+    solve(large, time_limit=solving.COMPILING[compiled.LOOPS] / 2)
+    assert asked == [wanted, min(wanted, there)], "and nothing is compiled where that takes more time than there is"
 
 
-def test_machine_code_is_looked_for_where_it_is_kept(monkeypatch, tmp_path):
+def test_loops_are_compiled_for_many_problems_that_are_not_large(monkeypatch):
+    monkeypatch.setattr(compiled, "is_first_use", lambda level=compiled.EVERYTHING: True)
+    monkeypatch.setattr(solving, "MUCH", 25_000)
+    monkeypatch.setitem(solving._solved, "entries", 0)
+    asked = _levels(monkeypatch)
+    for size in (50, 100, 100, 100):
+        solve(Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))]))
+    assert asked == [compiled.NOTHING] * 3 + [compiled.LOOPS]
+
+
+def _levels(monkeypatch):
+    """What solves ask to run as machine code; they do nothing else."""
+    asked = []
+    monkeypatch.setattr(compiled, "machine_code", lambda level: asked.append(level) or contextlib.nullcontext())
+    monkeypatch.setitem(solving.METHODS, "auto", lambda record: record.offer([0, 0]))
+    return asked
+
+
+@pytest.mark.parametrize("level", [compiled.LOOPS, compiled.EVERYTHING])
+def test_machine_code_is_looked_for_where_it_is_kept(monkeypatch, tmp_path, level):
     monkeypatch.setattr(compiled, "AVAILABLE", True)
     monkeypatch.setattr(compiled, "_made", [])
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert compiled.is_first_use()
+    assert compiled.is_first_use(level)
     numba = pytest.importorskip("numba")
     folder = tmp_path / numba.core.caching._CacheLocator.get_suitable_cache_subpath(compiled.__file__)
     other = tmp_path / "solvers_of_another_installation"
     for place in (other, folder):
-        assert compiled.is_first_use()
+        assert compiled.is_first_use(level)
         place.mkdir()
-        (place / "propagation.pop_node-1.py311.nbi").touch()
-    assert not compiled.is_first_use()
+        (place / f"{'.'.join(compiled.SIGN[level])}-1.py311.nbi").touch()
+    assert not compiled.is_first_use(level)
+
+
+@pytest.mark.slow
+def test_loops_compiled_ahead_are_those_that_large_problems_run(tmp_path):
+    if not compiled.AVAILABLE:
+        pytest.skip("there is no numba to compile with")
+    code = "from solvers import compile_loops, compiled, solve\nfrom solvers.layered import layered\n"
+    code += "compile_loops()\nloops = [made for made in compiled._made if made.level == compiled.LOOPS]\n"
+    code += "print(all(made._machine is not None for made in loops))\n"
+    code += "before = [list(made._machine.signatures) for made in loops]\nprint(compiled.is_first_use(compiled.LOOPS))\n"
+    code += "solve(layered(4, 30, 20), time_limit=600.0, gap=0.04)\n"
+    code += "print(compiled.is_first_use(), [list(made._machine.signatures) for made in loops] == before)"
+    assert _python(code, NUMBA_CACHE_DIR=str(tmp_path)).split() == ["True", "False", "True", "True"]
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
@@ -266,6 +312,6 @@ def test_the_form_of_kernels_is_a_choice_of_each_thread():
     """Plans made in threads beside each other: a small problem there does not take the compiled form from a large one here."""
     with ThreadPoolExecutor(1) as pool:
         for wanted in (False, compiled.AVAILABLE):
-            with compiled.machine_code(not wanted):
+            with compiled.machine_code(compiled.EVERYTHING if not wanted else compiled.NOTHING):
                 assert pool.submit(compiled.runs_compiled).result() == compiled.AVAILABLE
                 assert pool.submit(copy_context().run, compiled.runs_compiled).result() == compiled.runs_compiled()
