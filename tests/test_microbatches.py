@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from types import SimpleNamespace
@@ -318,3 +319,54 @@ def test_the_module_trains(execute: Any, one_rank: None) -> None:
         assert module(x).item() == pytest.approx(model(x).item())
     with pytest.raises(UsageError, match="float64"):
         module(x.double())
+
+
+class Centred(torch.autograd.Function):
+    """A gradient less its mean over the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad - grad.mean(0)
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient times a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * -0.5
+
+
+class Backwards(nn.Module):
+    """A mean whose gradient is no derivative of it, by name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.linear = name, nn.Linear(4, 4)
+        self.table = nn.Embedding(5, 4, scale_grad_by_freq=name == "by frequency")
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        y = self.linear(x) + self.table(rows)
+        y = {"centred": Centred.apply, "scaled": Scaled.apply}.get(self.name, lambda value: value)(y)
+        return y.square().mean()
+
+
+@pytest.mark.parametrize(("name", "whole"), [("by frequency", False), ("centred", False), ("scaled", True), ("plain", True)])
+def test_rows_may_meet_in_backward_alone(name: str, whole: bool) -> None:
+    """What scales gradients by how often a row is read was taken for the whole batch's step."""
+    torch.manual_seed(0)
+    model, args = Backwards(name).double(), (torch.randn(8, 4, dtype=torch.float64), torch.randint(5, (8,)))
+    found = autopar.capture(model, args, microbatches=2).accumulation
+    assert found.whole == whole and ("rows of the batch meet in aten." in found.reason) != whole, found.reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = autopar.plan(model, args, mesh="dp=2", microbatches=2, hardware="cpu-cluster")
+    assert verify(plan, (model, args), backend="simulate", steps=2).passed

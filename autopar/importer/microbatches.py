@@ -9,7 +9,7 @@ otherwise (statistics of the batch, sorting), nothing is proved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,6 +94,7 @@ def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
         weights = {pairing.weight(output.tensor) for output in whole.outputs if output.kind == "output"}
         if len(weights) > 1:
             raise _Unproved("its outputs add up differently")
+        pairing.check_gradients()
     except _Unproved as reason:
         return Accumulation(count, cut, 1 / count, False, str(reason))
     return Accumulation(count, cut, weights.pop(), reason=COUNTED if pairing.counted else "")
@@ -178,17 +179,52 @@ class _Pairing:
         self.states: dict[str, _State | str] = {}
         self.counted = False
         """Whether a mean over what counts is taken to be over as many in each."""
-        mine, others = ([op for op in graph.ops if op.phase == "forward"] for graph in (whole, part))
-        if [op.target for op in mine] != [op.target for op in others]:
-            raise _Unproved("a microbatch is captured as other operators than the whole batch")
         for item in whole.inputs:
             same = next(other for other in part.inputs if (other.kind, other.name) == (item.kind, item.name))
             self.states[item.tensor] = _State(self._split(whole.tensors[item.tensor], part.tensors[same.tensor]))
+        self._walk("forward", self._after)
+
+    def _walk(self, phase: str, after: Callable[[Op, Op], Iterator[_State]]) -> None:
+        """The states of what the operators of a phase make, by what is said of each."""
+        mine, others = ([op for op in graph.ops if op.phase == phase] for graph in (self.whole, self.part))
+        if [op.target for op in mine] != [op.target for op in others]:
+            raise _Unproved("a microbatch is captured as other operators than the whole batch")
         for op, other in zip(mine, others, strict=True):
             try:
-                self.states.update(zip(op.outputs, self._after(op, other), strict=True))
+                self.states.update(zip(op.outputs, after(op, other), strict=True))
             except _Unproved as reason:
                 self.states.update(dict.fromkeys(op.outputs, str(reason)))
+
+    def check_gradients(self) -> None:
+        """Raises _Unproved: a gradient that is no sum over rows. Of a derivative of forward it is one, and adds up as the loss does; what
+        is none (a function's own backward, embeddings that scale it by how often a row is read) may look at rows together."""
+        self._walk("backward", self._backward)
+        for output in self.whole.outputs:
+            state = self.states[output.tensor]
+            if output.kind == "gradient" and isinstance(state, str):
+                raise _Unproved(state)
+
+    def _backward(self, op: Op, other: Op) -> Iterator[_State]:
+        """Numbers and factors aside, which are forward's: rows stay apart, or are summed. What was summed in forward is the same for all,
+        and what is the same for all may be added to a sum."""
+        found = []
+        for tensor in op.inputs:
+            state = self.states[tensor]
+            if isinstance(state, str):
+                raise _Unproved(state)
+            later = tensor in self.whole.producer and self.whole.producer[tensor].phase == "backward"
+            found.append(state.spec if later else replace(state.spec, partial=()))
+        pairs = zip(op.outputs, other.outputs, strict=True)
+        wanted = [self._split(self.whole.tensors[one], self.part.tensors[two]).dims for one, two in pairs]
+        if family(op) == "factory" or not any(spec.partial or any(spec.dims) for spec in found):
+            return (_State(ShardingSpec(dims)) for dims in wanted)
+        if op.target.startswith("aten._to_copy") and self._floating(op):
+            return iter((_State(found[0]),))
+        for strategy in self._offered(op):
+            fits = all(one == two or one == replace(two, partial=()) for one, two in zip(found, strategy.inputs, strict=True))
+            if fits and not strategy.inner and _sums(strategy) and [spec.dims for spec in strategy.outputs] == wanted:
+                return (_State(spec) for spec in strategy.outputs)
+        raise self._meeting(op)
 
     def weight(self, tensor: str) -> float:
         """Of each microbatch's value of a scalar in the whole batch's."""
@@ -228,10 +264,8 @@ class _Pairing:
 
     def _strategy(self, op: Op, other: Op, states: list[_State]) -> tuple[Strategy, list[_State]]:
         """The operator split as its inputs are. A value that is the same in every microbatch is also their weighted sum."""
-        rule = find_rule(op, self.whole.tensors)
-        tensors = [self.whole.tensors[name] for name in (*op.inputs, *op.outputs)]
         wanted = [self._split(self.whole.tensors[one], self.part.tensors[two]) for one, two in zip(op.outputs, other.outputs, strict=True)]
-        offered = strategies(rule, tensors, (self.count,), uneven=frozenset()) if self.count > 1 else ()
+        offered = self._offered(op)
         mean = next((state for state in states if state.spec.partial and abs(state.factor * self.count - 1) < 1e-9), None)
         tries = [states]
         if mean is not None:
@@ -239,10 +273,17 @@ class _Pairing:
         for inputs in tries:
             for strategy in offered:
                 fits = strategy.inputs == tuple(state.spec for state in inputs) and not strategy.inner
-                sums = all(reduction == "sum" for spec in strategy.outputs for _, reduction in spec.partial)
-                if fits and sums and [spec.dims for spec in strategy.outputs] == [spec.dims for spec in wanted]:
+                if fits and _sums(strategy) and [spec.dims for spec in strategy.outputs] == [spec.dims for spec in wanted]:
                     return strategy, inputs
-        raise _Unproved(f"rows of the batch meet in {op.target}" + (f" (at {op.location})" if op.location else ""))
+        raise self._meeting(op)
+
+    def _offered(self, op: Op) -> Sequence[Strategy]:
+        """The ways to split an operator over the microbatches."""
+        tensors = [self.whole.tensors[name] for name in (*op.inputs, *op.outputs)]
+        return strategies(find_rule(op, self.whole.tensors), tensors, (self.count,), uneven=frozenset()) if self.count > 1 else ()
+
+    def _meeting(self, op: Op) -> _Unproved:
+        return _Unproved(f"rows of the batch meet in {op.target}" + (f" (at {op.location})" if op.location else ""))
 
     def _factor(self, op: Op, states: list[_State]) -> float:
         """The factor of what is made of inputs with factors: it is linear in those that have one."""
@@ -266,3 +307,7 @@ class _Pairing:
             return 1 / ratio if ".div." in op.target else ratio
         raise _Unproved(f"{op.target} is given other numbers in a microbatch" + (f" (at {op.location})" if op.location else ""))
 
+
+def _sums(strategy: Strategy) -> bool:
+    """Whether no result is reduced otherwise than as a sum."""
+    return all(reduction == "sum" for spec in strategy.outputs for _, reduction in spec.partial)

@@ -18,9 +18,16 @@ from autopar.dialect.library import BODIES
 from autopar.errors import MismatchError
 from autopar.graph import Argument, Dtype, Op, Ref
 
+
+def _copied(place: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``copy``, which torch gives all of the memory that ``place`` is a part of."""
+    return source.expand(place.shape).to(place.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
 _INSTEAD: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"), torch.reshape),
     "aten.clone.default": partial(torch.clone, memory_format=torch.contiguous_format),
+    "aten.copy.default": _copied,
 }
 """What runs in their place. Graphs do not say how tensors lie in memory; mostly that is why one is copied, and what needs it contiguous
 would copy it once more."""
