@@ -105,6 +105,7 @@ class _Walk:
 
     def __init__(self, space: Space, recipe: Recipe) -> None:
         self.space, self.recipe, self.graph = space, recipe, space.graph
+        self.stored = {item.tensor: item for item in self.graph.inputs}
         self.inputs: dict[str, ShardingSpec] = {}
         self.current: dict[str, tuple[str, ShardingSpec]] = {}
         self.undecided: set[str] = set()
@@ -300,10 +301,10 @@ class _Walk:
         return total, np.where(meant, costs, 0.0)
 
     def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
-        """Parameters not met before may lie as the operator likes over the tensor axis; weights of contractions must be split by it,
-        embeddings by rows of the vocabulary."""
+        """Parameters not met before may lie as the operator likes over the tensor axis, if ranks can hold them so; weights of contractions
+        must be split by it, embeddings by rows of the vocabulary."""
         axis = self.recipe.experts if self.recipe.tensor is None else self.recipe.tensor
-        if spec.partial or not set(spec.split_axes) <= {axis}:
+        if spec.partial or not set(spec.split_axes) <= {axis} or not self.space.may_hold(self.stored[tensor], spec):
             return math.inf
         terms = terms_of(op)
         if terms is not None:

@@ -12,8 +12,12 @@ from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.recording import graph_of
+from autopar.search.baselines import find_baselines
+from autopar.search.pins import resolve_pins
+from autopar.search.space import Space
 from autopar.sharding import Blocks, ShardingSpec, splits
 from tests import fused
+from tests.graphs import machine
 
 
 @lru_cache
@@ -105,3 +109,14 @@ def test_a_spec_and_the_graphs_are_each_others_inverse() -> None:
     assert str(own[ShardingSpec.parse("S0 S1 R")]) == "None", "each rank has some of the blocks, and of each a part"
     assert all(found.problem(blocks.own_shape(shape), sizes) is None for found in said.values())
     assert blocks.own_shape(blocks.shape((72, 4))) == (72, 4)
+
+
+def test_plans_written_by_hand_hold_blocks_of_equal_parts_alone() -> None:
+    """64 columns lie in unequal parts on 5 ranks, but not those of a weight with two blocks of them: no rank could have held its part."""
+    small = autopar.capture(fused.Layer(16, 2, bias=False), (torch.randn(6, 4, 16),), loss=fused.loss)
+    space = Space(small, machine("tp=5"), "adamw", resolve_pins(small, machine("tp=5").mesh, {}))
+    blocks = {item.tensor: item for item in small.inputs if item.blocks is not None}
+    made, _ = find_baselines(space)
+    assert blocks and "megatron" in made
+    for name, assignment in made.items():
+        assert all(space.may_hold(item, assignment.inputs[tensor]) for tensor, item in blocks.items()), name
