@@ -20,14 +20,28 @@ from autopar.graph import Argument, Dtype, Op, Ref
 
 
 def _copied(place: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """``copy``, which torch gives all of the memory that ``place`` is a part of."""
+    """``copy`` into memory of the result's size: torch's takes that of all that ``place`` is a part of."""
     return source.expand(place.shape).to(place.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _replacing(part: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The operator that gives a tensor with a part of it replaced, likewise."""
+
+    def run(whole: torch.Tensor, source: torch.Tensor, *where: Any, **named: Any) -> torch.Tensor:
+        result = whole.clone(memory_format=torch.contiguous_format)
+        part(result, *where, **named).copy_(source)
+        return result
+
+    return run
 
 
 _INSTEAD: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"), torch.reshape),
     "aten.clone.default": partial(torch.clone, memory_format=torch.contiguous_format),
     "aten.copy.default": _copied,
+    "aten.slice_scatter.default": _replacing(torch.ops.aten.slice.Tensor),
+    "aten.select_scatter.default": _replacing(torch.ops.aten.select.int),
+    "aten.diagonal_scatter.default": _replacing(torch.ops.aten.diagonal.default),
 }
 """What runs in their place. Graphs do not say how tensors lie in memory; mostly that is why one is copied, and what needs it contiguous
 would copy it once more."""

@@ -554,6 +554,31 @@ class NormedColumns(nn.Module):
         return x.square().mean()
 
 
+class Replaced(nn.Module):
+    """Parts of a part of a larger tensor are written to: a slice, a row, the diagonal, all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for write in (
+            lambda part, y: part[1:].copy_(y[1:] * 2), lambda part, y: part[0].copy_(y[1]), lambda part, y: part.copy_(y.t()),
+            lambda part, y: part.diagonal().copy_(y[0]),
+        ):  # fmt: skip
+            room = x.new_zeros(16, 256)
+            write(room[:, :16], self.linear(x))
+            x = room[:, :16].tanh()
+        return x.square().mean()
+
+
+def test_a_part_that_is_written_to_takes_no_memory_of_the_whole() -> None:
+    model, x = Replaced(), torch.randn(16, 16)
+    plan = autopar.plan(model, (x,), mesh="dp=1", recompute="off", mode="inference")
+    found = verify(plan, Target(model, (x,)), backend="simulate", steps=2)
+    assert found.passed and found.measured_bytes <= found.predicted_bytes, str(found)
+
+
 def test_what_is_copied_to_lie_in_order_is_copied_once() -> None:
     model, x = NormedColumns(), torch.randn(16, 32, 12)
     plan = autopar.plan(model, (x,), mesh="dp=1", recompute="off")
