@@ -76,8 +76,8 @@ def _gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | N
     first, second, result = parse(context.equation)
     needs_a, needs_b, _ = context.needs_input_grad[:3]
     contract = torch.ops.autopar.contract.default
-    to_a = contract(gradient, b, write(result, second, first)) if needs_a else None
-    to_b = contract(gradient, a, write(result, first, second)) if needs_b else None
+    to_a = contract(gradient, b.conj(), write(result, second, first)) if needs_a else None
+    to_b = contract(gradient, a.conj(), write(result, first, second)) if needs_b else None
     return to_a, to_b, None
 
 

@@ -39,7 +39,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "a plan needs one graph for all inputs: use torch.where instead of if, and sizes that are known before the run",
     ),
     (
-        "DynamicOutputShapeException",
+        "DynamicOutputShapeException|PendingUnbackedSymbol",
         "the size of a result depends on the values of a tensor",
         "use operators whose result sizes are known before the run, such as topk, one_hot or a mask",
     ),

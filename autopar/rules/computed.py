@@ -31,6 +31,11 @@ def masked_fill(call: OperatorCall) -> str:
     return "..., ... -> ..." + ("" if call.arguments["value"] else " | linear {0}")
 
 
+def conjugate(call: OperatorCall) -> str:
+    """Elementwise; also of a number that a tensor was multiplied by, in its gradient."""
+    return "... -> ... | linear {0}" if call.inputs else "-> ..."
+
+
 def divide(call: OperatorCall) -> str:
     """Elementwise; linear in the dividend unless it rounds."""
     return "... * -> ..." + ("" if call.arguments.get("rounding_mode") else " | linear {0}")

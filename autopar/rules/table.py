@@ -62,7 +62,7 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "clone lift_fresh_copy", "... -> ... | linear {0}", work="none"),
     *_rows("pointwise", "alias detach lift_fresh", "... -> ... | linear {0}", alias=True),
     *_rows("pointwise", "zeros_like zero", "... -> ... | linear {} {0}"),
-    *_rows("pointwise", "_conj", "... -> ... | linear {0}", alias=True),
+    *_rows("pointwise", "_conj _neg_view", computed.conjugate),
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
     *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),

@@ -35,9 +35,21 @@ def _replacing(part: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return run
 
 
+def _conjugate(x: torch.Tensor) -> torch.Tensor:
+    """torch's gives what it is given, marked; of what is sent and of gradients that leave nobody asks for the mark."""
+    return torch.ops.aten._conj.default(x).resolve_conj()
+
+
+def _negated(x: torch.Tensor) -> torch.Tensor:
+    """Likewise."""
+    return torch.ops.aten._neg_view.default(x).resolve_neg()
+
+
 _INSTEAD: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"), torch.reshape),
     "aten.clone.default": partial(torch.clone, memory_format=torch.contiguous_format),
+    "aten._conj.default": _conjugate,
+    "aten._neg_view.default": _negated,
     "aten.copy.default": _copied,
     "aten.slice_scatter.default": _replacing(torch.ops.aten.slice.Tensor),
     "aten.select_scatter.default": _replacing(torch.ops.aten.select.int),

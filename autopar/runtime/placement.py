@@ -85,8 +85,13 @@ def replica_difference(parts: Sequence[torch.Tensor], spec: ShardingSpec, mesh: 
         coordinates = mesh.coordinates(rank)
         other = first.setdefault(tuple(coordinates[axis] for axis in spec.split_axes), part)
         if part.numel() and other is not part:
-            worst = max(worst, (part.double() - other.double()).abs().max().item())
+            worst = max(worst, (in_double(part) - in_double(other)).abs().max().item())
     return worst
+
+
+def in_double(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the widest dtype of its kind, so that differences are exact; both parts of complex numbers."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _peers(mesh: Mesh, rank: int, axes: Sequence[int]) -> list[int]:

@@ -13,6 +13,7 @@ from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan
 from autopar.runtime.footprint import spared_bytes
+from autopar.runtime.placement import in_double
 from autopar.schedule import Schedule
 from autopar.verify.trials import Trial
 
@@ -227,7 +228,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor, floor: float) -> float:
         return sys.float_info.max
     if not wanted.numel():
         return 0.0
-    a, b = found.detach().double(), wanted.detach().double()
+    a, b = in_double(found.detach()), in_double(wanted.detach())
     agree = (a == b) | (a.isnan() & b.isnan())
     difference = torch.where(agree, 0.0, (a - b).abs()).nan_to_num(nan=sys.float_info.max, posinf=sys.float_info.max).max().item()
     finite = b[b.isfinite()].abs()

@@ -22,7 +22,7 @@ from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed
 from autopar.runtime.execution import bind
 from autopar.runtime.module import ShardedModule
-from autopar.runtime.placement import from_placements, gather, replica_difference
+from autopar.runtime.placement import from_placements, gather, in_double, replica_difference
 from autopar.runtime.simulation import entering, scatter_all
 from autopar.runtime.weights import Place
 from autopar.schedule import Schedule
@@ -134,7 +134,7 @@ class Case:
         """The loss; where there is none, the root mean square of the outputs (a sum of them could cancel to nothing)."""
         if not self.tangents:
             return outputs["loss"].item()
-        squares = [outputs[name].detach().double().square() for name in self.tangents]
+        squares = [in_double(outputs[name].detach()).abs().square() for name in self.tangents]
         return float((sum(square.sum() for square in squares) / max(1, sum(square.numel() for square in squares))).sqrt())
 
     def backward(self, outputs: Mapping[str, torch.Tensor], tangents: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -172,9 +172,10 @@ def run_single(case: Case, say: Say = silent) -> Trial:
         with without_chance():
             case.backward(outputs)
         if turn == 0:
-            trial.gradients = {name: tensor.grad.to_dense().clone() for name, tensor in _with_gradient(model, asked, case.graph)}
+            found = _with_gradient(model, asked, case.graph)
+            trial.gradients = {name: tensor.grad.to_dense().resolve_conj().clone() for name, tensor in found}
         for parameter in model.parameters():
-            parameter.grad = None if parameter.grad is None else parameter.grad.to_dense()  # as a plan makes it
+            parameter.grad = None if parameter.grad is None else parameter.grad.to_dense().resolve_conj()  # as a plan makes it
         optimizer.step()
         _forget_gradients(model, inputs)
     for name, tensor in inputs.items():

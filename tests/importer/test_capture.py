@@ -467,6 +467,55 @@ def test_targets_in_one_row_are_refused():
         capture(model, (torch.randn(8, 3, 5).requires_grad_(), torch.ones(7, dtype=torch.int64), (8, 8, 8), (3, 2, 2)))
 
 
+class Waves(nn.Module):
+    """Products of complex numbers, whose gradients are of conjugates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 5, dtype=torch.complex128))
+        self.phase = nn.Parameter(torch.rand(5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        f, x = nn.functional, torch.complex(x * self.phase, x.flip(1))
+        y = x + self.weight
+        found = [x @ y.t(), x @ y.mH, torch.mv(x, y[0]), f.linear(x, y), torch.bmm(x[None], y.mT[None]), torch.dot(x[0], y[1])]
+        found += [torch.vdot(x[0], y[1]), torch.einsum("ik,jk->ij", x, y.conj()), torch.einsum("ij,kj,lj->ikl", x, y, y)]
+        found += [torch.addmm(x[:, :4], x, y.t(), beta=0.5), torch.addmv(x[:, 0], y, x[0]), y.conj().imag.cumsum(0) * 1j]
+        found += [f.conv1d(x[None], y[None, :, :3], x[:1, 0], padding=1), f.conv_transpose1d(x[None], y[:, None, :3])]
+        return torch.stack([item.abs().sin().sum() * scale for scale, item in enumerate(found, 1)]).sum()
+
+
+def test_products_of_complex_numbers():
+    torch.manual_seed(0)
+    model, x = Waves(), torch.randn(4, 5, dtype=torch.float64)
+    graph = _same_as_eager(model, {"x": x})
+    assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+
+
+class Statistics(nn.Module):
+    """Covariances, whose kernel looks at what it divides by, and all pairs of rows."""
+
+    def __init__(self, complex_: bool = False) -> None:
+        super().__init__()
+        self.weight, self.complex = nn.Parameter(torch.rand(5, dtype=torch.float64)), complex_
+
+    def forward(self, x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+        x = x * self.weight
+        x = torch.complex(x, x.flip(1)) if self.complex else x
+        found = [x.cov(), torch.cov(x, correction=0), torch.corrcoef(x), torch.cov(x[0]), x[0].corrcoef()]
+        found += [torch.cov(x, fweights=counts), x.cov(aweights=weights, correction=2), torch.cov(x, fweights=counts, aweights=weights)]
+        found += [torch.combinations(x[0]), torch.combinations(x[1], 3, with_replacement=True), torch.combinations(x[0], 0)]
+        return torch.stack([(item * item.conj()).real.sum() * scale for scale, item in enumerate(found, 1)]).sum()
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+def test_statistics_that_look_at_values(complex_: bool):
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(4, 5, dtype=torch.float64), "weights": torch.rand(5, dtype=torch.float64), "counts": torch.arange(1, 6)}
+    graph = _same_as_eager(Statistics(complex_), inputs)
+    assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+
+
 class Factorisations(nn.Module):
     """Linear algebra that torch checks by values."""
 

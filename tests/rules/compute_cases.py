@@ -184,6 +184,7 @@ CASES: tuple[Case, ...] = (
     Case("autopar.normal.default", (F(4, 6), 3), "a b -> a b", random=True),
     Case("aten.polar.default", (P(4, 6), F(4, 6)), "a b, a b -> a b"),
     Case("aten._conj.default", (C(4, 6),), "a b -> a b | linear {0}"),
+    Case("aten._neg_view.default", (F(4, 6),), "a b -> a b | linear {0}"),
     Case("aten.zero.default", (F(4, 6),), "a b -> a b | linear {} {0}"),
     Case("aten.norm.ScalarOpt_dim", (F(4, 6), 2, [1]), "a d -> a ~d | inner d: sum(a)"),
     Case("aten.unsafe_split.Tensor", (F(4, 6), 2, 1), "a _ -> a _, a _, a _ | linear {0}"),

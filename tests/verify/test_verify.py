@@ -27,6 +27,7 @@ from autopar.target import Target
 from autopar.verify import trials, verify, verifying
 from autopar.verify.comparison import MEMORY_TOLERANCE, error, relative
 from autopar.verify.examples import index_bound, with_values
+from benchmarks.models import stressed
 
 KEYS = {"passed", "ranks", "compared_in", "outputs", "gradients", "losses", "collectives", "peak_memory_bytes_per_rank"}
 
@@ -360,6 +361,7 @@ def test_errors_are_relative_and_never_silent() -> None:
     assert error(torch.tensor([1.0]), torch.tensor([inf]), 1.0) == sys.float_info.max
     assert error(torch.zeros(2), torch.zeros(3), 1.0) == sys.float_info.max
     assert error(torch.zeros(0), torch.zeros(0), 1.0) == 0
+    assert error(torch.tensor([1 + 2j]), torch.tensor([1 + 4j]), 0.0) == pytest.approx(2 / 17**0.5)
     assert relative(1.1, 1.0) == pytest.approx(0.1) and relative(0.0, 0.0) == 0
 
 
@@ -552,6 +554,31 @@ class NormedColumns(nn.Module):
         for norm in self.norms:
             x = x + norm(x.transpose(1, 2)).transpose(1, 2)
         return x.square().mean()
+
+
+class Conjugated(nn.Module):
+    """Complex weights, conjugates that are sent and parts of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(shape, dtype=torch.complex128)) for shape in ((6, 8), (8, 6)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.complex(x, x.sin()) @ self.up
+        c = y.conj()
+        parts = torch.view_as_real(c.cumsum(0).cumsum(1)).sin().mean() + c.imag.cumsum(0).mean() + c.flip(0).real.cumsum(1).mean()
+        return parts + (c.t() @ y).abs().mean() + (c @ self.down.conj()).abs().mean()
+
+
+@pytest.mark.parametrize("backend", ["simulate", "gloo"])
+def test_conjugates_travel_as_what_they_are(backend: Any) -> None:
+    """On real ranks a conjugate that is only marked as one cannot be sent."""
+    torch.manual_seed(0)
+    model, x = Conjugated(), torch.randn(12, 6, dtype=torch.float64)
+    plan = autopar.plan(model, (x,), mesh="2", hardware=stressed(), constraints={"up": "R S0"})
+    assert any("conj" in str(row.tensor) for row in plan.collectives)
+    found = verify(plan, Target(model, (x,)), backend=backend, steps=2)
+    assert found.passed and found.measured_bytes == found.predicted_bytes, str(found)
 
 
 class Replaced(nn.Module):

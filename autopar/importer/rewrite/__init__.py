@@ -4,7 +4,7 @@ One table at the end: torch operator to a function of the same arguments. The fu
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
 
 contractions, convolutions, attentions, normalisation, losses, reductions, extremes, draws, recurrences, strides, selection, bags,
-experts, concatenation, factorisations: the functions, by kind.
+experts, concatenation, factorisations, statistics: the functions, by kind.
 called: those that are swapped where the model calls them.
 patterns: dialect operators that a model writes out.
 """
@@ -18,7 +18,7 @@ import torch
 
 from autopar.importer.rewrite.attentions import attention_replacement
 from autopar.importer.rewrite.concatenation import cat
-from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear, einsum, linear, matmul
+from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear, einsum, linear, matmul, vdot
 from autopar.importer.rewrite.convolutions import convolution, convolve, convolve_steps
 from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
@@ -76,7 +76,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.addr.default: addr,
         aten.einsum.default: einsum,
         aten.bilinear.default: bilinear,
-        aten.vdot.default: matmul,
+        aten.vdot.default: vdot,
         aten.conv1d.default: convolve(1),
         aten.conv2d.default: convolve(2),
         aten.conv3d.default: convolve(3),

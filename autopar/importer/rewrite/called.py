@@ -1,7 +1,8 @@
 """Functions that are swapped where the model calls them: what their operators give has no shape on stand-ins, or they look at values.
 
 torch's grouped product knows the shapes of bfloat16 alone, whatever the kernels do; a table of the CTC loss is as large as its lengths say;
-the Gaussian loss refuses negative variances. Packed sequences have as many rows as lengths say, and are refused.
+the Gaussian loss refuses negative variances, covariances ask what they divide by. Packed sequences have as many rows as lengths say, and
+are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from autopar.errors import CaptureError
 from autopar.importer.rewrite.experts import grouped_mm
 from autopar.importer.rewrite.losses import ctc_loss, gaussian_nll_loss
+from autopar.importer.rewrite.statistics import combinations, corrcoef, cov
 
 
 def _packed(*_: Any) -> NoReturn:
@@ -24,7 +26,7 @@ def _packed(*_: Any) -> NoReturn:
 
 CALLED = {
     "grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss,
-    "_pack_padded_sequence": _packed,
+    "cov": cov, "corrcoef": corrcoef, "combinations": combinations, "_pack_padded_sequence": _packed,
 }  # fmt: skip
 """By the name of the function, which modules of torch give under several."""
 

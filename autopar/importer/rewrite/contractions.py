@@ -70,6 +70,11 @@ def matmul(a: Tensor, b: Tensor, *, blocks: bool = False) -> Tensor:
     return contract(a, first, b, second, kept)
 
 
+def vdot(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of ``conj(a) b``."""
+    return matmul(a.conj(), b)
+
+
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, blocks: bool = False) -> Tensor:
     return _scaled(autocast(bias)[0], beta) + _scaled(matmul(a, b, blocks=blocks), alpha)
 
@@ -97,7 +102,7 @@ def _scaled(tensor: Tensor, factor: float) -> Tensor:
 def einsum(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None = None) -> Tensor:
     """Operands are contracted left to right, keeping at each step the factors that are still needed."""
     parsed = _parse_einsum(equation, operands)
-    if parsed is None or len(operands) < 2 or any(operand.is_complex() for operand in operands):
+    if parsed is None or len(operands) < 2:
         return torch.ops.aten.einsum.default(equation, operands)
     factors, result = parsed
     tensor, have = operands[0], factors[0]

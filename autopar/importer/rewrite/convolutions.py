@@ -23,6 +23,14 @@ def convolve(dims: int) -> Callable[..., Any]:
     ) -> Tensor:
         if x.dim() == dims + 1:
             return replacement(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+        if x.is_complex():  # three of real numbers, as torch has it
+            parts = [torch.view_as_real(tensor).unbind(-1) for tensor in (x, weight)]
+            real, imaginary, both = (
+                replacement(a, b, None, stride, padding, dilation, groups)
+                for a, b in (*zip(*parts, strict=True), (sum(parts[0]), sum(parts[1])))
+            )
+            out = torch.complex(real - imaginary, both - real - imaginary)
+            return out if bias is None else out + bias.reshape(-1, *[1] * dims)
         x, weight, bias = autocast(x, weight, bias)
         steps, spread = _each(stride, dims), _each(dilation, dims)
         if isinstance(padding, str):
