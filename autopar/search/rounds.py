@@ -59,8 +59,8 @@ PATIENT = 6
 """The like for weights where memory is short: the first say nothing about plans of little memory."""
 HUGE, LITTLE = 10_000_000, 0.015
 """Edge entries from which a solve takes seconds, and the relative gain of a bound for which no other is asked there."""
-RENTING = 0.35
-"""Share of the time limit for a bound for which memory is paid."""
+RENTING, BRIEF = 0.35, 0.1
+"""Share of the time limit for a bound for which memory is paid; less than ``BRIEF`` is too little, and as much is left for proofs after it."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
 SHARE = 0.3
@@ -196,7 +196,7 @@ class Search(Trials):
         if self.proves and (self.left > 0 or self.best is None):
             self._prove()
             self._call()
-        if self.folded and self.short and self.left > 0:
+        if self.folded and self.short:
             self._rent()  # what is paid for memory is in no claim: few of them are more, and need a proof
         self._settle()
         if self.folded and self.short and self.left > 0:
@@ -252,9 +252,10 @@ class Search(Trials):
 
     def _rent(self) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
-        if not self.proves or not isinstance(self.weights, Mixture):
+        seconds = min(self.left - BRIEF * self.time_limit, RENTING * self.time_limit)
+        if not self.proves or not isinstance(self.weights, Mixture) or seconds < BRIEF * self.time_limit:
             return
-        model = self.model
+        until, model = perf_counter() + seconds, self.model
         if self.apart:
             model = build_model(model.space, again=1, share=0.0)
             if isinstance(self.model, FoldedModel):
@@ -262,7 +263,6 @@ class Search(Trials):
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
-        until = perf_counter() + min(self.left, RENTING * self.time_limit)
         self.bound = max(self.bound, dearest(model, self.weights.without_paths(), float(self.limit), times, until))
 
     def _polish(self) -> None:
