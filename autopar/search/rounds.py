@@ -60,7 +60,8 @@ PATIENT = 6
 HUGE, LITTLE = 10_000_000, 0.015
 """Edge entries from which a solve takes seconds, and the relative gain of a bound for which no other is asked there."""
 RENTING, BRIEF = 0.35, 0.1
-"""Share of the time limit for a bound for which memory is paid; less than ``BRIEF`` is too little, and as much is left for proofs after it."""
+"""Share of the time limit for a bound for which memory is paid; less than ``BRIEF`` is too little, and as much is left for the proofs that
+follow."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
 SHARE = 0.3
