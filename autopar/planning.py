@@ -9,6 +9,7 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from autopar.ending import put_together
 from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
@@ -159,9 +160,10 @@ def planner(
         from autopar.recording import record
 
         name = target or ("graph" if isinstance(model, Graph) else type(model).__name__)
-        made = record(found, target=name, memory_bytes=limit, pins=pins, tried=tuple(tried) if microbatches == AUTO else None)
+        numbered = tuple(tried) if microbatches == AUTO else None
+        made, interrupted = put_together(lambda: record(found, target=name, memory_bytes=limit, pins=pins, tried=numbered))
         made.remember_loss(loss)
-        return Made(made, found.interrupted)
+        return Made(made, found.interrupted or interrupted)
 
     return plan_within
 

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -149,6 +150,22 @@ def test_an_interrupted_solve_keeps_the_best_so_far() -> None:
     assert len(seen) >= 1 and plan.objective.seconds <= seen[-1][0] * (1 + 1e-9)
     assert plan.objective.bound_seconds <= plan.objective.seconds
     assert autopar.check(plan) == ()
+
+
+@pytest.mark.parametrize("place", ["autopar.recording.record", "autopar.search.finding.check_legal"])
+def test_ctrl_c_while_the_plan_is_put_together_keeps_it(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, place: str) -> None:
+    whole = autopar.plan(graph, mesh="dp=2")
+    module, _, name = place.rpartition(".")
+    real, calls = getattr(import_module(module), name), []
+
+    def interrupted(*given: object, **options: object) -> object:
+        calls.append(given)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    monkeypatch.setattr(place, interrupted)
+    assert autopar.plan(graph, mesh="dp=2").parameters == whole.parameters and len(calls) >= 2
 
 
 @dataclass(frozen=True)

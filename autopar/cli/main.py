@@ -6,6 +6,7 @@ A verb is imported only when it is run, so that ``autopar --help`` takes no long
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -34,11 +35,21 @@ VERBS = {
 """Every verb: the function of its name in the file of its name, and what it does."""
 
 INTERRUPTED = 130
+SOLVING = ("plan", "sweep", "solve")
+"""Verbs that Ctrl-C makes give the best so far."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs one command and returns its exit status; as a script it ends at once after Ctrl-C, and waits for nothing that is under way."""
+    status = _main(list(sys.argv[1:] if arguments is None else arguments))
+    if status == INTERRUPTED and arguments is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         out(_help())
         return 0 if words else 2
@@ -56,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard_output()  # the reader left: nothing more to say, nor at exit
         return 1
+    except KeyboardInterrupt:  # while a verb is still imported
+        return _interrupted(words[0])
 
 
 def _run(verb: str, words: list[str]) -> int:
@@ -66,7 +79,7 @@ def _run(verb: str, words: list[str]) -> int:
     WrongUsage = typer.BadParameter.__bases__[0]  # of all that is wrong with a command's words; public by no name of its own
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    command = _interruptible(getattr(import_module(f"autopar.cli.{verb}"), verb))
+    command = _interruptible(verb, getattr(import_module(f"autopar.cli.{verb}"), verb))
     app.command(help=VERBS[verb], context_settings={"help_option_names": ["-h", "--help"]})(command)
     parser = typer.main.get_command(app)
     try:
@@ -86,7 +99,7 @@ def _run(verb: str, words: list[str]) -> int:
     return ended if isinstance(ended, int) else 0
 
 
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+def _interruptible(verb: str, command: Callable[..., None]) -> Callable[..., None]:
     """The command with words for Ctrl-C where nothing below it has an answer to keep; typer would end without any."""
 
     @wraps(command)
@@ -94,10 +107,14 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
-            hint = "once a solve has a plan, Ctrl-C keeps the best so far"
-            raise SystemExit(fail("interrupted before there was an answer", hint, INTERRUPTED)) from None
+            raise SystemExit(_interrupted(verb)) from None
 
     return run
+
+
+def _interrupted(verb: str) -> int:
+    hint = "once there is a plan, Ctrl-C keeps the best so far" if verb in SOLVING else "no process is left of it; run it again"
+    return fail("interrupted before there was an answer", hint, INTERRUPTED)
 
 
 def _help() -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
+from autopar.ending import put_together
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
@@ -369,7 +370,9 @@ def _search(
         return found
     clock.lap("solve")
     assert search.best is not None
-    return _found(search, _tied(search) or search.best, written, clock)
+    best = _tied(search) or search.best
+    made, interrupted = put_together(lambda: _found(search, best, written, clock))
+    return replace(made, interrupted=made.interrupted or interrupted)
 
 
 def _tied(search: Search) -> Timed | None:

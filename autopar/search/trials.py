@@ -208,12 +208,17 @@ class Trials:
             start = self.model.restrict(start)
         def answer(problem: Problem) -> Solution:
             seconds = max(min(self.left, most), LEAST if self.fits else FIRST)
-            return solve(problem, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report)
+            found = solve(problem, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report)
+            if found.message == INTERRUPTED and found.choices is None:
+                raise KeyboardInterrupt
+            return found
 
         solution: Solution | None = None
         if self.roomy and asked.limit == self.limit and self.best is not None and self.best.memory.peak <= ROOMY * self.limit:
             solution = answer(replace(asked, limit=None))
             self.roomy = solution.peak_usage is not None and solution.peak_usage <= self.limit
+            if solution.message == INTERRUPTED and not self.roomy:
+                raise KeyboardInterrupt
         self.last = solution = solution if solution is not None and self.roomy else answer(asked)
         if proves:
             bound = solution.bound * unit / (1 + TIES)

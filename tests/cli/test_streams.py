@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -120,3 +121,28 @@ def test_completion_knows_every_option(capsys: pytest.CaptureFixture[str]) -> No
     assert found.split() == ["--mesh", "--memory"]
     assert "complete -c autopar" in autopar(capsys, "completion", "fish").out and "bashcompinit" in autopar(capsys, "completion", "zsh").out
     refused(autopar(capsys, "completion", "tcsh"), 2, "no completion for the shell 'tcsh'")
+
+
+def test_ctrl_c_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autopar.cli.main.import_module", interrupted)
+    refused(autopar(capsys, "plan", "zoo:mlp", "--mesh", "2"), 130, "interrupted before there was an answer\nhint: once there is a plan")
+    refused(autopar(capsys, "demo"), 130, "interrupted before there was an answer\nhint: no process is left of it")
+
+
+def test_ctrl_c_ends_a_command_at_once() -> None:
+    """Whatever Python would still wait for."""
+    lines = """
+        import signal, sys, threading, time
+        from autopar.cli import main
+        def command():
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            signal.raise_signal(signal.SIGINT)
+        main.import_module = lambda name: type("Verb", (), {"demo": staticmethod(command)})
+        sys.argv[1:] = ["demo"]
+        main.main()
+    """
+    ran = subprocess.run([sys.executable, "-c", dedent(lines)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 130 and ran.stderr.startswith("error: interrupted"), ran.stderr

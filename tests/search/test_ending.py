@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import solvers
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
-from autopar.search import Found, find_plan, finding, solving, space
+from autopar.search import Found, find_plan, finding, solving, space, trials
 from autopar.search.folding import Folding
 from autopar.search.rounds import Search
 from autopar.search.space import Late, Space
 from autopar.search.tuning import Tuning
 from cost_models import Machine
+from solvers import Problem, Solution
 from tests.search import test_folding
 from tests.search.small_graphs import small_graph, small_machine
 
@@ -107,6 +110,23 @@ def test_a_search_that_is_ended_gives_the_best_so_far(case: Callable[[], tuple[G
             assert found.memory.peak <= UNLIMITED and found.bound_seconds <= found.seconds
             assert found.interrupted == (way == "interrupted")
     assert given
+
+
+@pytest.mark.parametrize("roomy", [False, True])
+def test_ctrl_c_in_a_solve_without_an_answer_ends_the_search(monkeypatch: pytest.MonkeyPatch, roomy: bool) -> None:
+    """The solver gives what it has, which may be nothing, or an answer without the limit that does not keep to it: nothing follows."""
+    solve, asked = trials.solve, list[Problem]()
+
+    def interrupted(problem: Problem, **options: Any) -> Solution:
+        asked.append(problem)
+        found = solve(problem, **options)
+        return replace(found, choices=found.choices if roomy else None, peak_usage=None, message=solvers.INTERRUPTED)
+
+    monkeypatch.setattr(trials, "solve", interrupted)
+    limit = UNLIMITED if roomy else find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=UNLIMITED).memory.peak
+    asked.clear()
+    found = find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=limit)
+    assert found.interrupted and len(asked) == 1
 
 
 @pytest.mark.slow
