@@ -155,11 +155,13 @@ def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
 
 
 def _moments(parts: int, x: Tensor, dim: int | Sequence[int] | None, keepdim: bool, correction: float | None) -> Statistics:
-    """Variance and mean: the mean first, then the squared distances from it."""
-    dims, wide = _dims(x, dim), _wide(x)
-    count = math.prod(x.shape[d] for d in dims) * parts
-    mean = (yield wide.sum(dims, keepdim=True), "sum") / count
-    total = yield (wide - mean).square().sum(dims, keepdim=True), "sum"
+    """Variance and mean: the mean first, then the squared distances from it, as of batch norm; none of all elements are held."""
+    dims = _dims(x, dim)
+    own = math.prod(x.shape[d] for d in dims)
+    count = own * parts
+    own_variance, own_mean = torch.var_mean(_wide(x), dims, correction=0, keepdim=True)
+    mean = (yield own_mean * own, "sum") / count
+    total = yield (own_variance + (own_mean - mean).abs().square()) * own, "sum"
     variance = total / max(count - (1 if correction is None else correction), 0)
     return tuple(value if keepdim else value.squeeze(dims) for value in (variance, mean))
 
@@ -185,10 +187,12 @@ def _std_mean(parts: int, x: Tensor, dim: Any = None, *, correction: float | Non
 
 
 def _logsumexp(parts: int, x: Tensor, dim: Any, keepdim: bool = False) -> Statistics:
-    dims, wide = _dims(x, dim), _wide(x)
-    top = yield wide.amax(dims, keepdim=True), "max"
+    """Of the parts' own, so that no exponentials are held."""
+    dims = _dims(x, dim)
+    own = _wide(x).logsumexp(dims, keepdim=True)
+    top = yield own, "max"
     finite = top.masked_fill(top.isinf(), 0.0)
-    total = yield (wide - finite).exp().sum(dims, keepdim=True), "sum"
+    total = yield (own - finite).exp(), "sum"
     out = total.log() + finite
     return (out if keepdim else out.squeeze(dims)).to(x.dtype)
 

@@ -445,6 +445,8 @@ class Seldom(nn.Module):
         f, x, picture = nn.functional, x * self.weight, picture * self.weight[0]
         added = torch.addmv(x[0, :, 0], x[0], x[0, 0]).sum() + torch.addbmm(x[0], x.mT, x, beta=0.5, alpha=2).sum()
         added = added + torch.addr(x[0], x[0, :, 0], x[1, 0], alpha=3).square().sum()
+        unset = torch.full((6, 6), torch.nan, dtype=x.dtype)  # of which nothing is taken
+        added = added + torch.addmm(unset, x[0], x[1], beta=0).sum() + torch.addr(unset, x[0, 0], x[1, 0], beta=0).sin().sum()
         grids = [f.affine_grid(x[:2, :2, :3], [2, 1, 3, 5], align_corners=align).square().sum() for align in (True, False)]
         grids.append(f.affine_grid(x[:2, :3, :4], [2, 1, 3, 2, 5], align_corners=False).square().sum())
         moved = (f.channel_shuffle(picture, 2) * picture).sum() + torch.conv_tbc(x, x[:3, :, :4], x[0, 0, :4], 1).sum()

@@ -76,23 +76,28 @@ def vdot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, blocks: bool = False) -> Tensor:
-    return _scaled(autocast(bias)[0], beta) + _scaled(matmul(a, b, blocks=blocks), alpha)
+    return _added(autocast(bias)[0], beta, _scaled(matmul(a, b, blocks=blocks), alpha))
 
 
 def addbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta bias + alpha sum over n of a[n] b[n]``."""
-    return _scaled(autocast(bias)[0], beta) + _scaled(einsum("nik,nkj->ij", (a, b)), alpha)
+    return _added(autocast(bias)[0], beta, _scaled(einsum("nik,nkj->ij", (a, b)), alpha))
 
 
 def addr(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta bias + alpha a b^T`` of vectors."""
-    return _scaled(bias, beta) + _scaled(a.unsqueeze(1) * b, alpha)
+    return _added(bias, beta, _scaled(a.unsqueeze(1) * b, alpha))
 
 
 def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``out[..., o] = sum over i and j of a[..., i] weight[o, i, j] b[..., j]``."""
     out = einsum("...i,oij,...j->...o", (a, weight, b))
     return out if bias is None else out + autocast(bias)[0]
+
+
+def _added(bias: Tensor, beta: float, product: Tensor) -> Tensor:
+    """``beta bias + product``; what is in a bias of which nothing is taken does not matter."""
+    return product if beta == 0 else _scaled(bias, beta) + product
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
