@@ -1,7 +1,7 @@
 """How long does planning take, and how large do the problems get?
 
 One child process a case, so that peak memory is the case's own (``-P``, since this folder holds files named as packages).
-Times are CPU seconds of all threads and children, from the process's beginning.
+Times are CPU seconds of all threads and children, from the process's beginning; garbage is collected as the command does it.
 
     python benchmarks/planning.py [--json FILE] [--cases small|depth|width|mesh|devices|large|huge|all]
 """
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from autopar.garbage import young_garbage_only
 
 MESHES = ("x=2", "x=2,y=2", "x=2,y=4", "x=8,y=8", "x=2,y=2,z=2", "x=2,y=2,z=2,w=2")
 GROWING = ("dp=8", "dp=64", "dp=64,tp=8", "dp=512,tp=8")
@@ -38,6 +40,7 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
+@young_garbage_only()
 def measure(target: str, mesh: str, memory: str, mode: str, again: str = "", *, time_limit: float) -> dict[str, object]:
     """One case in this process; returns sizes, CPU seconds a stage, peak MiB, objective and gap."""
     laps = {}
