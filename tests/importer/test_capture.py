@@ -484,6 +484,7 @@ class Waves(nn.Module):
         found += [torch.vdot(x[0], y[1]), torch.einsum("ik,jk->ij", x, y.conj()), torch.einsum("ij,kj,lj->ikl", x, y, y)]
         found += [torch.addmm(x[:, :4], x, y.t(), beta=0.5), torch.addmv(x[:, 0], y, x[0]), y.conj().imag.cumsum(0) * 1j]
         found += [f.conv1d(x[None], y[None, :, :3], x[:1, 0], padding=1), f.conv_transpose1d(x[None], y[:, None, :3])]
+        found += [f.rms_norm(x, (5,), y[0], eps=0.5)]
         return torch.stack([item.abs().sin().sum() * scale for scale, item in enumerate(found, 1)]).sum()
 
 

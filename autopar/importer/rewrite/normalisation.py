@@ -39,6 +39,9 @@ def batch_norm(
 
 def rms_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     eps = torch.finfo(x.dtype).eps if eps is None else eps
+    if x.is_complex():  # squares, not of the absolute values, as torch has it; the operator's gradient is of real numbers
+        out = x * torch.rsqrt(x.square().mean(list(range(-len(normalized_shape), 0)), True) + eps)
+        return out if weight is None else out * weight
     return torch.ops.autopar.rms_norm.default(x, normalized_shape, weight, eps)[0]
 
 
