@@ -51,7 +51,10 @@ def parse_memory(memory: str | float) -> int:
     if match is None or not 0 < value < 1e30:
         raise UsageError(f"{memory!r} is not an amount of memory", hint)
     power = " kmgtp".index((match[2] or " ").lower())
-    return int(value * (1024 if match[3] else 1000) ** power)
+    found = int(value * (1024 if match[3] else 1000) ** power)
+    if not 1 <= found <= 2**62:
+        raise UsageError(f"{memory!r} is {value * (1024 if match[3] else 1000) ** power:g} bytes, counted are 1 to 2^62", hint)
+    return found
 
 
 def parse_mesh(mesh: MeshLike) -> Mesh:

@@ -49,6 +49,10 @@ class UnknownAxisWarning(UserWarning):
     """A hardware file describes an axis that no mesh has."""
 
 
+class UnlikelyHardwareWarning(UserWarning):
+    """A hardware file has figures of no machine: most often another unit than the file's."""
+
+
 class UnknownOperatorWarning(UserWarning):
     """Operators without a sharding rule: they run whole on every rank."""
 
@@ -131,6 +135,7 @@ def planner(
         pins = {**placed_pins(model, args, dict(kwargs or {}), loss_args, graph, meshes), **pins}
     machines = [Machine(candidate, hardware, cost_model) for candidate in meshes]
     _warn_axes(hardware, meshes)
+    _warn_figures(hardware, cost_model)
     common: dict[tuple[int, Machine], Shared] = {}
 
     @young_garbage_only()
@@ -299,6 +304,12 @@ def _warn_axes(hardware: Hardware, meshes: Sequence[Mesh]) -> None:
     if unknown:
         names = ", ".join(dict.fromkeys(name for mesh in meshes for name in mesh.names))
         warnings.warn(f"the hardware describes {', '.join(unknown)}, no axis of the mesh ({names})", UnknownAxisWarning, stacklevel=3)
+
+
+def _warn_figures(hardware: Hardware, cost_model: str) -> None:
+    """Names figures in another unit, by all appearances; the bare model of the literature has links of a byte a second."""
+    if cost_model != "communication" and (figures := hardware.unlikely()):
+        warnings.warn(f"no machine is like {hardware.name}: {', '.join(figures)}", UnlikelyHardwareWarning, stacklevel=3)
 
 
 def _warn_unknown(found: Found) -> None:

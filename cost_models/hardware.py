@@ -21,6 +21,12 @@ from cost_models.errors import HardwareFileError, UnknownHardwareError
 from cost_models.hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry
 from cost_models.links import Link
 
+LIKELY: Mapping[str, tuple[float, float, str]] = {
+    "memory_bytes": (1e6, 1e14, "bytes"), "memory_bandwidth": (1e8, 1e15, "bytes/s"), "kernel_launch_seconds": (0.0, 0.1, "seconds"),
+    "peak_flops": (1e8, 1e18, "operations a second"), "latency_seconds": (0.0, 0.1, "seconds"), "bandwidth": (1e5, 1e15, "bytes/s"),
+}  # fmt: skip
+"""Least and most of any machine there is, and in what: far beyond them a figure was given in GB, TFLOPS or microseconds."""
+
 _RUNS_AS: Mapping[str, str] = {"complex64": "float32", "complex128": "float64"}
 
 
@@ -82,6 +88,23 @@ class Hardware:
             found = self._efficiencies[family, name] = next(known[item] for item in given if item in known)
         return found
 
+    def unlikely(self) -> tuple[str, ...]:
+        """The figures that no machine has, each with its unit.
+
+        >>> from dataclasses import replace
+        >>> replace(load_hardware("h100-sxm"), memory_bandwidth=3.35).unlikely()
+        ('memory_bandwidth = 3.35 bytes/s',)
+        """
+        links = {"links.node": self.node, "links.network": self.network, **{f"axes.{name}": link for name, link in self.axes}}
+        figures = [
+            *((name, name, getattr(self, name)) for name in ("memory_bytes", "memory_bandwidth", "kernel_launch_seconds")),
+            *((f"peak_flops.{dtype}", "peak_flops", peak) for dtype, peak in self.peak_flops),
+            *((f"{place}.{name}", name, getattr(link, name)) for place, link in links.items() for name in ("latency_seconds", "bandwidth")),
+        ]
+        return tuple(
+            f"{name} = {value:g} {LIKELY[kind][2]}" for name, kind, value in figures if not LIKELY[kind][0] <= value <= LIKELY[kind][1]
+        )
+
     def axis_link(self, name: str) -> Link | None:
         """The link that the file gives to the mesh axis ``name``, if any."""
         return next((link for axis, link in self.axes if axis == name), None)
@@ -119,11 +142,11 @@ class Hardware:
         try:
             file = HardwareFile.model_validate(dict(data))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"] if part != "[key]")
+            first, *others = error.errors()
             problem = first["msg"][0].lower() + first["msg"][1:]
-            hint = "see the built-in hardware files for a complete example"
-            raise HardwareFileError(f"{source}: field {place}: {problem}", hint) from error
+            unknown = [_place(item) for item in others if item["type"] == "extra_forbidden"] if first["type"] == "missing" else []
+            there = f"; there is no field {', '.join(unknown)}" if unknown else ""
+            raise HardwareFileError(f"{source}: field {_place(first)}: {problem}{there}", _example()) from error
         if "float32" not in file.peak_flops:
             hint = "every dtype that is not given falls back on the float32 peak"
             raise HardwareFileError(f"{source}: field peak_flops.float32: field required", hint)
@@ -188,8 +211,17 @@ def _parse(text: str, source: str) -> Hardware:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         reason = "its lists are nested too deep" if isinstance(error, RecursionError) else error
-        raise HardwareFileError(f"{source} is not TOML: {reason}", "see the built-in hardware files for a complete example") from error
+        raise HardwareFileError(f"{source} is not TOML: {reason}", _example()) from error
     return Hardware.from_dict(data, source)
+
+
+def _place(problem: Any) -> str:
+    """Where a field is that pydantic finds fault with."""
+    return ".".join(str(part) for part in problem["loc"] if part != "[key]")
+
+
+def _example() -> str:
+    return f"figures are plain numbers, in bytes, bytes/s and seconds: {_folder() / 'h100-sxm.toml'} is a complete example"
 
 
 def _folder() -> Traversable:

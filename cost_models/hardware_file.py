@@ -16,6 +16,7 @@ PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3
 # wide of any machine, and near enough that no sum or quotient of a model's sizes overflows
 Positive = Annotated[float, Field(ge=1e-9, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Bytes = Annotated[float, Field(ge=1, le=2.0**62, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -109,7 +110,7 @@ class HardwareFile(_Table):
     """A whole file."""
 
     name: Annotated[str, Field(min_length=1)]
-    memory_bytes: Positive
+    memory_bytes: Bytes
     memory_bandwidth: Positive
     kernel_launch_seconds: NotNegative
     peak_flops: dict[str, Positive]

@@ -165,6 +165,7 @@ def words_on_stderr() -> Iterator[None]:
     usual = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always", planning.UnknownAxisWarning)
+        warnings.simplefilter("always", planning.UnlikelyHardwareWarning)
         warnings.simplefilter("always", planning.UnknownOperatorWarning)
         warnings.simplefilter("always", planning.MicrobatchWarning)
         warnings.showwarning = show

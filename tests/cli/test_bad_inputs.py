@@ -85,7 +85,7 @@ def test_plan_files(text: Callable[[], str | bytes], tmp_path: Path, capsys: pyt
 
 OF_NO_MACHINE = {
     "no hardware": {}, "1e-308": {"memory_bandwidth": 1e-308}, "0": {"memory_bandwidth": 0}, "no links": {"links": None},
-    "no flops": {"peak_flops": {}},
+    "no flops": {"peak_flops": {}}, "memory of 8e19": {"memory_bytes": 8e19},
 }  # fmt: skip
 
 
@@ -162,6 +162,31 @@ def test_an_axis_that_no_mesh_has_is_said(tmp_path: Path, capsys: pytest.Capture
     path.write_text(GOOD + "\n[axes.tensor]\nlatency_seconds = 1e-6\nbandwidth = 1e9\n")
     ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=2", "--hardware", path)
     assert ran.status == 0 and "warning: the hardware describes tensor, no axis of the mesh (dp)" in ran.err
+
+
+UNITS = {
+    "memory_bandwidth": "3.35", "kernel_launch_seconds": "4.0", "bandwidth": "450.0", "latency_seconds": "6.0", "memory_bytes": "80e15",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", UNITS)
+def test_figures_in_another_unit_are_said(field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan for them is one of no machine, and nothing else would tell."""
+    path = tmp_path / "machine.toml"
+    path.write_text(re.sub(rf"(?m)^{field} = .*$", f"{field} = {UNITS[field]}", GOOD))
+    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=1", "--hardware", path)
+    assert ran.status == 0 and re.search(rf"warning: no machine is like .*{field} = {float(UNITS[field]):g} ".replace("+", r"\+"), ran.err)
+    bare = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=1", "--hardware", path, "--cost-model", "communication")
+    assert bare.status == 0 and "no machine" not in bare.err
+
+
+def test_a_field_that_is_not_there_is_named_beside_the_missing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(GOOD.replace("memory_bytes", "memory_gb"))
+    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=2", "--hardware", path)
+    refused(ran, 3, tmp_path, {path})
+    assert "field memory_bytes: field required; there is no field memory_gb\nhint: figures are plain numbers" in ran.err
+    assert "h100-sxm.toml is a complete example" in ran.err
 
 
 PATHS = {"a folder": ("folder", 3), "a loop of links": ("loop", 3), "none": ("absent.json", 3), "nowhere": ("absent/plan.json", 3),

@@ -191,6 +191,8 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, capsys: pytest.Capture
         (["--mesh", "dp=2", "--hardware", "nosuch.toml"], 2, "nosuch.toml"),
         (["--mesh", "dp=2", "--memory", "lots"], 2, "'lots' is not an amount of memory"),
         (["--mesh", "dp=2", "--memory", "1e400"], 2, "'1e400' is not an amount of memory"),
+        (["--mesh", "dp=2", "--memory", "80000000TiB"], 2, "is 8.79609e+19 bytes, counted are 1 to 2^62"),
+        (["--mesh", "dp=2", "--memory", "0.5"], 2, "'0.5' is 0.5 bytes"),
         (["--mesh", "dp=2", "--seed", "-1"], 2, "the seed is -1"),
         (["--mesh", "dp=2", "--pin", "head.weight=S(tp) R"], 2, "no mesh axis 'tp'"),
         (["--mesh", "dp=2", "--memory", "0"], 2, "'0' is not an amount of memory"),
