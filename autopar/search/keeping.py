@@ -52,6 +52,7 @@ class Wanted:
         tries: limits of the passes that are tried for each answer.
         until: the ``perf_counter`` at which it ends.
         shares: of the limit, what answers may hold before they are scheduled.
+        first: the first that fits is enough.
     """
 
     limit: int
@@ -60,6 +61,7 @@ class Wanted:
     seed: int
     until: float
     shares: tuple[float, ...] = SHARES
+    first: bool = False
 
 
 def fit(
@@ -88,6 +90,8 @@ def fit(
             prices = prices.learn(found.schedule, found.slots)
         other = keeping.run(Alone(1.0, prices.slowdown), share, best) if folding is None else None
         best = other if other is not None and other.better(best, wanted.limit) else best
+        if wanted.first and best is not None and best.memory.peak <= wanted.limit:
+            break
     return best, prices
 
 

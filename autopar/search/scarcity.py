@@ -126,7 +126,7 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
     for _ in range(PASSES):
         trials.gained = False
         found, prices = trials.kept((*trials.answers, *written), prices, until - perf_counter(), shares)
-        if found is None or not trials.gained or perf_counter() >= until:
+        if found is None or not trials.gained or trials.draft or perf_counter() >= until:
             break
         shares = SHARES[:1]
         answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), KEEPING_GAP, until)
