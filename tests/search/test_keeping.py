@@ -17,6 +17,7 @@ from autopar.check import check
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, make_schedule, memory
 from autopar.schedule.legality import check_legal
+from autopar.search import keeping
 from autopar.search.baselines import find_baselines
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
@@ -24,13 +25,13 @@ from autopar.search.extract import extract
 from autopar.search.fitting import counted
 from autopar.search.folded import FoldedModel, folded
 from autopar.search.keeping import MOMENTS, Wanted, fit
-from autopar.search.model import InSequence, Model
+from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import Pins
 from autopar.search.rounds import Search
 from autopar.search.scarcity import keep_apart
 from autopar.search.space import Space
 from autopar.search.trials import Asked
-from autopar.search.tuning import LEAN
+from autopar.search.tuning import LEAN, Timed
 from solvers import solve
 from tests.search.test_folding import folding, graph, machine
 
@@ -109,6 +110,22 @@ def test_what_is_fitted_fits() -> None:
     assert found is not None and found.memory.peak <= limit < peak(kept)
     assert found.schedule.graph is graph() and prices != Exposure.first(0.0)
     check_legal(found.schedule, "fitted")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_draft_ends_with_the_first_that_fits(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    shares, run, limit = [], keeping._Keeping.run, int(0.8 * answer(tied(*plans()), None)[2])
+
+    def noted(self: keeping._Keeping, prices: Weights, share: float, best: Timed | None) -> Timed | None:
+        shares.append(share)
+        return run(self, prices, share, best)
+
+    monkeypatch.setattr(keeping._Keeping, "run", noted)
+    monkeypatch.setattr(keeping, "KEEPING_SECONDS", inf)
+    wanted = Wanted(limit, MOMENTS, 3, 0, inf, (1e-6, 0.95, 0.9), first)
+    found, _ = fit(space(), plans(), Exposure.first(0.0), wanted, folding())
+    assert found is not None and found.memory.peak <= limit
+    assert shares == ([1e-6, 0.95] if first else [1e-6, 0.95, 0.9])
 
 
 @pytest.mark.slow

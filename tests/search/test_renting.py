@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.schedule import make_schedule, memory, step_seconds
-from autopar.search import renting
+from autopar.search import renting, rounds, trials
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Cuts, Mixture, Path, Term
 from autopar.search.building import build_model
@@ -20,7 +20,9 @@ from autopar.search.model import Model
 from autopar.search.pins import Pins
 from autopar.search.recompute import with_policies
 from autopar.search.renting import ASKING, Rented, dearest
+from autopar.search.rounds import Search
 from autopar.search.space import Space
+from autopar.search.trials import Asked
 from autopar.search.tuning import LEAN
 from solvers import Problem, Solution, solve
 from tests.search.small_graphs import small_machine
@@ -123,3 +125,15 @@ def test_time_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FoldedModel, "proved", proved)
     assert dearest(model, first(model), 1.0, rests(model), 10.0) != 0.0
     assert given == [pytest.approx((1 - ASKING) * 10.0)]
+
+
+@pytest.mark.parametrize(("left", "given"), [(100.0, 35.0), (30.0, 20.0), (19.0, None), (-1.0, None)])
+def test_time_is_left_for_the_proofs_that_follow(monkeypatch: pytest.MonkeyPatch, left: float, given: float | None) -> None:
+    asked, until = list[float](), 1000.0
+    search = Search(tied(MESH), Asked(2**30, "adamw", 100.0, until - 100.0 + left, 1e-6, 0, None, False, True), True)
+    search.weights, search.grace = first(search.model), 0.0
+    monkeypatch.setattr(rounds, "perf_counter", lambda: until)
+    monkeypatch.setattr(trials, "perf_counter", lambda: until)
+    monkeypatch.setattr(rounds, "dearest", lambda model, weights, limit, times, ends: asked.append(ends - until) or 0.0)
+    search._rent()
+    assert asked == ([pytest.approx(given)] if given is not None else [])
