@@ -21,7 +21,8 @@ def build(path: str, settings: Mapping[str, str], mode: Literal["train", "infere
     """
     config_file = Path(path)
     if not config_file.is_file():
-        raise UsageError(f"there is no file {path}", "write hf:CONFIG.json,batch=..,seq=.. with a local configuration file")
+        hint = "write hf:CONFIG.json,batch=..,seq=.. of a local file; AutoConfig.from_pretrained(NAME).to_json_file('CONFIG.json') makes it"
+        raise UsageError(f"there is no file {path}" if path else "no configuration file is named", hint)
     sizes = dict(_SIZES)
     for key, value in settings.items():
         if key not in sizes or not value.isdecimal() or int(value) < 1:

@@ -59,7 +59,10 @@ def _load(text: str, given: Mapping[str, str]) -> Target:
     """The target of a function of the user's."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise UsageError(f"cannot read the target {text!r}", _FORMS)
+        from autopar import zoo
+
+        built_in = text.partition(",")[0] in zoo.names()
+        raise UsageError(f"cannot read the target {text!r}", f"zoo:{text} is the built-in model" if built_in else _FORMS)
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     function = getattr(module, name, None)
     if not callable(function):

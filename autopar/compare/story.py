@@ -83,7 +83,10 @@ class Story:
         plan = self.plan
         known = [*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs, *self.ops, *self.producer, *self.reshards, *self.calls]
         near = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.4)
+        calls = [row.id for row in plan.collectives if row.kind == name and row.id is not None]
         hint = f"did you mean {', '.join(near)}?" if near else "autopar show lists parameters, inputs and outputs"
+        if calls:
+            hint = f"of that kind are {', '.join(calls[:5])}{f' and {len(calls) - 5} more' if len(calls) > 5 else ''}; name one of them"
         return UsageError(f"the plan has nothing named {name!r}", hint)
 
     def _value(self, title: str, row: TensorSpec) -> Iterator[str]:

@@ -99,7 +99,11 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
         UsageError: no rank has one.
     """
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        except ValueError as error:
+            hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
+            raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
     if dist.is_initialized() and dist.get_world_size() > 1:
         find_device(device)
         team = team_of(mesh)

@@ -153,6 +153,9 @@ def test_targets_of_every_form(function: str, model: Path, capsys: pytest.Captur
         ("zoo:mlp,width=wide", 2, "width='wide'"),
         ("zoo:mlp,width", 2, "cannot read 'width'"),
         ("hf:absent.json", 2, "there is no file absent.json"),
+        ("hf:gpt2,batch=1", 2, "AutoConfig.from_pretrained(NAME).to_json_file"),
+        ("hf:", 2, "no configuration file is named"),
+        ("gpt2,layers=2", 2, "hint: zoo:gpt2,layers=2 is the built-in model"),
         ("hf:{model}", 3, "not a whole JSON file"),
     ],
 )

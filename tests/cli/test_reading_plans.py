@@ -112,6 +112,10 @@ def test_explain(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "output loss" in out and "all_reduce over dp,tp of 4 bytes" in out
     assert "input x" in autopar(capsys, "explain", plan_file, "input:x").out
     refused(autopar(capsys, "explain", plan_file, "layers.0.wieght"), 2, "nothing named 'layers.0.wieght'")
+    ran = autopar(capsys, "explain", plan_file, "all_reduce")
+    refused(ran, 2, "nothing named 'all_reduce'\nhint: of that kind are ")
+    first = ran.err.split("of that kind are ")[1].split(",")[0].split(" and ")[0].split(";")[0]
+    assert "all_reduce over" in autopar(capsys, "explain", plan_file, first).out
     assert "did you mean layers.0.weight" in autopar(capsys, "explain", plan_file, "layers.0.wieght").err
 
 

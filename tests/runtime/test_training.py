@@ -434,6 +434,15 @@ class Pair(nn.Module):
         return mse(self.model(x), y)
 
 
+def test_an_environment_that_names_no_meeting_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SLURM's scripts leave it, or a shell without torchrun."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    words = refused(lambda: autopar.compile(net(), plan_of("2")))
+    assert "cannot be started from the environment" in words and "MASTER_ADDR" in words and "\nhint: start the script" in words
+
+
 def test_a_mesh_of_other_sizes_is_refused() -> None:
     plan = plan_of("2")
 
