@@ -211,7 +211,10 @@ class ProcessRanks:
         return torch.cuda.stream(stream)
 
 
-_AS_BYTES = (torch.int16, torch.complex64, torch.complex128)
+_AS_BYTES = frozenset({
+    torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.complex64, torch.complex128,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+})  # fmt: skip
 """Dtypes that gloo cannot move: sent as bytes."""
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
 Started = tuple[Any, Tensor, Sequence[Tensor]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import multiprocessing
 import os
 import pickle
@@ -151,7 +152,7 @@ def _rank_main(
         message = ("failed", (type(error).__name__, str(error), "".join(lines), _is_consequence(error)))
         status = 1
     try:
-        writer.send_bytes(pickle.dumps(message))
+        writer.send_bytes(_written(message))
         writer.close()
     finally:
         sys.stdout.flush()
@@ -225,10 +226,17 @@ def _state(process: BaseProcess) -> tuple[str, str]:
     return fields[0], " ".join(fields[11:15])
 
 
+def _written(message: Any) -> bytes:
+    """As torch writes files: tensors of some dtypes (``uint16``) do not come through pickle alone."""
+    buffer = io.BytesIO()
+    torch.save(message, buffer, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+    return buffer.getvalue()
+
+
 def _receive(rank: int, reader: Connection, process: BaseProcess) -> Failure | tuple[Any]:
     """A result in a tuple, or a failure."""
     try:
-        kind, content = pickle.loads(reader.recv_bytes())
+        kind, content = torch.load(io.BytesIO(reader.recv_bytes()), weights_only=False)
     except (EOFError, OSError):
         process.join(GRACE_SECONDS)
         return Failure(rank, f"it {describe_exit(process.exitcode)}")

@@ -579,6 +579,28 @@ def test_statistics_of_a_split_dim_hold_nothing_of_its_size(name: str) -> None:
     assert found.passed and found.measured_bytes < found.predicted_bytes + 64 * 48 * 4 / 4, str(found)
 
 
+class Rare(nn.Module):
+    """Tokens as data sets are stored, and a scale of eight bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.register_buffer("scale", torch.ones(8, dtype=torch.float8_e4m3fnuz))
+
+    def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        x = self.embedding(tokens.long()) * self.scale.float()
+        return x.square().mean() + counts.long().float().mean() * x.mean()
+
+
+@pytest.mark.parametrize("backend", ["simulate", "gloo"])
+def test_rare_dtypes(backend: Any) -> None:
+    torch.manual_seed(0)
+    model, args = Rare(), (torch.randint(50, (8, 4)).to(torch.uint16), torch.arange(8).to(torch.uint32))
+    plan = autopar.plan(model, args, mesh="2", constraints={"input:tokens": "S0 R"})
+    found = verify(plan, Target(model, args), backend=backend, steps=2)
+    assert found.passed, str(found)
+
+
 class Conjugated(nn.Module):
     """Complex weights, conjugates that are sent and parts of them."""
 
