@@ -8,6 +8,7 @@ is the number of blocks that later, more major axes have already made. A dim tha
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -85,8 +86,15 @@ def replica_difference(parts: Sequence[torch.Tensor], spec: ShardingSpec, mesh: 
         coordinates = mesh.coordinates(rank)
         other = first.setdefault(tuple(coordinates[axis] for axis in spec.split_axes), part)
         if part.numel() and other is not part:
-            worst = max(worst, (in_double(part) - in_double(other)).abs().max().item())
+            worst = max(worst, difference(part, other))
     return worst
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """max|a-b| of tensors of one shape; equal infinities agree; what is not a number on one side alone is the largest float."""
+    a, b = in_double(one.detach()), in_double(other.detach())
+    agree, largest = (a == b) | (a.isnan() & b.isnan()), sys.float_info.max
+    return torch.where(agree, 0.0, (a - b).abs()).nan_to_num(nan=largest, posinf=largest).max().item()
 
 
 def in_double(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan
 from autopar.runtime.footprint import spared_bytes
-from autopar.runtime.placement import in_double
+from autopar.runtime.placement import difference, in_double
 from autopar.schedule import Schedule
 from autopar.verify.trials import Trial
 
@@ -228,19 +229,19 @@ def error(found: torch.Tensor, wanted: torch.Tensor, floor: float) -> float:
         return sys.float_info.max
     if not wanted.numel():
         return 0.0
-    a, b = in_double(found.detach()), in_double(wanted.detach())
-    agree = (a == b) | (a.isnan() & b.isnan())
-    difference = torch.where(agree, 0.0, (a - b).abs()).nan_to_num(nan=sys.float_info.max, posinf=sys.float_info.max).max().item()
-    finite = b[b.isfinite()].abs()
+    apart, whole = difference(found, wanted), in_double(wanted.detach())
+    finite = whole[whole.isfinite()].abs()
     scale = max(finite.max().item() if finite.numel() else 0.0, floor)
-    return 0.0 if difference == 0 else min(difference / scale, sys.float_info.max) if scale > 0 else sys.float_info.max
+    return 0.0 if apart == 0 else min(apart / scale, sys.float_info.max) if scale > 0 else sys.float_info.max
 
 
 def relative(found: float, wanted: float) -> float:
-    """|a-b| / |b|; of a loss that is zero in exact arithmetic both are rounding, and its difference is taken as of 1e-9."""
-    if found == wanted:
+    """|a-b| / |b|; of a loss that is zero in exact arithmetic both are rounding, and its difference is taken as of 1e-9. What is not a
+    number on both sides agrees, on one side alone it is the largest float."""
+    if found == wanted or (math.isnan(found) and math.isnan(wanted)):
         return 0.0
-    return abs(found - wanted) / max(abs(wanted), 1e-9)
+    apart = abs(found - wanted) / max(abs(wanted), 1e-9)
+    return apart if math.isfinite(apart) else sys.float_info.max
 
 
 def _first_difference(planned: tuple[Mapping[str, Any], ...], observed: tuple[Mapping[str, Any], ...]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 
 import pytest
 import torch
@@ -55,6 +57,10 @@ def test_replicas_that_differ_are_noticed() -> None:
     parts = scatter(torch.zeros(SHAPE), spec, mesh)
     parts[3] += 0.5
     assert replica_difference(parts, spec, mesh) == 0.5
+    parts[1][0] = math.nan
+    assert replica_difference(parts, spec, mesh) == sys.float_info.max
+    parts[0][0] = math.nan
+    assert replica_difference(parts, spec, mesh) == 0.5, "not a number on both"
 
 
 def test_axes_of_size_one_are_dropped() -> None:

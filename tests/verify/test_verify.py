@@ -363,6 +363,8 @@ def test_errors_are_relative_and_never_silent() -> None:
     assert error(torch.zeros(0), torch.zeros(0), 1.0) == 0
     assert error(torch.tensor([1 + 2j]), torch.tensor([1 + 4j]), 0.0) == pytest.approx(2 / 17**0.5)
     assert relative(1.1, 1.0) == pytest.approx(0.1) and relative(0.0, 0.0) == 0
+    assert relative(math.nan, 1.0) == relative(1.0, math.nan) == relative(math.inf, 1.0) == sys.float_info.max
+    assert relative(math.nan, math.nan) == relative(math.inf, math.inf) == 0
 
 
 class Unlearned(nn.Module):
