@@ -137,6 +137,7 @@ def test_ctrl_c_ends_a_command_at_once() -> None:
     lines = """
         import signal, sys, threading, time
         from autopar.cli import main
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background is begun with it ignored
         def command():
             threading.Thread(target=time.sleep, args=(600,)).start()
             signal.raise_signal(signal.SIGINT)
