@@ -98,7 +98,7 @@ _solved = {"entries": 0}
 def compile_loops() -> None:
     """Compiles what large problems need most, which takes some 4 s, so that the first of them does not wait for it; nothing where it was
     done before."""
-    if compiled.is_first_use(compiled.LOOPS) and compiled.is_first_use():
+    if compiled.is_first_use(compiled.LOOPS):
         now = time.perf_counter()
         with compiled.machine_code(compiled.LOOPS):
             solve_messages(Record(layered(2, 6, 12), now, now + COMPILING[compiled.LOOPS], gap=0.5))
