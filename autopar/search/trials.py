@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from autopar.schedule import Assignment, Limits
-from autopar.search.bounds import floor
+from autopar.search.bounds import Mixture, floor
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
@@ -24,7 +24,8 @@ from solvers import INTERRUPTED, Problem, Solution, Status, solve
 PROOF = 1e-6
 """A plan is called optimal when its gap is at most this."""
 CLOSE = 2e-3
-"""The gap at which one solve of a large problem stops: the last tenths of a percent would cost more time than all before."""
+"""The gap at which one solve of a large problem, or the search for one plan's limits, stops: the last tenths of a percent would cost more
+time than all before."""
 SMALL, LARGE = 30_000, 1_000_000
 """Edge entries up to which a problem is small, and from which it is large."""
 LONG = 1_500
@@ -123,6 +124,8 @@ class Trials:
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()
         self.weights: Weights | None = None
         """Those that gave ``aim``."""
+        self.mixtures: list[tuple[float, Mixture]] = []
+        """What was asked for a bound, and the bound of it."""
         self.rivals: tuple[Timed, ...] = ()
         self.tunings: deque[tuple[bool, Tuning]] = deque(maxlen=REMEMBERED)
         """The last assignments scheduled, and whether at full depth."""
@@ -228,6 +231,8 @@ class Trials:
                 self.claims.append((bound, solution.objective * unit, weights, self.model.expand(solution.choices)))
             elif not self.folded:
                 self.bound = self.aim
+                if isinstance(weights, Mixture):
+                    self.mixtures.append((bound, weights))
         if asked is problem and limit is None:
             self.proved = self.proved or solution.status is Status.INFEASIBLE
         if solution.choices is None:
@@ -266,7 +271,7 @@ class Trials:
 
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
         """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
-        found = self._schedule(assignment, False, start, tries, beside)
+        found = self._schedule(assignment, False, start, tries, beside, CLOSE)
         return self._exact(found) if self._unsure(found) else found
 
     def _unsure(self, found: Timed) -> bool:
@@ -281,7 +286,9 @@ class Trials:
     def _exact(self, found: Timed) -> Timed:
         return self._schedule(found.assignment, True, found.schedule.limits, tries=0)
 
-    def _schedule(self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
+    def _schedule(
+        self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf, least: float = 0.0
+    ) -> Timed:  # fmt: skip
         """Of an assignment that was scheduled before, what was looked at then counts."""
         known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
         if known is None:
@@ -289,4 +296,4 @@ class Trials:
             samples = (() if exact else model.short(assignment)) or (Sample(1.0, graph, model.whole(assignment)),)
             known = Tuning(assignment, samples, space.machine, space.optimizer, self.limit)
             self.tunings.append((exact, known))
-        return known.run(start, tries, self.began + self.time_limit, beside)
+        return known.run(start, tries, self.began + self.time_limit, beside, least)

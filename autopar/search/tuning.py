@@ -7,13 +7,14 @@ delay the reductions of gradients. One limit is changed at a time, from the best
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
+from autopar.schedule.bucketing import size
 from autopar.schedule.passes import ENDING, Placed, default_limits
 from cost_models import Machine
 
@@ -26,7 +27,10 @@ LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
 """The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
 HALVINGS = 7
 """Where the largest of them is more than the memory there is, each is half of the one above it, from all of the memory down: there some
-calls may share their latency, and few bytes decide how many."""
+calls may share their latency, and few bytes decide how many. The same where there is little to send or to set aside: of small models all
+values would be one call, or each its own."""
+LITTLE = 100 * MIB
+"""Up to so many bytes it is."""
 LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 """What a schedule keeps to that is to need little memory."""
 HOPELESS = 1.5
@@ -159,6 +163,34 @@ class Tuning:
         """Bytes that it holds under any limits."""
         return round(sum(weight * between(sample.first, self.optimizer) for weight, sample in self.samples))
 
+    @cached_property
+    def most(self) -> Mapping[str, int]:
+        """Bytes beyond which a limit is none: of all calls of the half of a step that has more of them, and of all that is made."""
+        first, sent = self.samples[-1][1].first, dict[str, int]()
+        for item in first.instructions:
+            if item.kind == "start":
+                sent[item.half] = sent.get(item.half, 0) + size(first.collectives[item.of])
+        made = sum(value.bytes for value in first.values.values())
+        calls = max(sent.values(), default=0)
+        return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls}
+
+    @cached_property
+    def working(self) -> float:
+        """Seconds that its operators alone take, under any limits."""
+        found = 0.0
+        for weight, sample in self.samples:
+            runs = sum(item.seconds for item in sample.first.instructions if item.kind == "run")
+            found += weight * (runs + sample.first.optimizer_seconds(self.optimizer) / sample.first.graph.microbatches)
+        return found
+
+    def _at_best(self, least: float) -> bool:
+        """Whether the fastest so far takes hardly longer than its operators alone."""
+        return least > 0.0 and self.ahead is not None and self.ahead.seconds * (1 - least) <= self.working
+
+    def _ladder(self, name: str, rungs: Sequence[int]) -> Sequence[int]:
+        """The values that are tried for a limit."""
+        return _within(rungs, self.limit if self.most[name] > LITTLE else min(self.limit, self.most[name]))
+
     def look(self, limits: Limits) -> float:
         """Takes a schedule in if it is better; its seconds."""
         self.looked.add(limits)
@@ -230,17 +262,21 @@ class Tuning:
             if less not in self.looked:
                 self.look(less)
 
-    def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf) -> Timed:
+    def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf, least: float = 0.0) -> Timed:
         """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
-        again with each asked at once."""
+        again with each asked at once.
+
+        Args:
+            least: the relative gain for which no other limits are tried, though some of them may hold less.
+        """
         before, trusted = (self.best, self.ahead, self.kept, set(self.asked), set(self.looked)), self.trusts
-        found = self._run(start, tries, until, beside)
+        found = self._run(start, tries, until, beside, least)
         if self.trusts is trusted:
             return found
         self.best, self.ahead, self.kept, self.asked, self.looked = before
-        return self._run(start, tries, until, beside)
+        return self._run(start, tries, until, beside, least)
 
-    def _run(self, start: Limits | None, tries: int, until: float, beside: float) -> Timed:
+    def _run(self, start: Limits | None, tries: int, until: float, beside: float, least: float) -> Timed:
         before, trusted, self.beside = len(self.looked), self.trusts, beside
         timed = self.machine.cost_model != "communication"
         took = -perf_counter()
@@ -257,18 +293,18 @@ class Tuning:
             best = self.settle()
         if (best.memory.peak > self.limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
             return best
-        while timed:
+        while timed and not self._at_best(least):
             last = self.ahead
             for name, ladder in LADDERS:
                 assert self.ahead is not None
                 begun, low, high = getattr(self.ahead.limits, name), -math.inf, math.inf
-                for step, limits in enumerate(_steps(self.ahead.limits, name, _within(ladder, self.limit))):
+                for step, limits in enumerate(_steps(self.ahead.limits, name, self._ladder(name, ladder))):
                     value, left = getattr(limits, name), len(self.looked) - before <= tries and perf_counter() + took < until
                     if limits not in self.looked and low < value < high and left and self.look(limits) > NEAR * self.ahead.seconds:
                         low, high = (max(low, value), high) if value < begun else (low, min(high, value))
                     now = self.ahead.seconds
-                    trails = step >= BESIDE and now > NEAR * beside and best.seconds - now < now - beside
-                    if self.trusts is not trusted or trails:
+                    trails = step + 1 >= BESIDE and now > NEAR * beside and best.seconds - now < now - beside
+                    if self.trusts is not trusted or trails or self._at_best(least):
                         return self.settle()
             if self.ahead is last:
                 break
@@ -334,19 +370,20 @@ def _in_flight(limits: Limits) -> int:
     return limits.bucket_bytes + limits.ahead_bytes + limits.aside_bytes
 
 
-def _within(ladder: Sequence[int], limit: int) -> Sequence[int]:
-    """The values that are tried where so much memory is allowed: see ``HALVINGS``."""
-    if ladder[-1] <= limit:
+def _within(ladder: Sequence[int], most: int) -> Sequence[int]:
+    """The values that are tried where none beyond ``most`` bytes is another: see ``HALVINGS``."""
+    if ladder[-1] <= most:
         return ladder
-    halves = [limit >> power for power in range(HALVINGS, -1, -1)]
+    halves = [most >> power for power in range(HALVINGS, -1, -1)]
     return tuple(sorted({value for value in ladder if value <= 1}.union(halves)))
 
 
 def _steps(limits: Limits, name: str, ladder: Sequence[int]) -> Iterator[Limits]:
     """The same with one limit on another rung: a few near ones, then at nothing, since where all values are small those between are alike,
-    then the others."""
+    then the others. What is beyond the last is as that."""
     value = getattr(limits, name)
     place = min(range(len(ladder)), key=lambda index: abs(ladder[index] - value))
     near = sorted(range(len(ladder)), key=lambda rung: (abs(rung - place), -rung))
     for rung in dict.fromkeys((*near[:5], 0, *near)):
-        yield replace(limits, **{name: ladder[rung]})
+        if ladder[rung] != min(value, ladder[-1]):
+            yield replace(limits, **{name: ladder[rung]})

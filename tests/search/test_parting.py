@@ -30,7 +30,7 @@ def cheapest(seed: int, pins: Pins | None = None) -> tuple[Space, Assignment]:
 
 
 def timed(space: Space, plan: Assignment, limit: int) -> Timed:
-    return best_schedule(space.graph, plan, space.machine, "adamw", limit, tries=8)
+    return best_schedule(space.graph, plan, space.machine, "adamw", limit, tries=24)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 8])

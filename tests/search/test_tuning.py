@@ -27,6 +27,32 @@ def test_values_tried_are_within_the_memory_there_is(limit: int) -> None:
         assert found == ladder or ladder[-1] > limit
 
 
+def test_of_little_that_is_sent_there_are_calls_of_a_part() -> None:
+    """Where all values fit in the smallest bucket there is but nothing: fewer calls than values, and more than one."""
+    machine = Machine(Mesh.parse("x=4"), load_hardware("cpu-cluster"), "roofline")
+    on = Space(random_graph(8, layers=12, batch=256, width=128), machine, "adamw", Pins())
+    plan = find_baselines(on)[0]["fsdp"]
+    tuning = Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
+    found = tuning.run(None, 100)
+    assert 1 < found.schedule.limits.bucket_bytes < tuning.most["bucket_bytes"]
+    values = [sum(call.kind == "all_gather" for call in schedule.calls) for schedule in (tuning.samples[0][1].first, found.schedule)]
+    assert 1 < values[1] < values[0]
+    one = best_schedule(on.graph, plan, on.machine, "adamw", 2**62, tries=0)
+    assert found.seconds < 0.97 * one.seconds
+
+
+def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:
+    on = space()
+    samples = (Sample(1.0, on.graph, find_baselines(on)[0]["ddp"]),)
+    tuned, left = (Tuning(samples[0].assignment, samples, on.machine, "adamw", 2**62) for _ in range(2))
+    found = tuned.run(None, 100)
+    share = 1 - tuned.working / found.seconds
+    assert 0.0 < share < 1.0
+    near = left.run(None, 100, least=1.01 * (1 - left.working / left.look(found.schedule.limits)))
+    assert len(left.looked) < len(tuned.looked)
+    assert near.seconds <= found.seconds * 1.02
+
+
 def test_calls_are_joined_as_far_as_they_fit() -> None:
     """Where all in one bucket do not fit, some in each do: far fewer calls than values."""
     on = space()
@@ -92,14 +118,15 @@ def test_beyond_a_rung_that_trails_none_is_tried(monkeypatch: pytest.MonkeyPatch
 
     def worse_below(limits: Limits) -> float:
         seconds = look(limits)
-        trailing.append(limits.ahead_bytes) if limits.ahead_bytes < 400 * 2**20 else None
-        return seconds * 2 if limits.ahead_bytes < 400 * 2**20 else seconds
+        trailing.append(limits.ahead_bytes) if limits.ahead_bytes < begun else None
+        return seconds * 2 if limits.ahead_bytes < begun else seconds
 
+    begun = tuning.most["bucket_bytes"] // 4
     monkeypatch.setattr(tuning, "look", worse_below)
-    tuning.run(None, tries=100)
-    assert tuning.ahead is not None and tuning.ahead.limits.ahead_bytes >= 400 * 2**20
-    assert set(trailing) == {100 * 2**20}, "less is not tried"
-    assert {limits.ahead_bytes for limits in tuning.looked} > {1600 * 2**20}, "more is"
+    tuning.run(Limits(ahead_bytes=begun), tries=100)
+    assert tuning.ahead is not None and tuning.ahead.limits.ahead_bytes >= begun
+    assert set(trailing) == {begun // 2}, "less is not tried"
+    assert {limits.ahead_bytes for limits in tuning.looked} > {2 * begun, 4 * begun}, "more is"
 
 
 def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
