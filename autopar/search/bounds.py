@@ -8,8 +8,8 @@ Let T be the time from the first instruction of a phase to its last. For every p
 - a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
   share a bucket;
 - the seconds along any path of data dependencies, operators and the collectives between them, latencies included (copies are not: those
-  of one step of a reshard may be made while the next is under way). Second runs count among the operators, on paths they do not: what
-  leads to one that another plan does not need would not be waited for there.
+  of one step of a reshard may be made while the next is under way), or of all operators between two places of it (``paths``). Second
+  runs count among the operators, on paths they do not: what leads to one that another plan does not need would not be waited for there.
 
 Phases follow one another, and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with
 weights that sum to 1 in each phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by
@@ -28,19 +28,12 @@ import pulp
 from autopar.graph import Phase
 from autopar.search.folding import Folding
 from autopar.search.model import Edge, Model, Priced
+from autopar.search.paths import Path
 from autopar.search.space import Space
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 RUNS = ("op", "again")
 """Kinds of nodes that run operators, for the first or the second time."""
-
-
-@dataclass(frozen=True)
-class Path:
-    """A chain of data dependencies: numbers of the operators' nodes and of the model's edges on it."""
-
-    nodes: tuple[int, ...]
-    edges: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -55,6 +48,9 @@ class Term:
 
 PATHS = 3
 """Paths taken from each answer and phase: parallel branches (the queries', keys' and values' projections) are all to count."""
+
+LONGER = 1e-3
+"""Relative gain for which a path with spans counts beside those without."""
 
 NOWHERE: Mapping[int, Sequence[float]] = {}
 
@@ -188,7 +184,7 @@ class Answer:
     def sum_of(self, term: Term, slowdown: float) -> float:
         """The term's sum for these choices."""
         if term.path is not None:
-            return float(self.nodes[list(term.path.nodes)].sum() + self.edges[list(term.path.edges)].sum())
+            return self._seconds(term.path)
         if term.compute:
             place = term.phase, term.link
             return self.compute[term.phase] + slowdown * (self.between[place] - self.not_slowed[place])
@@ -196,46 +192,22 @@ class Answer:
 
     def longest_paths(self, phase: Phase) -> list[Path]:
         """The chain of operators and reshards of ``phase`` that takes longest, and others beside it: each the longest when operators
-        of those before count half."""
-        found: list[Path] = []
-        share = np.ones(len(self.nodes))
+        of those before count half. Where it takes longer with spans, that one too."""
+        share, (seconds, edges) = np.ones(len(self.nodes)), self.once
+        waits, found = self.model.dependencies(phase), list[Path]()
         for _ in range(PATHS):
-            path = self._longest_path(phase, share)
+            path = waits.longest(share * seconds, edges, spans=False)
             if not path.nodes or path in found:
                 break
             if self.model.whole_path(path.nodes, path.edges):
                 found.append(path)
             share[list(path.nodes)] /= 2
-        return found
+        spanned = waits.longest(seconds, edges)
+        longer = self._seconds(spanned) > max(map(self._seconds, found), default=0.0) * (1 + LONGER)
+        return [*found, spanned] if longer and self.model.whole_path(spanned.nodes, spanned.edges) else found
 
-    def _longest_path(self, phase: Phase, share: np.ndarray) -> Path:
-        model, (seconds, between) = self.model, self.once
-        arrival: dict[int, float] = {}
-        before: dict[int, tuple[int, int]] = {}
-        order = model.in_time(phase)
-        for number in order:
-            best, via = 0.0, None
-            for index in model.incoming[number]:
-                edge = model.edges[index]
-                if edge.phase == phase:
-                    reached = arrival.get(edge.source, 0.0) + between[index]
-                    if reached > best:
-                        best, via = reached, (index, edge.source)
-            node = model.nodes[number]
-            arrival[number] = best + (share[number] * seconds[number] if node.kind == "op" else 0.0)
-            if via is not None:
-                before[number] = via
-        last = max(order, key=lambda number: arrival[number], default=None)
-        nodes, edges = [], []
-        while last is not None:
-            if model.nodes[last].kind == "op":
-                nodes.append(last)
-            index, last = before.get(last, (None, None))  # type: ignore[assignment]
-            if index is not None:
-                edges.append(index)
-            if last is not None and model.nodes[last].kind == "input":
-                break  # a chain begins where something comes in; what leaves to replace it is the end of another
-        return Path(tuple(nodes), tuple(edges))
+    def _seconds(self, path: Path) -> float:
+        return float(self.nodes[list(path.nodes)].sum() + self.edges[list(path.edges)].sum())
 
 
 class Cuts:

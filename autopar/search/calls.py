@@ -49,20 +49,20 @@ def with_calls(mixture: Mixture, model: Model, bound: float, least: Callable[[We
         least: the bound of the problem under some weights; infinite where it has no answer.
         gain: seconds for which nothing is asked.
     """
-    charges = _charges(mixture, model)
-    if not model.space.links or sum(charges.values()) <= gain:
+    charged = charges(mixture, model)
+    if not model.space.links or sum(charged.values()) <= gain:
         return bound
-    found = bound + sum(charges.values())
+    found = bound + sum(charged.values())
     for count in range(len(PHASES), 0, -1):
         for silent in combinations(PHASES, count):
             if found <= bound + gain:
                 return bound
-            paid = sum(charge for phase, charge in charges.items() if phase not in silent)
+            paid = sum(charge for phase, charge in charged.items() if phase not in silent)
             found = min(found, max(least(Silent(mixture, frozenset(silent))), bound) + paid)
     return found
 
 
-def _charges(mixture: Mixture, model: Model) -> Mapping[Phase, float]:
+def charges(mixture: Mixture, model: Model) -> Mapping[Phase, float]:
     """For each phase the seconds that any call adds: the latency of the quickest there is, as often as its link's work counts."""
     machine, times = model.space.machine, model.whole_graph.microbatches
 

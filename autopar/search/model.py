@@ -31,6 +31,7 @@ import numpy as np
 from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
 from autopar.schedule.ordering import phases_in_order
+from autopar.search.paths import Dependencies
 from autopar.search.space import IMPOSSIBLE, Space
 from autopar.search.tuning import Sample
 from autopar.search.units import Item, integers, largest
@@ -241,6 +242,16 @@ class Model:
         node = self.nodes[self.edges[index].source]
         return node.kind == "layout" and node.phase == phase
 
+    def dependencies(self, phase: Phase) -> Dependencies:
+        """What waits for what in a phase."""
+        if phase not in self._dependencies:
+            self._dependencies[phase] = Dependencies(self, phase)
+        return self._dependencies[phase]
+
+    @cached_property
+    def _dependencies(self) -> dict[Phase, Dependencies]:
+        return {}
+
     @cached_property
     def spread(self) -> list[np.ndarray]:
         """For each node, bytes times life of each choice, above the least of them."""
@@ -288,6 +299,11 @@ class Model:
         return Problem.build(costs, edges, items=[node.items for node in self.nodes], limit=0, name="plan")
 
     # What follows is told apart where equal layers are folded: see ``folded``.
+
+    @cached_property
+    def homes(self) -> Sequence[int | None]:
+        """The repeat of equal layers of each node, where such are told apart."""
+        return [None] * len(self.nodes)
 
     @cached_property
     def node_times(self) -> np.ndarray:

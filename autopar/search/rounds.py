@@ -9,9 +9,9 @@ from time import perf_counter
 import numpy as np
 
 from autopar.search.again import MOMENTS, without_kept
-from autopar.search.bounds import Answer, Cuts, Mixture, blend
+from autopar.search.bounds import Answer, Cuts, Mixture, blend, floor
 from autopar.search.building import build_model
-from autopar.search.calls import with_calls
+from autopar.search.calls import charges, with_calls
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
@@ -64,6 +64,8 @@ RENTING, BRIEF = 0.35, 0.1
 follow."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
+CALLED = 3
+"""So many of the weights that bounds came from are asked for one that counts latencies too."""
 SHARE = 0.3
 """Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
@@ -217,6 +219,7 @@ class Search(Trials):
         cuts = Cuts(self.model, self.slowdown)
         center, idle, little = cuts.first(), 0, LITTLE if len(self.problem.edge_costs) > HUGE else GAIN
         mixture = center
+        self.mixtures.append((floor(self.model), center))
         for model, choices in self.chosen:
             if model is self.model:
                 cuts.add(Answer(model, choices))
@@ -239,9 +242,9 @@ class Search(Trials):
             mixture = blend(wanted, center, SHARE)
 
     def _call(self) -> None:
-        """A bound that counts a latency where something has to be sent."""
-        weights, limit = self.weights, UNLIMITED if self.again else self.limit
-        if self.folded or not isinstance(weights, Mixture) or self.reached <= self.gap or self.left <= 0:
+        """A bound that counts a latency where something has to be sent, of the weights that promise most of it."""
+        limit = UNLIMITED if self.again else self.limit
+        if self.folded or self.reached <= self.gap:
             return
 
         def least(weights: Weights) -> float:
@@ -249,7 +252,10 @@ class Search(Trials):
             found = solve(problem, time_limit=max(min(self.left, TURN * self.time_limit), 1.0), gap=CLOSE, seed=self.seed)
             return math.inf if found.status is Status.INFEASIBLE else found.bound * unit / (1 + TIES)
 
-        self.bound = max(self.bound, with_calls(weights, self.model, self.aim, least, GAIN * self.aim))
+        promised = [(bound + sum(charges(weights, self.model).values()), bound, weights) for bound, weights in self.mixtures]
+        for most, bound, weights in sorted(promised, key=lambda one: one[0], reverse=True)[:CALLED]:
+            if most > self.bound * (1 + GAIN) and self.left > 0:
+                self.bound = max(self.bound, with_calls(weights, self.model, bound, least, GAIN * self.bound))
 
     def _rent(self) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""

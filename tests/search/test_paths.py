@@ -1,0 +1,85 @@
+"""The longest chain of dependencies against schedules of the plan that it is of, in whatever order these run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autopar.schedule import Limits
+from autopar.search.bounds import PHASES, Answer, Term
+from autopar.search.building import build_model
+from autopar.search.exposure import Exposure
+from autopar.search.extract import extract
+from autopar.search.model import Model
+from autopar.search.paths import Dependencies, Path
+from autopar.search.pins import Pins
+from autopar.search.space import Space
+from autopar.search.tuning import best_schedule
+from cost_models import Machine, Mesh, load_hardware
+from solvers import solve
+from tests.graphs import random_graph
+
+
+def model_of(seed: int) -> Model:
+    graph = random_graph(seed, layers=8, batch=64, width=32)
+    return build_model(Space(graph, Machine(Mesh.parse("x=2,y=2"), load_hardware("h100-sxm"), "roofline"), "adamw", Pins()))
+
+
+def answers(model: Model) -> list[Answer]:
+    """Plans quite different: of what is waited for, more and more counts."""
+    found = []
+    for share in (0.01, 0.1, 1.0):
+        choices = solve(model.problem(None, Exposure.even(share, 0.0))[0], time_limit=600.0, gap=1e-2).choices
+        assert choices is not None
+        found.append(Answer(model, choices))
+    return found
+
+
+def seconds(answer: Answer, path: Path) -> float:
+    return answer.sum_of(Term("forward", path=path), 0.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_schedule_is_shorter_than_its_longest_chains(seed: int) -> None:
+    model, gained = model_of(seed), 0
+    for answer in answers(model):
+        plain, spanned = (
+            sum(seconds(answer, model.dependencies(phase).longest(*answer.once, spans)) for phase in PHASES) for spans in (False, True)
+        )
+        assert plain <= spanned
+        gained += spanned > plain * 1.01
+        for limits in (None, Limits(0, 0, 0), Limits(2**16, 2**16, 2**30)):
+            made = best_schedule(
+                model.space.graph, extract(model, answer.choices), model.space.machine, "adamw", 2**62, start=limits, tries=3
+            )  # fmt: skip
+            assert spanned + answer.optimizer <= made.seconds * (1 + 1e-9)
+    assert gained, "branches are nowhere counted together"
+
+
+def in_some_order(found: Dependencies, model: Model, times: np.ndarray, edges: np.ndarray, rng: np.random.Generator) -> float:
+    """When all operators of a phase have run, one at a time in a random order, each after what it waits for; links carry all at once."""
+    arrives, now, waiting = dict[int, float](), 0.0, set(range(len(found.order)))
+    while waiting:
+        ready = [here for here in waiting if all(source is None or source in arrives for _, source in found.into[here])]
+        here = int(rng.choice(ready))
+        waiting.remove(here)
+        at = max((edges[index] + (0.0 if source is None else arrives[source]) for index, source in found.into[here]), default=0.0)
+        if model.nodes[found.order[here]].kind == "op":
+            at = now = max(now, at) + times[found.order[here]]
+        arrives[here] = at
+    return max(arrives.values(), default=0.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_ends_before_the_longest_chain(seed: int) -> None:
+    model, rng = model_of(seed), np.random.default_rng(seed)
+    for phase in PHASES:
+        found = model.dependencies(phase)
+        for heavy in (0.1, 1.0, 10.0):
+            times, edges = rng.random(len(model.nodes)), heavy * rng.random(len(model.edges)) * (rng.random(len(model.edges)) < 0.2)
+            plain, spanned = (found.longest(times, edges, spans) for spans in (False, True))
+            long, longer = (sum(times[list(path.nodes)]) + sum(edges[list(path.edges)]) for path in (plain, spanned))
+            assert len(set(spanned.nodes)) == len(spanned.nodes)
+            ends = [in_some_order(found, model, times, edges, rng) for _ in range(30)]
+            assert long <= longer + 1e-9
+            assert longer <= min(ends) + 1e-9
