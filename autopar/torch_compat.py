@@ -785,6 +785,11 @@ def copy_each(into: list[torch.Tensor], given: list[torch.Tensor]) -> None:
     torch._foreach_copy_(into, given)
 
 
+def assert_later(condition: torch.Tensor, message: str) -> None:
+    """Fails on the condition's device when it gets there, without anybody waiting for it; on a CPU at once, with a RuntimeError."""
+    torch._assert_async(condition, message)
+
+
 def keeps_autograd_graph() -> bool:
     """Whether the backward pass that is running was asked to keep the graph (``retain_graph=True``)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

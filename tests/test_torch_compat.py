@@ -377,6 +377,12 @@ def test_no_other_file_touches_private_torch_names():
     assert not found, "\n".join(found)
 
 
+def test_an_assertion_of_a_device_fails_with_its_words():
+    torch_compat.assert_later(torch.tensor(True), "never said")
+    with pytest.raises(RuntimeError, match="a row that is not there"):
+        torch_compat.assert_later(torch.tensor(False), "a row that is not there")
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # which torch's own jvp uses
 def test_transforms_are_met_and_come_to_plain_operators() -> None:
     met: list[str] = []

@@ -17,6 +17,7 @@ import torch
 from autopar.dialect.library import BODIES
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.execution import Executable, own_shape
+from autopar.runtime.reach import told
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, trace_operators
 
@@ -57,7 +58,7 @@ class Graphs:
     def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward``."""
         (values,) = ranks
-        with torch.no_grad():
+        with torch.no_grad(), told():
             found = self.run_forward(*(values[name] for name in self.entering))
         values.clear()
         values.update(zip((*leaving(self.schedule), *self.kept), found, strict=True))

@@ -23,6 +23,7 @@ from autopar.runtime.fusion import bind_in_place, bind_pair, makes_memory, pairs
 from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.reach import in_reach
 from autopar.runtime.still import STILL
 from autopar.runtime.tail import Tail, loss_tail
 from autopar.schedule import Instruction, Schedule
@@ -211,7 +212,8 @@ class _Binding:
             return bind_in_place(operation.op, item.reads.index(item.over), args, kwargs)
         find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators
         function = find(target) if self.dropout else STILL.get(target) or find(target)
-        return bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads, rank))
+        kernel = bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads, rank))
+        return in_reach(kernel, operation.op, self.schedule.graph, self.backend.traced)
 
     def arguments(self, operation: Operation) -> list[tuple[list[Any], dict[str, Any]]]:
         """For each hosted rank, with references in place of tensors."""

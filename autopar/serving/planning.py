@@ -20,6 +20,7 @@ from torch import nn
 
 from autopar.api import capture, load, plan
 from autopar.errors import FileError, InfeasibleError, UsageError
+from autopar.files import check_path
 from autopar.graph import Graph
 from autopar.options import check_seconds
 from autopar.plan import Plan
@@ -76,8 +77,12 @@ class Serving:
         return sum(count * self.plans[call].predicted.step_seconds for call, count in _counts(self.lengths, self.prompts, tokens).items())
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes each plan as a file of its own: ``prompt-64-of-256.json``, ``token-of-256.json``."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        """Writes each plan as a file of its own: ``prompt-64-of-256.json``, ``token-of-256.json``. Raises FileError: it cannot be made."""
+        check_path(folder, "where to write", "give the path of a folder")
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot make the folder {folder}: {error.strerror}", "give the name of a folder that may be made") from error
         for (length, columns), made in self.plans.items():
             made.save(Path(folder) / f"{f'prompt-{columns}' if columns > 1 else 'token'}-of-{length}.json")
 

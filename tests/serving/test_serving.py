@@ -117,6 +117,9 @@ def test_ranks_generate_and_refuse() -> None:
 
 def test_plans_are_files(tmp_path: Path) -> None:
     serving = planned(True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="cannot make the folder"):
+        serving.save(tmp_path / "file")
     serving.save(tmp_path / "plans")
     assert sorted(file.name for file in (tmp_path / "plans").iterdir()) == [
         "prompt-3-of-6.json", "prompt-5-of-6.json", "token-of-12.json", "token-of-6.json", "token-of-8.json",

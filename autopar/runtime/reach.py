@@ -1,0 +1,84 @@
+"""Numbers that are looked up must be rows of the whole table, as torch's own operators ask.
+
+A table that is split holds some of the rows, and what it does not hold counts zero there: on all ranks together a row that nobody holds
+would be zeros without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.errors import UsageError
+from autopar.graph import Graph, Op
+from autopar.runtime.kernels import Kernel
+from autopar.torch_compat import assert_later
+
+ROWS: Mapping[str, tuple[int, str]] = {"autopar.embedding.default": (0, "rows"), "autopar.nll_loss.default": (-1, "classes")}
+"""Of operators that look their second operand up in the first: the dim of that which counts, and what these are called."""
+IGNORED: Mapping[str, int] = {"autopar.nll_loss.default": 2}
+"""Which argument is a number that stands for none of them."""
+
+
+BEYOND = "an index is out of range"
+"""In the words of an assertion."""
+HINT = "look at what the data holds, and at how long a sequence may be: as in the model itself, each is to be from 0 on and less"
+
+
+class OutOfReachError(UsageError, IndexError):
+    """A row, or a class, that is not there: an IndexError too, as torch's own."""
+
+
+def in_reach(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
+    """The kernel, which raises OutOfReachError where it looks up what the whole table does not have; on a GPU, where nobody waits for the
+    answer, and in a traced program an assertion fails, as torch's own does. The kernel itself for other operators.
+
+    A lookup of class weights is none: a class that the loss ignores has no weight.
+    """
+    if op.target not in ROWS or op.phase == "backward":
+        return kernel
+    maker = graph.producer.get(op.inputs[0])
+    if maker is not None and maker.target.startswith("aten.unsqueeze"):
+        return kernel
+    dim, called = ROWS[op.target]
+    size, ignored = graph.tensors[op.inputs[0]].shape[dim], op.args[IGNORED[op.target]] if op.target in IGNORED else None
+    where = op.location or op.module or op.name
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        _check(tensors[1], size, ignored, called, where, traced or tensors[1].device.type != "cpu")
+        return kernel(tensors)
+
+    return run
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """An assertion that fails within it is an OutOfReachError, also where torch.compile tells something else of what it ran."""
+    try:
+        yield
+    except Exception as error:
+        for one in (error, error.__context__):
+            if BEYOND in str(one):
+                raise OutOfReachError(str(one).splitlines()[0], HINT) from None
+        raise
+
+
+def _check(indices: Tensor, size: int, ignored: Any, called: str, where: str, later: bool) -> None:
+    if not later:
+        if not indices.numel():
+            return
+        low, high = (int(value) for value in torch.aminmax(indices))
+        if low >= 0 and high < size:
+            return
+    beyond = (indices < 0) | (indices >= size)
+    if ignored is not None:
+        beyond &= indices != ignored
+    if later:
+        assert_later(~beyond.any(), f"{where}: {BEYOND}, there are {size} {called}")
+    elif beyond.any():
+        first = int(indices[beyond][0])
+        raise OutOfReachError(f"{where}: index {first} is out of range, there are {size} {called}", HINT)
