@@ -22,11 +22,9 @@ ROWS: Mapping[str, tuple[int, str]] = {"autopar.embedding.default": (0, "rows"),
 """Of operators that look their second operand up in the first: the dim of that which counts, and what these are called."""
 IGNORED: Mapping[str, int] = {"autopar.nll_loss.default": 2}
 """Which argument is a number that stands for none of them."""
-
-
 BEYOND = "an index is out of range"
 """In the words of an assertion."""
-HINT = "look at what the data holds, and at how long a sequence may be: as in the model itself, each is to be from 0 on and less"
+HINT = "look at what the data holds, and at how long a sequence may be: in the model itself, too, indices are at least 0 and less than that"
 
 
 class OutOfReachError(UsageError, IndexError):

@@ -287,7 +287,7 @@ class Trials:
         return self._schedule(found.assignment, True, found.schedule.limits, tries=0)
 
     def _schedule(
-        self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf, least: float = 0.0
+        self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf, gain: float = 0.0
     ) -> Timed:  # fmt: skip
         """Of an assignment that was scheduled before, what was looked at then counts."""
         known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
@@ -296,4 +296,4 @@ class Trials:
             samples = (() if exact else model.short(assignment)) or (Sample(1.0, graph, model.whole(assignment)),)
             known = Tuning(assignment, samples, space.machine, space.optimizer, self.limit)
             self.tunings.append((exact, known))
-        return known.run(start, tries, self.began + self.time_limit, beside, least)
+        return known.run(start, tries, self.began + self.time_limit, beside, gain)

@@ -183,9 +183,9 @@ class Tuning:
             found += weight * (runs + sample.first.optimizer_seconds(self.optimizer) / sample.first.graph.microbatches)
         return found
 
-    def _at_best(self, least: float) -> bool:
+    def _at_best(self, gain: float) -> bool:
         """Whether the fastest so far takes hardly longer than its operators alone."""
-        return least > 0.0 and self.ahead is not None and self.ahead.seconds * (1 - least) <= self.working
+        return gain > 0.0 and self.ahead is not None and self.ahead.seconds * (1 - gain) <= self.working
 
     def _ladder(self, name: str, rungs: Sequence[int]) -> Sequence[int]:
         """The values that are tried for a limit."""
@@ -262,21 +262,21 @@ class Tuning:
             if less not in self.looked:
                 self.look(less)
 
-    def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf, least: float = 0.0) -> Timed:
+    def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf, gain: float = 0.0) -> Timed:
         """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
         again with each asked at once.
 
         Args:
-            least: the relative gain for which no other limits are tried, though some of them may hold less.
+            gain: the relative one for which no other limits are tried, though some of them may hold less.
         """
         before, trusted = (self.best, self.ahead, self.kept, set(self.asked), set(self.looked)), self.trusts
-        found = self._run(start, tries, until, beside, least)
+        found = self._run(start, tries, until, beside, gain)
         if self.trusts is trusted:
             return found
         self.best, self.ahead, self.kept, self.asked, self.looked = before
-        return self._run(start, tries, until, beside, least)
+        return self._run(start, tries, until, beside, gain)
 
-    def _run(self, start: Limits | None, tries: int, until: float, beside: float, least: float) -> Timed:
+    def _run(self, start: Limits | None, tries: int, until: float, beside: float, gain: float) -> Timed:
         before, trusted, self.beside = len(self.looked), self.trusts, beside
         timed = self.machine.cost_model != "communication"
         took = -perf_counter()
@@ -293,7 +293,7 @@ class Tuning:
             best = self.settle()
         if (best.memory.peak > self.limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
             return best
-        while timed and not self._at_best(least):
+        while timed and not self._at_best(gain):
             last = self.ahead
             for name, ladder in LADDERS:
                 assert self.ahead is not None
@@ -304,7 +304,7 @@ class Tuning:
                         low, high = (max(low, value), high) if value < begun else (low, min(high, value))
                     now = self.ahead.seconds
                     trails = step + 1 >= BESIDE and now > NEAR * beside and best.seconds - now < now - beside
-                    if self.trusts is not trusted or trails or self._at_best(least):
+                    if self.trusts is not trusted or trails or self._at_best(gain):
                         return self.settle()
             if self.ahead is last:
                 break

@@ -48,7 +48,7 @@ def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:
     found = tuned.run(None, 100)
     share = 1 - tuned.working / found.seconds
     assert 0.0 < share < 1.0
-    near = left.run(None, 100, least=1.01 * (1 - left.working / left.look(found.schedule.limits)))
+    near = left.run(None, 100, gain=1.01 * (1 - left.working / left.look(found.schedule.limits)))
     assert len(left.looked) < len(tuned.looked)
     assert near.seconds <= found.seconds * 1.02
 
