@@ -181,16 +181,29 @@ def trace_joint(
 ) -> torch.fx.GraphModule:
     """The functional graph of ``module(*inputs)`` and, where an input requires grad, of its backward.
 
-    ``aot_export_joint_with_descriptors`` with no decompositions but those given, which take effect below autograd. Placeholders and
-    the output carry descriptors in ``meta["desc"]``, which ``role`` reads.
+    ``aot_export_joint_with_descriptors`` with no decompositions but those given, which take effect below autograd; what they stand for
+    has no effects beside its results, so that no tokens order it. Placeholders and the output carry descriptors in ``meta["desc"]``,
+    which ``role`` reads.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     with ExitStack() as stack:
+        for operator in decompositions:
+            stack.enter_context(_without_effects(operator))
         joint = aot_export_joint_with_descriptors(
             stack, module, inputs, decompositions=dict(decompositions), _disable_torch_fn_metadata_mode=True
         )
         return joint.graph_module
+
+
+@contextmanager
+def _without_effects(operator: Any) -> Iterator[None]:
+    held = torch._library.simple_registry.singleton.find(operator.name()).effect
+    before, held._effect = held._effect, None
+    try:
+        yield
+    finally:
+        held._effect = before
 
 
 def role(descriptor: Any) -> tuple[str, int]:

@@ -90,6 +90,18 @@ def test_inference_trace_has_no_tangents():
     assert [torch_compat.role(n.meta["desc"])[0] for n in graph.find_nodes(op="placeholder")] == ["input"] * 3
 
 
+def test_what_is_decomposed_has_no_effects_in_the_trace_alone():
+    class Solved(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (torch.linalg.solve(x, x).clone(),)
+
+    check, kinds = torch.ops.aten._linalg_check_errors.default, []
+    for bodies in ({check: lambda *_, **__: None}, {}):
+        graph = torch_compat.trace_joint(Solved(), (torch.eye(3).requires_grad_(),), bodies).graph
+        kinds.append([torch_compat.role(node.meta["desc"])[0] for node in graph.find_nodes(op="placeholder")])
+    assert kinds == [["input", "tangent"], ["other", "input", "tangent"]]
+
+
 def test_checkpoints_store_a_dtensor_in_the_parts_that_are_told(tmp_path):
     def rank_main(rank):
         import torch.distributed.checkpoint as dcp

@@ -21,11 +21,20 @@ from autopar.importer.deferred import OPERATOR, Users, with_hooks
 from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
-from autopar.importer.rewrite import WITHOUT_CHECKS, Replacement, replacements, seeded
+from autopar.importer.rewrite import Replacement, replacements, seeded
 from autopar.importer.rewrite.patterns import recognised
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
 """Namespaces of torch's collectives."""
+
+_MASKED = "in place of x[mask] torch.where(mask, x, 0), whose sum divided by mask.sum() is the mean"
+_OF_KNOWN_SIZE = {
+    "bincount": "in place of bincount x.new_zeros(n).index_add(0, i, x.new_ones(len(i)))",
+    "index": _MASKED,
+    "masked_select": _MASKED,
+    "repeat_interleave": "with output_size= for example",
+}
+"""By operator, what does the same of a known size."""
 
 
 class DialectProgram(nn.Module):
@@ -46,7 +55,7 @@ class DialectProgram(nn.Module):
         self.seeds = count(1)  # a program is run more than once in a trace
         table = replacements(self.next_seed)
         self.leaves.clear()
-        with torch_compat.recorded_origins() as origin, torch_compat.replaced_operators(WITHOUT_CHECKS):
+        with torch_compat.recorded_origins() as origin:
             given = {
                 (value.kind, value.name): with_hooks(tensor, value.hooks, _users(table, lambda: nullcontext()))
                 for value, tensor in zip(self.exported.tensors, tensors, strict=True)
@@ -167,10 +176,9 @@ def check_sizes(graph_module: torch.fx.GraphModule) -> None:
         for value in torch_compat.leaves_of(node.meta.get("val")):
             sizes = value.shape if isinstance(value, Tensor) else [value]
             if not all(size is None or isinstance(size, (bool, int, float, str)) for size in sizes):
-                raise CaptureError(
-                    at_line(f"the size of the result of {node.target} depends on the values of a tensor", user_frame(node)),
-                    "use operators whose result sizes are known before the run, such as topk, where or a mask",
-                )
+                message = f"the size of the result of {node.target} depends on the values of a tensor"
+                hint = _OF_KNOWN_SIZE.get(torch_compat.schema_of(node.target).name.partition("::")[2], "such as topk, where or a mask")
+                raise CaptureError(at_line(message, user_frame(node)), f"use operators whose result sizes are known before the run, {hint}")
 
 
 def _users(table: Mapping[Any, Replacement], marked: Callable[[], Any]) -> Users:

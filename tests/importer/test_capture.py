@@ -531,7 +531,9 @@ class Factorisations(nn.Module):
         definite = x @ x.mT + torch.eye(3, dtype=x.dtype)
         solved = torch.linalg.solve(definite, y) + torch.linalg.inv(definite) @ y + torch.inverse(definite).sum()
         vectors = torch.linalg.solve(definite, y[..., 0])
-        return (solved * torch.linalg.cholesky(definite)[..., :1]).sum() + vectors.square().sum() + torch.logdet(definite).sum()
+        powers = torch.linalg.eigvals(definite).abs().sum() + torch.linalg.eig(x.mT @ x)[0].real.sin().sum()  # backward solves, and checks
+        factors = (solved * torch.linalg.cholesky(definite)[..., :1]).sum()
+        return factors + vectors.square().sum() + torch.logdet(definite).sum() + powers
 
 
 def test_linear_algebra_has_its_checks_left_out_and_says_nan():

@@ -49,6 +49,10 @@ def nonzero(model, x):
     return model.layer(x)[x[:, 0].nonzero()]  # here
 
 
+def counted(model, x):
+    return torch.bincount(x[:, 0].long(), minlength=4) * model.layer(x)  # here
+
+
 def wrong_shape(model, x):
     return model.layer(x) @ torch.ones(3, 3)  # here
 
@@ -126,6 +130,7 @@ def returns_module(model, x):
     (branch, "Python control flow or a size depends on the values", "torch.where"),
     (item, "Python control flow or a size depends on the values", "known before the run"),
     (nonzero, "size of the result of aten.nonzero.default depends on the values", "topk"),
+    (counted, "size of the result of aten.bincount.default depends on the values", "index_add(0, i,"),
     (wrong_shape, r"RuntimeError: .*\[4, 4\] X \[3, 3\]", "without autopar"),
     (own_error, "KeyError: 'no such layer'", "without autopar"),
     (input_written, "changes its input x in place", "clone"),

@@ -56,6 +56,15 @@ def test_strides(function):
     check(function, X)
 
 
+@pytest.mark.parametrize("others", [1, 2])
+def test_parts_of_nothing_have_gradients_of_nothing(others):
+    empty, parts = torch.empty(0, 8, requires_grad=True), [X] * others
+    captured = capture(Model(lambda x, *parts: torch.cat([x, *parts])), (empty, *parts))
+    assert len(captured.graph.gradients) == 1 + others
+    gradient = captured.graph.gradients[next(item.tensor for item in captured.graph.inputs if item.name.endswith(".0"))]
+    assert next(captured.graph.tensors[item.tensor].shape for item in captured.graph.outputs if item.name == gradient) == (0, 8)
+
+
 def test_as_strided_scatter():
     check(lambda x, y: torch.as_strided_scatter(x.detach() * 1.0, y, (3, 2), (5, 1), 2), X, torch.randn(3, 2, requires_grad=True))
 

@@ -47,16 +47,14 @@ Replacement = Callable[..., Any]
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Export's own checks of what it recorded, which hold no longer where a replacement computes in another dtype."""
-
-
-WITHOUT_CHECKS: dict[Any, Replacement] = {aten._linalg_check_errors.default: _nothing}
-"""What raises by values, left out wherever torch's own operators call it."""
+    """Checks: by values, which no program looks at, and export's own of what it recorded, which hold no longer where a replacement
+    computes in another dtype."""
 
 
 def seeded(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
-    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, and means."""
-    return {**DECOMPOSITIONS, **draws(next_seed)}
+    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, means, and checks of
+    what was factorised."""
+    return {**DECOMPOSITIONS, **draws(next_seed), aten._linalg_check_errors.default: _nothing}
 
 
 def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:

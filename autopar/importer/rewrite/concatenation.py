@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,5 +15,20 @@ def cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
     if not filled or len(filled) == len(tensors):
         return torch.ops.aten.cat.default(tensors, dim)
     dtype = reduce(torch.promote_types, (part.dtype for part in tensors))
-    filled = [part.to(dtype) for part in filled]
-    return torch.ops.aten.cat.default(filled, dim) if len(filled) > 1 else filled[0].clone()
+    cast = [part.to(dtype) for part in filled]
+    result = torch.ops.aten.cat.default(cast, dim) if len(cast) > 1 else cast[0].clone()
+    trained = [part for part in tensors if not part.numel() and part.requires_grad]
+    return _Beside.apply(result, *trained) if trained else result  # type: ignore[no-any-return]
+
+
+class _Beside(torch.autograd.Function):
+    """Gradients, of nothing, for parts that were left out."""
+
+    @staticmethod
+    def forward(context: Any, result: Tensor, *empty: Tensor) -> Tensor:  # type: ignore[override]
+        context.empty = empty
+        return result.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return gradient, *(torch.zeros_like(part) for part in context.empty)
