@@ -235,6 +235,15 @@ class ShardedModule(WithinReplicas, nn.Module):
             raise AttributeError(f"{type(tree).__name__!r} compiled by autopar has no attribute {name!r}")
         return own.__get__(self, type(tree)) if hasattr(own, "__get__") else own
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Attributes of the model's own are set there, where the next call looks for them."""
+        tree = self.__dict__.get("tree")
+        own = name in self.__dict__ or hasattr(type(self), name)
+        if tree is not None and not own and (name in tree.__dict__ or hasattr(type(tree), name)):
+            setattr(tree, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def _draw(self) -> int:
         """What chooses the masks of this step: equal on all ranks of the mesh, another on each replica of it."""
         members, world = self.place.team.members, dist.get_world_size()

@@ -26,6 +26,7 @@ from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.placement import from_placements
+from autopar.runtime.settings import Change, Settings
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
 from autopar.search import Found, Shared, find_plan
@@ -50,12 +51,14 @@ class Key:
         training: the flag of each part of the model, in the order of ``Module.modules``.
         trained: which parameters require grad.
         mode: ``train`` where gradients may be asked for.
+        changes: attributes of the model that are others than it was planned with.
     """
 
     training: tuple[bool, ...]
     trained: tuple[bool, ...]
     mode: Literal["train", "inference"]
     shapes: Shapes
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Programs:
 
     Args:
         main: the planned one.
-        training: the training flags it was captured with.
+        training, settings: the training flags and the attributes it was captured with.
         loss: as planned; needed to capture again.
         optimizer, memory_bytes: what the others are planned for: the optimizer by name, the limit per rank with the optimizer's states.
         states_bytes: of the optimizer, which lie beside a program without a backward.
@@ -78,6 +81,7 @@ class Programs:
     memory_bytes: int = 0
     states_bytes: int = 0
     bind: Callable[[Capture, Schedule], Step] | None = None
+    settings: Settings = field(default_factory=Settings)
     made: dict[Key, Step] = field(default_factory=dict)
 
     def find(self, parts: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, torch.Tensor]]:
@@ -93,7 +97,8 @@ class Programs:
         training = tuple([part.training for part in parts])
         shapes = tuple((item.name, self._shape(item, tensor := input_of(tensors, item)), tensor.requires_grad) for item in self._inputs)
         planned = (whole_shape(self.main.graph, item) for item in self._inputs)
-        if training == self.training and all(shape == given for shape, (_, given, _) in zip(planned, shapes, strict=True)):
+        changes = self.settings.changes(parts)
+        if training == self.training and not changes and all(shape == given for shape, (_, given, _) in zip(planned, shapes, strict=True)):
             return self.main, tensors
         if self.bind is None:
             hint = "call it as it was planned, or compile the model, which can be planned for further calls"
@@ -104,7 +109,7 @@ class Programs:
             self.main.check_dtype(item, input_of(tensors, item))
         trained = tuple([parameter.requires_grad for parameter in parts[0].parameters()])
         differentiate = self.main.graph.mode == "train" and torch.is_grad_enabled()
-        key = Key(training, trained, "train" if differentiate or any(training) else "inference", shapes)
+        key = Key(training, trained, "train" if differentiate or any(training) else "inference", shapes, changes)
         if key not in self.made:
             self.made[key] = self._make(key, parts[0], args, kwargs, tensors)
         step = self.made[key]
@@ -157,8 +162,9 @@ class Programs:
         if rank is not None:
             message = f"this rank and rank {rank} call the module in other modes or with other shapes ({_words(key)} here)"
             raise MismatchError(message, "call it on all ranks alike; a shorter last batch must be so on all of them")
-        if len(self.made) == MOST:
-            raise UsageError(f"the module was called in {MOST + 1} ways beside the planned one", "pad batches to a few shapes")
+        if len({id(step) for step in self.made.values()} - {id(self.main)}) == MOST:
+            hint = "pad batches to a few shapes, and pass numbers that change as tensors"
+            raise UsageError(f"the module was called in {MOST + 1} ways beside the planned one", hint)
         log.info("planning %s beside the plan", _words(key))
         captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
         if self.main.graph.microbatches == 1 and _same_forward(captured.graph, self.main.graph):
@@ -268,7 +274,8 @@ def whole_shape(graph: Graph, item: GraphInput) -> tuple[int, ...]:
 def _words(key: Key) -> str:
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape, _ in key.shapes)
     flags = "training" if all(key.training) else "part training, part evaluation" if any(key.training) else "evaluation"
-    return f"{flags}{' with gradients' if key.mode == 'train' and not any(key.training) else ''}, {shapes}"
+    changed = "".join(f", {name} {value!r}" for _, name, value in key.changes)
+    return f"{flags}{' with gradients' if key.mode == 'train' and not any(key.training) else ''}, {shapes}{changed}"
 
 
 def _planned_words(graph: Graph) -> str:

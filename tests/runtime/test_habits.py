@@ -314,6 +314,52 @@ def test_optimizers_that_look_into_gradients(kind: str, foreach: bool) -> None:
         assert found == pytest.approx(wanted, rel=1e-9)
 
 
+class Annealed(Tied):
+    """What schedules and users change between steps: numbers of the whole and of a part, a flag of the class, a tensor, an activation's
+    name."""
+
+    squared = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta, self.kind, self.unused = 0.5, "tanh", 0
+        self.mask = torch.ones(16, dtype=torch.float64)
+        self.normed = nn.LayerNorm(16, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.normed(super().forward(x) * self.mask) * self.beta
+        return getattr(torch, self.kind)(y.square() if self.squared else y)
+
+
+def test_attributes_that_change_are_followed() -> None:
+    changes: list[Callable[[Any], Any]] = [
+        lambda module: setattr(module, "unused", 1), lambda module: setattr(module, "beta", 0.25), lambda module: None,
+        lambda module: setattr(module.normed, "eps", 0.5), lambda module: setattr(module, "squared", True),
+        lambda module: setattr(module, "kind", "sin"), lambda module: module.mask[:4].zero_(),
+        lambda module: setattr(module, "mask", torch.zeros(16, dtype=torch.float64)), lambda module: setattr(module, "epoch", 3),
+    ]  # fmt: skip
+
+    def losses(module: Any, call: Callable[[], Tensor]) -> list[float]:
+        return [loss for change in changes for loss in (change(module), steps(module, call, 1))[1]]
+
+    def annealed() -> Annealed:
+        torch.manual_seed(0)
+        return Annealed()
+
+    reference = annealed()
+    wanted = losses(reference, lambda: mse(reference(X), Y))
+    assert len(set(wanted)) == len(wanted)
+    plan = autopar.plan(annealed(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+
+    def run(rank: int) -> tuple[list[float], int]:
+        module = autopar.compile(annealed(), plan)
+        found = losses(module, lambda: module(X, Y))
+        return found, len(set(map(id, module._programs.made.values())) - {id(module._programs.main)})
+
+    for found, programs in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9) and programs == 6
+
+
 def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:
     torch.manual_seed(5)
     other = Tied()
