@@ -40,14 +40,11 @@ class _Part:
 
     def is_as_it_was(self, held: dict[str, Any]) -> bool:
         try:
-            if len(held) != self.size or self.names and self.read(held) != self.values:
-                return False
+            same = len(held) == self.size and (not self.names or self.read(held) == self.values)
         except KeyError:
             return False
-        for name, (tensor, version) in self.tensors.items():
-            if held.get(name) is not tensor or tensor._version != version:
-                return False
-        return True
+        tensors = self.tensors.items()
+        return same and (not tensors or all(held.get(name) is tensor and tensor._version == version for name, (tensor, version) in tensors))
 
     def changes(self, part: nn.Module) -> Iterator[tuple[str, Hashable]]:
         held = vars(part)
@@ -71,7 +68,7 @@ class Settings:
     def changes(self, parts: Sequence[nn.Module]) -> tuple[Change, ...]:
         """What is otherwise now, in the same modules or copies of them. Attributes that a module's class does not know and that it did not
         have are not read by its forward."""
-        if all([noted.is_as_it_was(part.__dict__) for noted, part in zip(self._parts, parts, strict=False)]):
+        if all(noted.is_as_it_was(part.__dict__) for noted, part in zip(self._parts, parts, strict=False)):
             return ()
         places = enumerate(zip(self._parts, parts, strict=False))
         return tuple((index, *change) for index, (noted, part) in places for change in noted.changes(part))
