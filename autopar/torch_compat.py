@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, partial
 from threading import get_ident
+from types import MethodType
 from typing import Any
 
 import torch
@@ -866,3 +867,20 @@ def trace_operators(function: Callable[..., Any], inputs: list[torch.Tensor], bo
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(function, decomposition_table=bodies)(*inputs)
+
+
+def uncompiled(copied: nn.Module) -> None:
+    """A copy of a module that was given to ``torch.compile`` calls what it holds itself: what was compiled is the first one's."""
+    vars(copied).pop("_compiled_call_impl", None)
+    if "_orig_mod" in copied._modules:
+        vars(copied)["forward"] = MethodType(_call_original, copied)
+
+
+def _call_original(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module._orig_mod(*args, **kwargs)
+
+
+def forward_of(module: nn.Module) -> Callable[..., Any]:
+    """The forward with the signature that the user wrote: that of the module which ``torch.compile`` was given, if it was."""
+    original = module._modules.get("_orig_mod")
+    return module.forward if original is None else forward_of(original)

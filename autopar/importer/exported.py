@@ -7,7 +7,8 @@ nowhere later.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +22,17 @@ from autopar.errors import CaptureError, UsageError
 from autopar.graph import NAMED_TUPLE
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
-from autopar.importer.diagnosis import Carried, refuse_collective, refuse_rank
+from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_rank
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
-from autopar.importer.provenance import MarkedLines
+from autopar.importer.provenance import MarkedLines, user_frame
 from autopar.importer.rewrite.called import Called
 from autopar.importer.rewrite.normalisation import cumulative_averages
 from autopar.importer.weights import FakeWeights
+
+
+class ChangedNumberWarning(UserWarning):
+    """A forward counts in Python."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,18 @@ class Exported:
 
 
 class Program(nn.Module):
-    """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``."""
+    """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``.
+
+    ``attributes``: the paths of plain tensor attributes; those that the forward assigned anew are in ``replaced``.
+    """
 
     def __init__(
         self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred], compute_dtype: str | None,
-        ran: Callable[[], None],
+        ran: Callable[[], None], attributes: Container[str],
     ) -> None:  # fmt: skip
         super().__init__()
+        self.attributes = attributes
+        self.replaced: set[str] = set()
         self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
@@ -101,13 +111,17 @@ class Program(nn.Module):
             raise Carried(error) from None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
-        before = [(part, name, value) for part in self.modules() for name, value in part._buffers.items()]
+        self.replaced.clear()
+        before = [(path, part, name, value) for path, part in self.named_modules() for name, value in part._buffers.items()]
         outputs = call_in(self.model, self.compute_dtype, args, kwargs)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
-        for part, name, value in before:
-            new = part._buffers.get(name)
+        for path, part, name, value in before:
+            new, own = part._buffers.get(name), f"{path}.{name}".removeprefix("model.")
             if new is not value and value is not None and new is not None:
-                value.copy_(new)  # a buffer that the forward assigned anew is a buffer that it changed
+                if own in self.attributes:
+                    self.replaced.add(own)
+                else:
+                    value.copy_(new)  # a buffer that the forward assigned anew is a buffer that it changed
                 part._buffers[name] = value
         return result
 
@@ -127,7 +141,8 @@ def argument_names(
     Raises:
         UsageError: the arguments do not fit the signature of ``forward`` or of the loss.
     """
-    names = {("0", str(index)): name for index, name in enumerate(_positional_names(model.forward, args, kwargs, "the model's forward"))}
+    positional = _positional_names(torch_compat.forward_of(model), args, kwargs, "the model's forward")
+    names = {("0", str(index)): name for index, name in enumerate(positional)}
     names |= {("1", key): key for key in kwargs}
     if loss is not None:
         call = loss.forward if isinstance(loss, nn.Module) else loss
@@ -192,13 +207,23 @@ def export(
     args, kwargs, loss_args = opened(given)
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
     flagged: list[bool] = []
-    module = Program(model, loss, given, calls, compute_dtype, lambda: flagged.append(weights.flagged()))
-    once_through = Program(model, None, given, [], compute_dtype, lambda: None)
+    counted: dict[str, tuple[Any, Any]] = {}
+
+    def ran() -> None:
+        flagged.append(weights.flagged())
+        counted.update({path: (was, now) for path, was, now in weights.changed() if not isinstance(was, bool) and was != now})
+
+    module = Program(model, loss, given, calls, compute_dtype, ran, weights.constants)
+    once_through = Program(model, None, given, [], compute_dtype, lambda: None, weights.constants)
     with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(train if recording is None else recording):
         program = torch.export.export(module, call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
+    for path, (was, now) in counted.items():
+        text = f"the forward changes its number {path}, from {was} to {now}: what is computed from it stays as in the first call"
+        warnings.warn(f"{text}; pass it as a tensor, or set it outside of the forward", ChangedNumberWarning, stacklevel=2)
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
+    _check_replaced(program, values, module.replaced)
     outputs, tree, position = _outputs(program)
     arguments = {
         "args": [_tree(item, tops, ("0", str(i))) for i, item in enumerate(args)],
@@ -292,6 +317,16 @@ def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names
                 "keep tensors in parameters, buffers or plain tensor attributes",
             )
     return tuple(found)
+
+
+def _check_replaced(program: torch.export.ExportedProgram, values: Sequence[Value], replaced: Container[str]) -> None:
+    """Raises CaptureError: the forward reads a tensor and then puts another in its place, as a state that goes from call to call. What it
+    only puts there (weights that a hook computes, attention kept to be looked at) is of this call."""
+    for node, value in zip(program.graph_module.graph.find_nodes(op="placeholder"), values, strict=True):
+        if value.kind == "constant" and value.name in replaced and node.users:
+            message = f"the forward reads the tensor {value.name} and then puts another in its place, which its next call would read"
+            hint = "register it as a buffer, whose new value is kept: self.register_buffer(name, tensor, persistent=False)"
+            raise CaptureError(at_line(message, user_frame(next(iter(node.users)))), hint)
 
 
 def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], Any, int | None]:

@@ -28,7 +28,7 @@ class FakeWeights:
         paths: for each stand-in, by identity, every path at which the module holds its original.
         hooks: for each stand-in, by identity, the hooks on its original's gradient.
         constants: plain tensor attributes of modules, by path: neither parameters nor buffers, yet part of the model.
-        flags: each module with the true-or-false attributes it had before it ran.
+        numbers: each module with its path and the numbers and true-or-false attributes it had before it ran.
     """
 
     mode: Any
@@ -36,12 +36,18 @@ class FakeWeights:
     originals: list[Tensor] = field(default_factory=list)
     paths: dict[int, list[str]] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
-    flags: list[tuple[nn.Module, dict[str, bool]]] = field(default_factory=list)
+    numbers: list[tuple[str, nn.Module, dict[str, Any]]] = field(default_factory=list)
     hooks: dict[int, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
 
     def flagged(self) -> bool:
         """Whether the forward has noted in some module that something was done, so that its next call will not do it again."""
-        return any(vars(part).get(name) is not flag for part, flags in self.flags for name, flag in flags.items())
+        return any(isinstance(number, bool) for _, number, _ in self.changed())
+
+    def changed(self) -> Iterator[tuple[str, Any, Any]]:
+        """Numbers and flags that the forward changed in attributes: their path, what they were and what they are."""
+        for path, part, numbers in self.numbers:
+            held = vars(part)
+            yield from ((_path(path, name), number, held.get(name)) for name, number in numbers.items() if held.get(name) is not number)
 
     def fake(self, tensor: Tensor, *, train: bool) -> Tensor:
         """The stand-in of a tensor, the same for the same tensor."""
@@ -88,7 +94,10 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
                     weights.constants[_path(prefix, name)] = value
         if not train:
             module.eval()
-        weights.flags = [(part, {name: item for name, item in vars(part).items() if isinstance(item, bool)}) for part in module.modules()]
+        weights.numbers = [
+            (path, part, {name: item for name, item in vars(part).items() if isinstance(item, bool | int | float)})
+            for path, part in module.named_modules()
+        ]  # fmt: skip
         yield weights
     finally:
         for part, name in added:

@@ -30,7 +30,7 @@ from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import checkpoint_in_chunks, teach_dtensors
+from autopar.torch_compat import checkpoint_in_chunks, forward_of, teach_dtensors
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -179,7 +179,7 @@ def compile_schedule(
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
-        return bind_step(schedule, mine, CallTree(captured.graph.arguments, model.forward, loss), place, inputs, dropout, execute)
+        return bind_step(schedule, mine, CallTree(captured.graph.arguments, forward_of(model), loss), place, inputs, dropout, execute)
 
     step = bound(Capture(graph, constants), schedule)
     specs = {

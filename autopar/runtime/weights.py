@@ -20,7 +20,7 @@ from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
 from autopar.runtime.groups import Team
 from autopar.runtime.placement import from_placements, local_part, to_dtensor
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import is_fake
+from autopar.torch_compat import is_fake, uncompiled
 from cost_models import Mesh
 
 Initialise = Callable[[nn.Module], None]
@@ -116,6 +116,7 @@ def _copied(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[i
     copied.__dict__["_modules"] = {
         name: None if child is None else _copied(child, tensors, done) for name, child in module._modules.items()
     }  # fmt: skip
+    uncompiled(copied)
     return copied
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from autopar import zoo
 from autopar.errors import CaptureError, UsageError
@@ -620,6 +621,44 @@ def test_modules_with_kernels_of_their_own_are_captured_as_plain_operators():
     graph = _same_as_eager(Torsos(), {"x": torch.randint(9, (2, 5))}, tolerance=1e-4)
     assert not [name for name in targets(graph) if "mkldnn" in name or "_native_multi_head" in name]
     assert torch.backends.mkldnn.enabled and torch.backends.mha.get_fastpath_enabled()
+
+
+class Replacing(nn.Module):
+    """Tensors that are put into attributes anew in each call: weights that older hooks compute, attention that is kept to be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normed = nn.utils.weight_norm(nn.Linear(8, 8, dtype=torch.float64))
+        self.pruned = prune.l1_unstructured(nn.Linear(8, 8, dtype=torch.float64), "weight", 0.3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+        self.seen = torch.zeros(1)
+        self.state, self.calls = torch.zeros(8, dtype=torch.float64), 0
+
+    def forward(self, x: Tensor, stateful: bool = False) -> Tensor:
+        y, self.seen = self.attention(x, x, x)
+        self.calls += 1
+        if stateful:
+            self.state = (y[0, 0] + self.state).detach()
+        return (self.pruned(self.normed(y)) + self.state).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_tensors_that_a_call_puts_into_attributes_are_of_that_call():
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(2, 5, 8, dtype=torch.float64)}
+    model = Replacing()
+    model(**inputs)
+    held = model.seen, model.normed.weight, model.calls
+    with pytest.warns(UserWarning, match=r"changes its number calls, from 1 to 2: .* first call"):
+        captured = capture(model, tuple(inputs.values()))
+    assert (model.seen, model.normed.weight, model.calls) == held
+    assert {item.name for item in captured.graph.inputs} >= {"normed.weight_g", "normed.weight_v", "pruned.weight_orig", "state"}
+    assert not {"seen", "normed.weight", "pruned.weight"} & {item.name for item in captured.graph.inputs}
+    with pytest.warns(UserWarning, match="changes its number calls"):
+        _same_as_eager(model, inputs)
+    with pytest.warns(UserWarning), pytest.raises(CaptureError, match="reads the tensor state and then puts another") as caught:
+        capture(model, (*inputs.values(), True))
+    assert "self.state = (y[0, 0] + self.state).detach()" in str(caught.value) and "hint: register it as a buffer" in str(caught.value)
 
 
 def _same_as_eager(model: nn.Module, inputs: dict[str, Tensor], tolerance: float = 1e-9) -> Graph:

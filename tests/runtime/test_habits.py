@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -455,6 +456,45 @@ def test_torch_compile_leaves_the_program_as_it_is() -> None:
 
     for first, second, graphs in on_ranks(run, 2):
         assert first == pytest.approx(wanted, rel=1e-9) and second == pytest.approx(wanted, rel=1e-9) and graphs == 0
+
+
+def compiled_before(kind: str) -> Any:
+    """A model, or a part of it, that was given to ``torch.compile`` before it is planned."""
+    model: Any = tied()
+    match kind:
+        case "part":
+            model.mid = torch.compile(model.mid)
+        case "part in place":
+            model.mid.compile()
+        case "whole":
+            model = torch.compile(model)
+        case "whole in place":
+            model.compile()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["part", "part in place", "whole", "whole in place"])
+def test_what_was_given_to_torch_compile_is_the_module_it_is(kind: str) -> None:
+    def losses(module: Any, call: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
+        found = steps(module, lambda: call(X, Y))
+        module.eval()
+        with torch.no_grad():
+            return [*found, call(X[:2], Y[:2]).item()]
+
+    reference = tied()
+    wanted = losses(reference, lambda x, y: mse(reference(x), y))
+    plan = autopar.plan(compiled_before(kind), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster")
+    assert list(plan.inputs) == ["x", "wanted"]
+    target = SimpleNamespace(model=compiled_before(kind), args=(X,), loss=mse, loss_args=(Y,))
+    assert verify(plan, target, backend="simulate", steps=2).passed
+
+    def run(rank: int) -> list[float]:
+        module = autopar.compile(compiled_before(kind), plan)
+        return losses(module, lambda x, y: module(x, wanted=y))
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
 
 
 def test_modules_are_copied_and_not_pickled() -> None:
