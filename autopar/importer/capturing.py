@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import autopar.dialect  # noqa: F401  registers the operators that the trace calls
 from autopar import torch_compat
+from autopar.attributes import in_place_of_originals
 from autopar.errors import CaptureError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
@@ -88,7 +89,8 @@ def capture(
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
     check_hooks(model)
     train = mode == "train"
-    with fake_weights(model, torch_compat.fake_mode(), train=train) as weights, in_order(model, loss), _plain_operators():
+    held_elsewhere = in_place_of_originals(model.modules())
+    with held_elsewhere, fake_weights(model, torch_compat.fake_mode(), train=train) as weights, in_order(model, loss), _plain_operators():
         passed: list[Chain] = []
         call = args, kwargs, loss, loss_args, compute_dtype
         plain = {} if plain is None else plain

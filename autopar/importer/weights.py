@@ -124,8 +124,9 @@ def registered_hooks(module: nn.Module) -> Hooks:
 def put_back(hooks: Hooks) -> None:
     """The hooks as they were."""
     for table, before in hooks:
-        table.clear()
-        table.update(before)
+        if dict(table) != before:
+            table.clear()
+            table.update(before)
 
 
 def _path(prefix: str, name: str) -> str:

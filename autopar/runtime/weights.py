@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from autopar.attributes import exchanged
+from autopar.attributes import exchanged, note_copy
 from autopar.errors import MismatchError
 from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
 from autopar.runtime.groups import Team
@@ -117,6 +117,7 @@ def _copied(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[i
         name: None if child is None else _copied(child, tensors, done) for name, child in module._modules.items()
     }  # fmt: skip
     uncompiled(copied)
+    note_copy(copied, module)
     return copied
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar.attributes import in_place_of_originals
 from autopar.graph import Graph
 from autopar.importer import cut_call
 from autopar.importer.containers import renewed
@@ -150,6 +151,11 @@ class Case:
 
 def run_single(case: Case, say: Say = silent) -> Trial:
     """The model as the user wrote it, on one device."""
+    with in_place_of_originals(case.model.modules()):
+        return _run_single(case, say)
+
+
+def _run_single(case: Case, say: Say) -> Trial:
     trial = Trial()
     model = case.model if case.trains else case.model.eval()
     optimizer = trainer(case.optimizer, model.parameters()) if case.trains else None

@@ -6,8 +6,9 @@ import copy
 import io
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -495,6 +496,76 @@ def test_what_was_given_to_torch_compile_is_the_module_it_is(kind: str) -> None:
 
     for found in on_ranks(run, 2):
         assert found == pytest.approx(wanted, rel=1e-9)
+
+
+class Caller:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(self.module(x), 0.5, self.module.training and x.shape[0] == 2)
+
+
+class Indirect(Tied):
+    """Comes by its parts otherwise than by attributes and plain containers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        mid, forward = self.mid, self.mid.forward
+        self.calls: Any = {
+            "a partial function": partial(self._twice, 1.0),
+            "a lambda": lambda x: self.mid(x),
+            "a closure": [lambda x: mid(x)],
+            "an object": Caller(mid),
+            "an ordered dictionary": OrderedDict(mid=mid),
+        }.get(kind)
+        if kind == "a forward of its own":
+            mid.forward = lambda x: forward(x)  # type: ignore[method-assign, assignment]
+        if kind == "a hook":
+            self.last.register_forward_hook(lambda module, args, result: result * self.mid.weight.mean())
+
+    def _twice(self, factor: float, x: Tensor) -> Tensor:
+        return factor * self.mid(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        call = {"a closure": lambda: self.calls[0], "an ordered dictionary": lambda: self.calls["mid"]}.get(self.kind, lambda: self.calls)()
+        return self.last(torch.tanh((call or self.mid)(torch.tanh(self.first(x)))))
+
+
+KINDS = ["a partial function", "a lambda", "a closure", "an object", "an ordered dictionary", "a forward of its own", "a hook", "a loss"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forward_may_come_by_its_weights_in_any_way(kind: str) -> None:
+    """In further programs and in what is verified the weights are those of the copies, which functions and objects do not hold."""
+    def indirect() -> Indirect:
+        torch.manual_seed(0)
+        return Indirect(kind)
+
+    def losses(module: Any, call: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
+        found = steps(module, lambda: call(X, Y))
+        module.eval()
+        with torch.no_grad():
+            return [*found, call(X[:2], Y[:2]).item()]
+
+    def loss_of(model: Indirect) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda outputs, y: mse(outputs, y) + (model.mid.weight.square().mean() if kind == "a loss" else 0.0)
+
+    reference, original = indirect(), indirect()
+    wanted = losses(reference, lambda x, y: loss_of(reference)(reference(x), y))
+    loss = loss_of(original)
+    plan = autopar.plan(original, (X,), loss=loss, loss_args=(Y,), mesh="2", hardware="cpu-cluster")
+    attributes = vars(original), vars(original.mid)
+    assert verify(plan, SimpleNamespace(model=original, args=(X,), loss=loss, loss_args=(Y,)), backend="simulate", steps=2).passed
+
+    def run(rank: int) -> tuple[list[float], bool]:
+        module = autopar.compile(original, plan)
+        found = losses(module, module)
+        return found, vars(original) is attributes[0] and vars(original.mid) is attributes[1]
+
+    for found, untouched in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9) and untouched
 
 
 def test_modules_are_copied_and_not_pickled() -> None:
