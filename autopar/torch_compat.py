@@ -582,8 +582,9 @@ def spec_of(tensor: Any) -> Any:
 
 def teach_dtensors() -> None:
     """What DTensors of weights and gradients are to do beside what torch's do."""
-    for taught in (update_local_parts, reduce_where_asked, reduce_parameters, write_where_masked, do_in_whole, assign_data):
-        taught()
+    taught = (update_local_parts, reduce_where_asked, reduce_parameters, write_where_masked, do_in_whole, assign_data, make_orthogonal)
+    for teach in taught:
+        teach()
 
 
 @cache
@@ -669,6 +670,31 @@ def reduce_parameters() -> None:
         return nn.Parameter(parameter.detach().redistribute(placements=placements), parameter.requires_grad)
 
     nn.modules.module.register_module_parameter_registration_hook(reduced)
+
+
+@cache
+def make_orthogonal() -> None:
+    """``parametrizations.orthogonal`` of a DTensor makes the whole matrix on every rank: DTensor has none of the factorisations for it."""
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.nn.utils import parametrizations
+
+    def whole(method: Callable[..., Any]) -> Callable[..., Any]:
+        def made(self: Any, matrix: Any) -> Any:
+            if not isinstance(matrix, DTensor):
+                return method(self, matrix)
+            mesh, held = matrix.device_mesh, self._buffers
+            replicated = [Replicate()] * mesh.ndim
+            if isinstance(held.get("base"), DTensor):
+                held["base"] = held["base"].to_local()
+            result = method(self, matrix.full_tensor())
+            if held.get("base") is not None:
+                held["base"] = DTensor.from_local(held["base"], mesh, replicated, run_check=False)
+            return DTensor.from_local(result, mesh, replicated, run_check=False)
+
+        return made
+
+    kind = parametrizations._Orthogonal
+    kind.forward, kind.right_inverse = whole(kind.forward), whole(kind.right_inverse)  # type: ignore[method-assign]
 
 
 @cache

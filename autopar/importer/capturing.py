@@ -173,8 +173,10 @@ def _check(
         have = "has" if len(lazy) == 1 else "have"
         hint = "run the lazy module once on an example input, then plan"
         raise UsageError(f"{', '.join(lazy[:3])} of the model {have} no shape yet", hint)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError("the model is a TorchScript module, which has no Python to run", "give the nn.Module that it was made from")
+    scripted = next((path for path, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        what = f"{scripted}, a part of the model," if scripted else "the model"
+        raise UsageError(f"{what} is a TorchScript module, which has no Python to run", "give the nn.Module that it was made from")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         check_plain(name, value)
     if mode not in ("train", "inference"):

@@ -290,7 +290,8 @@ def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names
 
     inputs = iter(zip(flat_inputs, names, strict=True))
     found: list[Value] = []
-    for spec in program.graph_signature.input_specs:
+    nodes = program.graph_module.graph.find_nodes(op="placeholder")
+    for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
         target = (spec.target or "").removeprefix("model.")
         if spec.kind is InputKind.USER_INPUT:
             value, name = next(inputs)
@@ -311,6 +312,11 @@ def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names
                     "read parameters and buffers where they are registered (self.weight), not from lists and dictionaries beside them",
                 )
             found.append(Value("constant", target, value))
+        elif isinstance(program.constants.get(spec.target or ""), torch.Generator):
+            raise CaptureError(
+                at_line("numbers are drawn from a torch.Generator of the model's own", user_frame(next(iter(node.users), node))),
+                "leave generator= out, since a plan's draws have seeds that all ranks share, or pass what is drawn as an input",
+            )
         else:
             raise CaptureError(
                 f"the model holds an object torch.export passes as {spec.kind.name.lower()}: {spec.target}",

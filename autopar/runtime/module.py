@@ -50,7 +50,7 @@ class Known(dict[str, Any]):
     def __setitem__(self, name: str, parameter: Any) -> None:
         if name not in self.names:
             message = f"{self.path}, a part of a compiled module, is given a parameter {name}, which its program does not have"
-            hint = "change the model before it is planned; torch.nn.utils.parametrizations (weight_norm, spectral_norm) may come later"
+            hint = "change the model before it is planned; torch.nn.utils.parametrizations (weight_norm, orthogonal) may come later"
             raise UsageError(message, hint)
         super().__setitem__(name, parameter)
 

@@ -721,9 +721,11 @@ def test_deep_models_capture_layers_completely():
 # --- wrong use --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: capture(torch.relu, (torch.ones(1),)), "needs an nn.Module"),
     (lambda: capture(Linear(), torch.ones(1)), "not a tuple"),
+    (lambda: capture(nn.Sequential(torch.jit.trace(Linear(), torch.ones(4))), (torch.ones(4),)), "0, a part of the model, is a Torch"),
     (lambda: capture(Linear(), (torch.ones(4),), mode="test"), "unknown mode 'test'"),
     (lambda: capture(Linear(), ()), r"the model's forward takes \(x"),
     (lambda: capture(Linear(), (torch.ones(4), torch.ones(4))), "too many positional"),

@@ -53,6 +53,10 @@ def counted(model, x):
     return torch.bincount(x[:, 0].long(), minlength=4) * model.layer(x)  # here
 
 
+def drawn(model, x):
+    return model.layer(x) + torch.randn(4, 4, generator=torch.Generator().manual_seed(1))  # here
+
+
 def wrong_shape(model, x):
     return model.layer(x) @ torch.ones(3, 3)  # here
 
@@ -131,6 +135,7 @@ def returns_module(model, x):
     (item, "Python control flow or a size depends on the values", "known before the run"),
     (nonzero, "size of the result of aten.nonzero.default depends on the values", "topk"),
     (counted, "size of the result of aten.bincount.default depends on the values", "index_add(0, i,"),
+    (drawn, "drawn from a torch.Generator of the model's own", "leave generator= out"),
     (wrong_shape, r"RuntimeError: .*\[4, 4\] X \[3, 3\]", "without autopar"),
     (own_error, "KeyError: 'no such layer'", "without autopar"),
     (input_written, "changes its input x in place", "clone"),

@@ -270,10 +270,14 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "weight_norm of columns": lambda module: parametrizations.weight_norm(module.mid, dim=1),
     "weight_norm of all": lambda module: parametrizations.weight_norm(module.mid, dim=None),
     "spectral_norm": spectral,
+    "orthogonal": lambda module: parametrizations.orthogonal(module.mid),
+    "orthogonal by householder": lambda module: parametrizations.orthogonal(module.mid, "weight", "householder", use_trivialization=False),
 }
 
+STRIDED = ["weight_norm", "scaled", "orthogonal"]
 
-@pytest.mark.parametrize(("kind", "mesh"), [*((kind, "2") for kind in COMPUTED), ("weight_norm", "2x2"), ("scaled", "2x2")])
+
+@pytest.mark.parametrize(("kind", "mesh"), [*((kind, "2") for kind in COMPUTED), *((kind, "2x2") for kind in STRIDED)])
 def test_weights_may_be_computed_by_what_is_registered_later(kind: str, mesh: str) -> None:
     """On two axes a weight lies innermost axis first, which DTensor calls strided."""
     trains_as_one_device_does(COMPUTED[kind], *((PLAN, 2) if mesh == "2" else (plan_of(mesh="2x2"), 4)))
