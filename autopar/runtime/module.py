@@ -58,6 +58,11 @@ class Known(dict[str, Any]):
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+OTHER_CALLS = 0x9E3779B9
+"""Added to the number of a call without gradients, so that it draws otherwise than the training steps; odd, since CPUs' generators take the
+last 32 bits alone."""
+
+
 class ShardedModule(WithinReplicas, nn.Module):
     """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned schedule.
 
@@ -66,10 +71,14 @@ class ShardedModule(WithinReplicas, nn.Module):
 
     Attributes:
         plan: the plan it runs, None when compiled from a bare schedule.
-        dropout_step: number of the next training step, which chooses dropout's masks; equal on all ranks. Set it when resuming.
+        dropout_step: number of the next training step, which chooses dropout's masks and all else that is drawn; equal on all ranks. Set it
+            when resuming.
+        other_calls: number of the next call without gradients, which draws in its own way.
     """
 
     _children: list[tuple[nn.Module, str, nn.Module]] | None
+    dropout_step: int
+    other_calls: int
     _owners: dict[str, tuple[nn.Module, str]]
     _laid: dict[str, Any]
 
@@ -77,7 +86,7 @@ class ShardedModule(WithinReplicas, nn.Module):
         super().__init__()
         for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
             self.__dict__[kind] = tree.__dict__[kind]
-        self.__dict__.update(plan=plan, dropout_step=0, tree=tree, parts=tuple(tree.modules()))
+        self.__dict__.update(plan=plan, dropout_step=0, other_calls=0, tree=tree, parts=tuple(tree.modules()))
         held = dict(own_names(tree))
         self._programs, self._empty = programs, {name: _made(held[name]) for name in empty}
         for path, part in self.named_modules():
@@ -143,13 +152,11 @@ class ShardedModule(WithinReplicas, nn.Module):
                         (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)
             elif item.kind == "constant":
                 locals_[item.tensor] = step.constants[item.tensor]
-        made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(), self._observed
+        trains = differentiates and bool(trained)
+        made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(trains), self._observed
         call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
-        if differentiates and trained:
-            outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained))
-            self.__dict__["dropout_step"] += 1
-        else:
-            outputs = call.forward(keep=False)
+        outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
+        self.__dict__["dropout_step" if trains else "other_calls"] += 1
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
@@ -244,16 +251,17 @@ class ShardedModule(WithinReplicas, nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def _draw(self) -> int:
-        """What chooses the masks of this step: equal on all ranks of the mesh, another on each replica of it."""
+    def _draw(self, trains: bool) -> int:
+        """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it."""
         members, world = self.place.team.members, dist.get_world_size()
-        return self.dropout_step if len(members) == world else self.dropout_step * world + min(members)
+        number = self.dropout_step if trains else OTHER_CALLS + self.other_calls
+        return number if len(members) == world else number * world + min(members)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
         copies = {key: copy.deepcopy(tensor, memo) for key, tensor in whole.items()}
         made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
-        made.dropout_step, made.training = self.dropout_step, self.training
+        made.dropout_step, made.other_calls, made.training = self.dropout_step, self.other_calls, self.training
         memo[id(self)] = made
         return made
 

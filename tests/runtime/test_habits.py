@@ -572,6 +572,34 @@ def test_a_forward_may_come_by_its_weights_in_any_way(kind: str) -> None:
         assert found == pytest.approx(wanted, rel=1e-9) and untouched
 
 
+class Noise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.randn_like(x) * self.scale
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_every_call_draws_anew_without_gradients_too(mode: str) -> None:
+    """Samples are drawn under ``no_grad``; how many of them were does not change what training draws."""
+    x = torch.zeros(4, 8)
+    plan = autopar.plan(Noise(), (x,), mode=mode, mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+
+    def run(rank: int) -> list[float]:
+        module = autopar.compile(Noise(), plan)
+        found = []
+        for number in range(9):
+            with torch.set_grad_enabled(mode == "train" and number in (2, 5)):
+                found += whole(module(x)).flatten().tolist()
+        other = autopar.compile(Noise(), plan)
+        return [*found, *(whole(other(x)).flatten().tolist() if mode == "train" else ())]
+
+    for found in on_ranks(run, 2):
+        assert len(set(found)) == 9 * 32 and (mode == "inference" or found[2 * 32 : 3 * 32] == found[9 * 32 :])
+
+
 def test_modules_are_copied_and_not_pickled() -> None:
     def run(rank: int) -> tuple[list[str], bool, list[float]]:
         module = compiled()
