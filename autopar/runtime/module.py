@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import UsageError
 from autopar.graph import GraphInput
 from autopar.runtime.accumulation import AccumulatedCall
+from autopar.runtime.agreement import everyones, hash_of
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.programs import Programs, input_of
@@ -76,11 +77,12 @@ class ShardedModule(WithinReplicas, nn.Module):
         other_calls: number of the next call without gradients, which draws in its own way.
     """
 
-    _children: list[tuple[nn.Module, str, nn.Module]] | None
+    _children: list[tuple[str, nn.Module, str, nn.Module]]
     dropout_step: int
     other_calls: int
     _owners: dict[str, tuple[nn.Module, str]]
     _laid: dict[str, Any]
+    _compared: bool
 
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
         super().__init__()
@@ -94,7 +96,8 @@ class ShardedModule(WithinReplicas, nn.Module):
                 part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
                 part.__dict__["_parameters"] = Known(path, part.__dict__["_parameters"])
         self._observed: list[Observed] | None = None
-        self.__dict__.update(_children=None, _owners={}, _laid={})
+        children = [(path, part, name, child) for path, part in self.named_modules() for name, child in part.named_children()]
+        self.__dict__.update(_children=children, _owners={}, _laid={}, _compared=False)
         self.training = tree.training
         self._register_load_hooks()
 
@@ -115,6 +118,8 @@ class ShardedModule(WithinReplicas, nn.Module):
         self._check_context()
         self.tree.training = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
+        if not self._compared:
+            self._compare(step, tensors)
         graph = step.graph
         held = self._held(item.name for item in graph.inputs if item.kind in ("parameter", "buffer"))
         self._check_laid(step, held)
@@ -164,12 +169,18 @@ class ShardedModule(WithinReplicas, nn.Module):
     def _held(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name.
 
-        Which submodule has them is looked up once, and again when one was replaced: walking them all takes a good part of a millisecond
-        a call. DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
+        Which submodule has them is looked up once: walking them all takes a good part of a millisecond a call. DistributedDataParallel
+        leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
+
+        Raises:
+            UsageError: a submodule or a weight is not there any more, or another one is.
         """
-        if self._children is None or any(getattr(parent, name, None) is not child for parent, name, child in self._children):
-            children = [(parent, name, child) for parent in self.modules() for name, child in parent.named_children()]
-            self.__dict__.update(_children=children, _owners={})
+        for path, parent, name, child in self._children:
+            if (now := getattr(parent, name, None)) is not child:
+                its, gone = f"{path}.{name}" if path else name, "is no longer in the module"
+                what = gone if now is None else f"was replaced by another module ({type(now).__name__})"
+                message = f"{its} ({type(child).__name__}) {what}, the plan has it"
+                raise UsageError(message, "change the model before it is planned: what a compiled module runs is fixed")
         found = {}
         for name in names:
             try:
@@ -203,6 +214,24 @@ class ShardedModule(WithinReplicas, nn.Module):
                 if one is not tensor:
                     message = f"{item.name} and {other} are one {item.kind} in the plan, and two in the module now"
                     raise UsageError(message, "keep them tied (write into the one there is), or untie them before the model is planned")
+
+    def _compare(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Looks at what plain inputs of the first call hold: a loader that gives each rank rows of its own does so at once. Collective.
+
+        Raises:
+            UsageError: another rank was given something else.
+        """
+        self.__dict__["_compared"], team = True, self.place.team
+        if step.inputs == "local" or len(team.members) == 1:
+            return
+        given = ((item.name, input_of(tensors, item)) for item in step.graph.of_kind("input"))
+        own = {name: hash_of(tensor) for name, tensor in given if not isinstance(tensor, DTensor)}
+        for rank, theirs in enumerate(everyones(own, team)):
+            if theirs != own:
+                what = next((name for name in own if isinstance(theirs, dict) and theirs.get(name) != own[name]), "call")
+                message = f"rank {rank} is given another {what} than this rank; plain tensors are whole, the same on all ranks"
+                hint = "give all ranks the whole batch, or each its own rows: by module.local_batch, or by compile(..., inputs='local')"
+                raise UsageError(message, hint)
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""

@@ -36,9 +36,10 @@ class Tied(nn.Module):
         self.mid = nn.Linear(16, 16, dtype=torch.float64)
         self.last = nn.Linear(16, 16, bias=False, dtype=torch.float64)
         self.last.weight = self.first.weight
+        self.still = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.mid(torch.tanh(self.first(x)))))
+        return self.last(torch.tanh(self.still(self.mid(torch.tanh(self.first(x))))))
 
 
 def mse(outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -194,7 +195,10 @@ CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {
         lambda module: setattr(module.last, "weight", nn.Parameter(module.last.weight.detach().clone())),
         "first.weight and last.weight are one parameter in the plan, and two in the module now",
     ),
-    "gone": (lambda module: setattr(module, "mid", nn.Identity()), "mid.weight is no longer in the module, the plan has it"),
+    "gone": (lambda module: delattr(module.mid, "weight"), "mid.weight is no longer in the module, the plan has it"),
+    "a part gone": (lambda module: delattr(module, "mid"), "mid (Linear) is no longer in the module, the plan has it"),
+    "another part": (lambda module: setattr(module, "mid", nn.Identity()), "mid (Linear) was replaced by another module (Identity)"),
+    "another part without weights": (lambda module: setattr(module, "still", nn.ReLU()), "still (Identity) was replaced by another module"),
     "a plain tensor in .data": (
         lambda module: setattr(module.mid.weight, "data", torch.zeros(16, 16, dtype=torch.float64)),
         "a plain tensor [16, 16] is assigned to .data of a DTensor",
@@ -328,12 +332,12 @@ class Annealed(Tied):
 
     def __init__(self) -> None:
         super().__init__()
-        self.beta, self.kind, self.unused = 0.5, "tanh", 0
+        self.beta, self.kind, self.unused, self.activation = 0.5, "tanh", 0, torch.sigmoid
         self.mask = torch.ones(16, dtype=torch.float64)
         self.normed = nn.LayerNorm(16, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.normed(super().forward(x) * self.mask) * self.beta
+        y = self.activation(self.normed(super().forward(x) * self.mask)) * self.beta
         return getattr(torch, self.kind)(y.square() if self.squared else y)
 
 
@@ -342,6 +346,8 @@ def test_attributes_that_change_are_followed() -> None:
         lambda module: setattr(module, "unused", 1), lambda module: setattr(module, "beta", 0.25), lambda module: None,
         lambda module: setattr(module.normed, "eps", 0.5), lambda module: setattr(module, "squared", True),
         lambda module: setattr(module, "kind", "sin"), lambda module: module.mask[:4].zero_(),
+        lambda module: setattr(module, "activation", torch.exp), lambda module: setattr(module.mid, "forward", lambda x: x),
+        lambda module: setattr(module.mid, "forward", lambda x: 2 * x),
         lambda module: setattr(module, "mask", torch.zeros(16, dtype=torch.float64)), lambda module: setattr(module, "epoch", 3),
     ]  # fmt: skip
 
@@ -363,7 +369,7 @@ def test_attributes_that_change_are_followed() -> None:
         return found, len(set(map(id, module._programs.made.values())) - {id(module._programs.main)})
 
     for found, programs in on_ranks(run, 2):
-        assert found == pytest.approx(wanted, rel=1e-9) and programs == 6
+        assert found == pytest.approx(wanted, rel=1e-9) and programs == 9
 
 
 def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:
@@ -570,6 +576,22 @@ def test_a_forward_may_come_by_its_weights_in_any_way(kind: str) -> None:
 
     for found, untouched in on_ranks(run, 2):
         assert found == pytest.approx(wanted, rel=1e-9) and untouched
+
+
+def test_ranks_that_are_given_other_rows_are_told() -> None:
+    """As a DistributedSampler does: each rank would take its rows of a batch of its own."""
+    def run(rank: int) -> list[str]:
+        own = X + rank
+        words = [refused(partial(compiled(), *call)) for call in ((own, Y), (X, Y + rank))]
+        local = autopar.compile(tied(), PLAN, inputs="local")
+        rows = X[4 * rank : 4 * rank + 4]
+        wanted = Y if PLAN.inputs["wanted"].spec == "R R" else Y[4 * rank : 4 * rank + 4]
+        assert local(rows, wanted).item() == pytest.approx(mse(tied()(X), Y).item())
+        return words
+
+    for rank, words in enumerate(on_ranks(run, 2)):
+        for text, name in zip(words, ("x", "wanted"), strict=True):
+            assert f"rank {1 - rank} is given another {name} than this rank" in text and "module.local_batch" in text
 
 
 class Noise(nn.Module):
