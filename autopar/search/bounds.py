@@ -9,7 +9,9 @@ Let T be the time from the first instruction of a phase to its last. For every p
   share a bucket;
 - the seconds along any path of data dependencies, operators and the collectives between them, latencies included (copies are not: those
   of one step of a reshard may be made while the next is under way), or of all operators between two places of it (``paths``). Second
-  runs count among the operators, on paths they do not: what leads to one that another plan does not need would not be waited for there.
+  runs count among the operators, on paths they do not: what leads to one that another plan does not need would not be waited for there;
+- those of a path, and ``overlap_slowdown`` times what a link's work is longer than the collectives on the path: while these are under way
+  a link has no other calls than another's, so the rest of its work is beside the path's operators or makes them stand still.
 
 Phases follow one another, and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with
 weights that sum to 1 in each phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by
@@ -38,12 +40,17 @@ RUNS = ("op", "again")
 
 @dataclass(frozen=True)
 class Term:
-    """One sum that bounds a phase: a path's, a link's, or that of compute (with ``link``: of compute slowed beside that link)."""
+    """One sum that bounds a phase: a path's, a link's, or that of compute (both with ``link``: slowed beside that link)."""
 
     phase: Phase
     link: str = ""
     compute: bool = False
     path: Path | None = None
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a link's work, which counts whole; beside compute or a path it counts as much as operators are slowed."""
+        return not self.compute and self.path is None
 
 
 PATHS = 3
@@ -80,11 +87,15 @@ class Mixture:
         between: dict[tuple[Phase, str], float] = defaultdict(float)
         inside: dict[tuple[Phase, str], float] = defaultdict(float)
         slowed: dict[tuple[Phase, str], float] = defaultdict(float)
+        slowed_on: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(model.nodes)))
         on_node, on_edge = np.zeros(len(model.nodes)), np.zeros(len(model.edges))
         for term, weight in self.weights.items():
             if term.path is not None:
+                slowdown = self.slowdown if term.link else 0.0
                 on_node[list(term.path.nodes)] += weight
-                on_edge[list(term.path.edges)] += weight
+                on_edge[list(term.path.edges)] += weight * (1.0 - slowdown)
+                between[term.phase, term.link] += weight * slowdown
+                slowed_on[term.link][list(term.path.nodes)] += weight * slowdown
             elif term.compute:
                 compute[term.phase] += weight
                 between[term.phase, term.link] += weight * self.slowdown
@@ -100,7 +111,7 @@ class Mixture:
                 for link, load in model.node_loads(node).items():
                     priced = priced + inside[node.phase, link] * load
                 for link, seconds in model.not_slowed(node).items():
-                    priced = priced - slowed[node.phase, link] * seconds
+                    priced = priced - (slowed[node.phase, link] + slowed_on[link][number]) * seconds
             nodes.append(priced)
         made: dict[object, np.ndarray] = {}
         edges = []
@@ -161,12 +172,14 @@ class Answer:
         self.between: dict[tuple[Phase, str], float] = defaultdict(float)
         self.inside: dict[tuple[Phase, str], float] = defaultdict(float)
         self.not_slowed: dict[tuple[Phase, str], float] = defaultdict(float)
+        self.not_slowed_on: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(model.nodes)))
         for number, node in enumerate(model.nodes):
             if node.kind in RUNS:
                 for link, load in model.node_loads(node).items():
                     self.inside[node.phase, link] += model.node_times[number] * load[choices[number]]
                 for link, seconds in model.not_slowed(node).items():
-                    self.not_slowed[node.phase, link] += model.node_times[number] * seconds[choices[number]]
+                    self.not_slowed_on[link][number] = model.node_times[number] * seconds[choices[number]]
+                    self.not_slowed[node.phase, link] += self.not_slowed_on[link][number]
         for number, edge in enumerate(model.edges):
             if edge.tensor is not None and self.edges[number] > 0.0:
                 copies = model.copies(edge)[choices[edge.source], choices[edge.target]]
@@ -183,12 +196,16 @@ class Answer:
 
     def sum_of(self, term: Term, slowdown: float) -> float:
         """The term's sum for these choices."""
+        place = term.phase, term.link
         if term.path is not None:
-            return self._seconds(term.path)
+            operators, calls = self._seconds(term.path)
+            if not term.link:
+                return operators + calls
+            beside = self.between[place] - calls - float(self.not_slowed_on[term.link][list(term.path.nodes)].sum())
+            return operators + calls + slowdown * beside
         if term.compute:
-            place = term.phase, term.link
             return self.compute[term.phase] + slowdown * (self.between[place] - self.not_slowed[place])
-        return self.between[term.phase, term.link] + self.inside[term.phase, term.link]
+        return self.between[place] + self.inside[place]
 
     def longest_paths(self, phase: Phase) -> list[Path]:
         """The chain of operators and reshards of ``phase`` that takes longest, and others beside it: each the longest when operators
@@ -203,11 +220,12 @@ class Answer:
                 found.append(path)
             share[list(path.nodes)] /= 2
         spanned = waits.longest(seconds, edges)
-        longer = self._seconds(spanned) > max(map(self._seconds, found), default=0.0) * (1 + LONGER)
+        longer = sum(self._seconds(spanned)) > max((sum(self._seconds(path)) for path in found), default=0.0) * (1 + LONGER)
         return [*found, spanned] if longer and self.model.whole_path(spanned.nodes, spanned.edges) else found
 
-    def _seconds(self, path: Path) -> float:
-        return float(self.nodes[list(path.nodes)].sum() + self.edges[list(path.edges)].sum())
+    def _seconds(self, path: Path) -> tuple[float, float]:
+        """Of the operators on a path, and of its collectives."""
+        return float(self.nodes[list(path.nodes)].sum()), float(self.edges[list(path.edges)].sum())
 
 
 class Cuts:
@@ -228,7 +246,7 @@ class Cuts:
         for phase in PHASES:
             for path in answer.longest_paths(phase):
                 if Term(phase, path=path) not in self.terms:
-                    self.terms.append(Term(phase, path=path))
+                    self.terms += [Term(phase, link, path=path) for link in ("", *(self.model.space.links if self.slowdown else ()))]
 
     def first(self) -> Mixture:
         """What is asked first: operators alone, which every plan must run."""

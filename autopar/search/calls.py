@@ -68,7 +68,7 @@ def charges(mixture: Mixture, model: Model) -> Mapping[Phase, float]:
 
     def counts(phase: Phase, link: str) -> float:
         terms = ((term, weight) for term, weight in mixture.weights.items() if term.phase == phase and term.link == link)
-        return sum(weight * (mixture.slowdown if term.compute else 1.0) for term, weight in terms if term.path is None)
+        return sum(weight * (1.0 if term.is_link else mixture.slowdown) for term, weight in terms)
 
     latencies = {link: _latency(machine, link) / times for link in model.space.links}
     return {phase: min((counts(phase, link) * latencies[link] for link in latencies), default=0.0) for phase in PHASES}

@@ -98,7 +98,7 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
         asked = _Asked(weights, prices, found.bound * unit / (1 + TIES) - charged, found.objective * unit, choices)
         idle = 0 if best is None or asked.bound > best.bound * (1 + GAIN) else idle + 1
         best = asked if best is None or asked.bound > best.bound else best
-        cuts.answers.append(Answer(model, choices))
+        cuts.add(Answer(model, choices))
         beyond.append(_levels(model, choices) - allowed)
         fullest = max(times, key=lambda time: beyond[-1][time])
         if not prices and beyond[-1][fullest] <= 0.0:

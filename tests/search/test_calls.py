@@ -94,7 +94,9 @@ def test_what_has_to_be_sent_is_paid_for(infeasible: tuple[object, ...], paid: i
     assert with_calls(mixture, model, 1.0, least, 0.0) == pytest.approx(1.0 + paid * 0.15 * LATENCY, abs=1e-15)
 
 
-def test_paths_pay_their_latencies_themselves() -> None:
+@pytest.mark.parametrize(("link", "paid"), [("", 0.0), ("node", 2 * 0.15 * LATENCY)])
+def test_paths_pay_their_latencies_themselves(link: str, paid: float) -> None:
+    """And where they are slowed beside a link, that share of those of the others."""
     model = build_model(Space(step(), machine(), "adamw", Pins()))
-    mixture = Mixture({Term(phase, path=Path((0,), ())): 1.0 for phase in ("forward", "backward")}, 0.15)  # type: ignore[arg-type]
-    assert with_calls(mixture, model, 1.0, lambda weights: math.inf, 0.0) == 1.0
+    mixture = Mixture({Term(phase, link, path=Path((0,), ())): 1.0 for phase in ("forward", "backward")}, 0.15)  # type: ignore[arg-type]
+    assert with_calls(mixture, model, 1.0, lambda weights: math.inf, 0.0) == pytest.approx(1.0 + paid, abs=1e-15)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from autopar.graph import Phase
 from autopar.schedule import Limits
-from autopar.search.bounds import PHASES, Answer, Term
+from autopar.search.bounds import PHASES, Answer, Cuts, Mixture, Term
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
@@ -20,8 +23,8 @@ from solvers import solve
 from tests.graphs import random_graph
 
 
-def model_of(seed: int) -> Model:
-    graph = random_graph(seed, layers=8, batch=64, width=32)
+def model_of(seed: int, batch: int = 64, width: int = 32) -> Model:
+    graph = random_graph(seed, layers=8, batch=batch, width=width)
     return build_model(Space(graph, Machine(Mesh.parse("x=2,y=2"), load_hardware("h100-sxm"), "roofline"), "adamw", Pins()))
 
 
@@ -39,6 +42,22 @@ def seconds(answer: Answer, path: Path) -> float:
     return answer.sum_of(Term("forward", path=path), 0.0)
 
 
+def beside(answer: Answer, phase: Phase) -> float:
+    """The longest chain of a phase with what is slowed beside the link that slows it most, if that is anything."""
+    model, path = answer.model, answer.model.dependencies(phase).longest(*answer.once)
+    slowdown = model.space.machine.hardware.overlap_slowdown
+    return max(answer.sum_of(Term(phase, link, path=path), slowdown) for link in ("", *model.space.links))
+
+
+def schedules(answer: Answer) -> Iterator[float]:
+    """Steps of the plan under limits quite different."""
+    model = answer.model
+    for limits in (None, Limits(0, 0, 0), Limits(2**16, 2**16, 2**30), Limits(2**28, 2**31, 2**31)):
+        yield best_schedule(
+            model.space.graph, extract(model, answer.choices), model.space.machine, "adamw", 2**62, start=limits, tries=3
+        ).seconds  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_schedule_is_shorter_than_its_longest_chains(seed: int) -> None:
     model, gained = model_of(seed), 0
@@ -48,12 +67,39 @@ def test_no_schedule_is_shorter_than_its_longest_chains(seed: int) -> None:
         )
         assert plain <= spanned
         gained += spanned > plain * 1.01
-        for limits in (None, Limits(0, 0, 0), Limits(2**16, 2**16, 2**30)):
-            made = best_schedule(
-                model.space.graph, extract(model, answer.choices), model.space.machine, "adamw", 2**62, start=limits, tries=3
-            )  # fmt: skip
-            assert spanned + answer.optimizer <= made.seconds * (1 + 1e-9)
+        assert spanned + answer.optimizer <= min(schedules(answer)) * (1 + 1e-9)
     assert gained, "branches are nowhere counted together"
+
+
+def test_nor_than_its_longest_chains_slowed_beside_calls() -> None:
+    """Of layers so wide that latencies are little."""
+    slowed = 0
+    for seed in range(8):
+        for answer in answers(model_of(seed, batch=256, width=4096)):
+            alone = sum(seconds(answer, answer.model.dependencies(phase).longest(*answer.once)) for phase in PHASES)
+            longest = sum(beside(answer, phase) for phase in PHASES)
+            slowed += longest > alone * 1.02
+            assert longest + answer.optimizer <= min(schedules(answer)) * (1 + 1e-9)
+    assert slowed, "what runs beside calls is nowhere slowed"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixture_prices_what_its_terms_come_to(seed: int) -> None:
+    model, rng = model_of(seed, batch=256, width=4096), np.random.default_rng(seed)
+    slowdown, found = model.space.machine.hardware.overlap_slowdown, answers(model)
+    cuts = Cuts(model, slowdown)
+    for answer in found:
+        cuts.add(answer)
+    weights = {term: float(rng.random()) for term in cuts.terms}
+    assert sum(bool(term.link and term.path) for term in weights) >= len(PHASES) * len(model.space.links)
+    priced = Mixture(weights, slowdown).price(model)
+    for answer in found:
+        nodes = sum(table[choice] for table, choice in zip(priced.nodes, answer.choices, strict=True))
+        edges = sum(
+            table[answer.choices[edge.source], answer.choices[edge.target]] for edge, table in zip(model.edges, priced.edges, strict=True)
+        )
+        sums = sum(weight * answer.sum_of(term, slowdown) for term, weight in weights.items())
+        assert nodes + edges == pytest.approx(sums + answer.optimizer, rel=1e-9)
 
 
 def in_some_order(found: Dependencies, model: Model, times: np.ndarray, edges: np.ndarray, rng: np.random.Generator) -> float:

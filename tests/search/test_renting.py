@@ -84,7 +84,8 @@ def test_no_plan_on_a_mesh_is_below_it() -> None:
 
 
 @pytest.mark.slow
-def test_less_memory_costs_more_and_all_layers_pay() -> None:
+def test_less_memory_costs_more_and_all_layers_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without chains of dependencies, of which there are more in the whole graph than its answers tell in so few rounds."""
     model, whole = tied(MESH), heavy(Space(graph(), machine(MESH), "adamw", Pins()))
     assert not model.rests(model.times[folding().group.repeats[1][0]])
     times = rests(model)
@@ -92,10 +93,13 @@ def test_less_memory_costs_more_and_all_layers_pay() -> None:
     on = machine(MESH)
     schedule = make_schedule(graph(), find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"], on, LEAN)
     allowed = 0.6 * memory(schedule, "adamw").peak
+    chained = dearest(model, first(model), allowed, times, math.inf)
+    monkeypatch.setattr(Cuts, "add", lambda self, answer: self.answers.append(answer))
     found = [dearest(some, first(some), allowed, at, math.inf) for some, at in ((whole, later), (model, times))]
     free = dearest(whole, first(whole), 2.0**60, later, math.inf)
     assert found[0] > free * 1.001, "memory is short"
     assert found[0] * 0.97 <= found[1] <= found[0] * (1 + 2e-3), "a bound on layers left free"
+    assert chained > found[1] * 1.001, "chains tell more"
 
 
 def test_weights_without_paths() -> None:
