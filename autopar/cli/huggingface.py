@@ -34,7 +34,10 @@ def build(path: str, settings: Mapping[str, str], mode: Literal["train", "infere
         raise FileError(f"{path} has no key 'model_type'", hint)
     try:
         import transformers
-    except ImportError as error:
+    except Exception as error:  # it looks at the versions of what it needs, and raises what that raises
+        if getattr(error, "name", None) != "transformers":
+            hint = "make 'import transformers' work in this environment first"
+            raise UsageError(f"transformers cannot be imported: {_reason(error)}", hint) from error
         raise UsageError("hf: targets need the package transformers, which is not installed", "pip install transformers") from error
     import torch
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopar.cli.huggingface import build
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, UsageError
 
 
 class Small(nn.Module):
@@ -67,4 +67,20 @@ def test_what_a_failed_import_came_from_is_said(configuration: str) -> None:
 
     sys.modules["transformers"].AutoModelForCausalLM.from_config = broken
     with pytest.raises(CaptureError, match=r"'SmallForCausalLM' \(RuntimeError: operator torchvision::nms does not exist\)"):
+        build(configuration, {}, "train")
+
+
+def test_transformers_that_cannot_be_imported_is_another_matter_than_none(
+    configuration: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.delitem(sys.modules, "transformers")
+    folder = tmp_path / "transformers"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('tokenizers>=0.22 is required, but found tokenizers==0.21')")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = r"transformers cannot be imported: tokenizers>=0.22 is required(.*\n)+hint: make 'import transformers'"
+    with pytest.raises(UsageError, match=words):
+        build(configuration, {}, "train")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match=r"which is not installed\nhint: pip install transformers"):
         build(configuration, {}, "train")
