@@ -60,7 +60,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 OTHER_CALLS = 0x9E3779B9
-"""Added to the number of a call without gradients, so that it draws otherwise than the training steps; odd, since CPUs' generators take the
+"""How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
 last 32 bits alone."""
 
 
@@ -74,7 +74,8 @@ class ShardedModule(WithinReplicas, nn.Module):
         plan: the plan it runs, None when compiled from a bare schedule.
         dropout_step: number of the next training step, which chooses dropout's masks and all else that is drawn; equal on all ranks. Set it
             when resuming.
-        other_calls: number of the next call without gradients, which draws in its own way.
+        other_calls: how many calls without gradients there were since the last step: the first draws what the next step will, as a forward
+            within ``torch.utils.checkpoint`` has to, each further one something else.
     """
 
     _children: list[tuple[str, nn.Module, str, nn.Module]]
@@ -161,7 +162,7 @@ class ShardedModule(WithinReplicas, nn.Module):
         made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(trains), self._observed
         call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
         outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
-        self.__dict__["dropout_step" if trains else "other_calls"] += 1
+        self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1)
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
@@ -283,7 +284,7 @@ class ShardedModule(WithinReplicas, nn.Module):
     def _draw(self, trains: bool) -> int:
         """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it."""
         members, world = self.place.team.members, dist.get_world_size()
-        number = self.dropout_step if trains else OTHER_CALLS + self.other_calls
+        number = self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
         return number if len(members) == world else number * world + min(members)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
