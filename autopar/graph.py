@@ -249,6 +249,12 @@ class Graph:
         return {tensor: output.name for output, tensor in self.owners.items() if output.kind == "gradient"}
 
     @cached_property
+    def stepped(self) -> frozenset[str]:
+        """The parameters, as tensors, that the optimizer's step changes; it passes over those without a gradient, and has no states of
+        them."""
+        return frozenset(item.tensor for item in self.inputs if item.trained and item.tensor in self.gradients)
+
+    @cached_property
     def loss_gradient(self) -> str | None:
         """The operator that begins the backward of a scalar loss: it makes the one that is the loss's gradient."""
         first = next((op for op in self.ops if op.phase == "backward"), None)

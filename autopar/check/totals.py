@@ -87,7 +87,8 @@ def _running(walk: Walk, name: str) -> float:
 def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     walk, plan, machine = order.walk, order.walk.plan, order.walk.machine
     predicted, chosen = plan.predicted, plan.model.optimizer
-    trained = [(local_elements(spec, plan.sizes), spec.dtype) for spec in plan.parameters.values() if spec.trained]
+    stepped = {name for kind, name, _ in plan.leaving if kind == "gradient"}
+    trained = [(local_elements(spec, plan.sizes), spec.dtype) for name, spec in plan.parameters.items() if spec.trained and name in stepped]
     times = plan.microbatches
     compute = times * math.fsum((*walk.seconds.values(), *(_adding(walk, value) for value in walk.sums.values())))
     communication = math.fsum(

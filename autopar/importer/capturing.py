@@ -27,6 +27,7 @@ from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
 from autopar.importer.precision import check_compute_dtype
 from autopar.importer.repeats import Chain, find_chain
+from autopar.importer.roles import attached
 from autopar.importer.sets import in_order
 from autopar.importer.storing import stored
 from autopar.importer.unrolling import unrolled
@@ -215,12 +216,13 @@ _SHAPES_ALONE = tuple(f"aten.{name}." for made in ("zeros", "ones", "empty", "fu
 
 
 def _check_gradients(exported: Exported, graph: Graph) -> None:
-    """Every parameter that requires grad and that the outputs depend on must have a gradient."""
+    """Every parameter that requires grad and that the outputs depend on must have a gradient, unless all ways to it are detached."""
     used = {output.tensor for output in graph.outputs if output.kind == "output"}
     for op in reversed([op for op in graph.ops if op.phase == "forward" and not op.target.startswith(_SHAPES_ALONE)]):
         used |= set(op.inputs) if used.intersection(op.outputs) else set()
     toggled = any(call.requires_grad is False for call in exported.calls)
     lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.tensor not in graph.gradients and not toggled]
+    lost = lost if not graph.gradients else [name for name in lost if name in attached(exported)]
     if lost:
         raise CaptureError(
             f"no gradient reaches {len(lost)} parameters that the forward uses: {', '.join(lost[:5])}",

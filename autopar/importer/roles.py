@@ -113,3 +113,29 @@ def _writer(module: Any, written: list[Node]) -> tuple[str, int] | None:
             if found is not None:
                 return found
     return None
+
+
+def attached(exported: Exported) -> set[str]:
+    """The parameters that the outputs depend on otherwise than through ``detach``, ``no_grad`` and values without a gradient."""
+    graph = exported.graph_module.graph
+    seen: set[Node] = set()
+    pending = list(graph.output_node().all_input_nodes)
+    while pending:
+        node = pending.pop()
+        made = [value for value in torch_compat.leaves_of(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+        whole = not made or any(value.is_floating_point() or value.is_complex() for value in made)
+        if node in seen or not whole or node.target is aten.detach.default or _without_gradients(node):
+            continue
+        seen.add(node)
+        pending += [*node.all_input_nodes, *(user for user in node.users if _writes_to(user, node))]
+    placeholders = zip(graph.find_nodes(op="placeholder"), exported.values, strict=True)
+    return {value.name for node, value in placeholders if node in seen and value.kind == "parameter"}
+
+
+def _without_gradients(node: Node) -> bool:
+    runs = node.op == "call_function" and torch_compat.runs_a_graph(node.target)
+    return runs and node.target.name() == "wrap_with_set_grad_enabled" and node.args[0] is False  # type: ignore[union-attr]
+
+
+def _writes_to(user: Node, node: Node) -> bool:
+    return torch_compat.is_operator(user.target) and torch_compat.schema_of(user.target).is_mutable and node in user.args[:1]

@@ -264,7 +264,7 @@ class Schedule:
         """One step of the optimizer on the local shards of trained parameters."""
         found = 0.0
         for item in self.graph.inputs:
-            if item.trained:
+            if item.tensor in self.graph.stepped:
                 dtype = self.graph.tensors[item.tensor].dtype
                 found += self.machine.optimizer_seconds(optimizer, self.local_bytes(item.tensor) // DTYPE_BYTES[dtype], dtype)
         return found

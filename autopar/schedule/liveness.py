@@ -42,7 +42,7 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     """Peak over forward, backward and the optimizer's step."""
     graph = schedule.graph
     parameters = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.kind in ("parameter", "buffer", "constant")}
-    trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
+    trained = [(name, graph.tensors[name].dtype) for name in graph.stepped]
     states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
     leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
     gradients = (leaving | set(schedule.sums)) - set(parameters)
@@ -78,7 +78,7 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
 def held(schedule: Schedule, optimizer: str) -> list[int]:
     """Bytes of a rank while each instruction runs, in their order: parameters and optimizer states with all that lives."""
     graph = schedule.graph
-    trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
+    trained = [(name, graph.tensors[name].dtype) for name in graph.stepped]
     total = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
     live = _entering(schedule)
     total += sum(live.values())
@@ -95,7 +95,7 @@ def between(schedule: Schedule, optimizer: str) -> int:
     """Bytes of a rank between forward and backward: what rests, what came in, and what forward makes for backward or for the caller. In no
     order is less held at the peak, so that what ``ordered`` makes tells it before any pass."""
     graph, root = schedule.graph, schedule.storage
-    trained = [(i.tensor, graph.tensors[i.tensor].dtype) for i in graph.inputs if i.trained]
+    trained = [(name, graph.tensors[name].dtype) for name in graph.stepped]
     states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
     made = {value for item in schedule.instructions if item.half == "forward" for value in item.writes}
     wanted = {value for item in schedule.instructions if item.half == "backward" for value in item.reads}

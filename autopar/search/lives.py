@@ -78,7 +78,7 @@ def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) 
     """What is stored, with the optimizer's states; for the times ``away`` only these."""
     space = model.space
     home, value = model.nodes[model.number["input", tensor]], space.graph.tensors[tensor]
-    trained = any(item.tensor == tensor and item.trained for item in space.graph.inputs)
+    trained = tensor in space.graph.stepped
     size = DTYPE_BYTES[value.dtype]
     for items, local in zip(home.items, spec_bytes(value, home.specs, space.machine), strict=True):
         begin = 0

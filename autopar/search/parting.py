@@ -61,7 +61,7 @@ def _held(space: Space, item: GraphInput) -> int:
     """Bytes of a graph input, with its gradient and the optimizer's states where it is trained."""
     tensor = space.graph.tensors[item.tensor]
     more = tensor.bytes + optimizer_bytes(space.optimizer, tensor.bytes // DTYPE_BYTES[tensor.dtype], tensor.dtype)
-    return tensor.bytes + (more if item.trained else 0)
+    return tensor.bytes + (more if item.tensor in space.graph.stepped else 0)
 
 
 def _with_parts(space: Space, plan: Assignment, names: Sequence[GraphInput | str], until: float, *, keep: bool) -> Assignment:

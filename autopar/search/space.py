@@ -248,7 +248,7 @@ class Space:
 
     def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
         """Seconds of the optimizer's step on a trained parameter, a microbatch's share of them, by spec; 0 for other inputs."""
-        if not item.trained:
+        if item.tensor not in self.graph.stepped:
             return np.zeros(len(specs))
         tensor = self.graph.tensors[item.tensor]
         size = DTYPE_BYTES[tensor.dtype]

@@ -36,7 +36,7 @@ def peak_by_intervals(schedule: Schedule, optimizer: str) -> int:
         storage[item.tensor] = item.tensor
         local = schedule.values[item.tensor].bytes
         states = 0
-        if item.trained:
+        if item.tensor in graph.stepped:
             dtype = graph.tensors[item.tensor].dtype
             states = optimizer_bytes(optimizer, local // DTYPE_BYTES[dtype], dtype)
         extra.append((0, end, local + states))

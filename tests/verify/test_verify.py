@@ -284,6 +284,29 @@ class InPlace(nn.Module):
         return (torch.relu(x @ self.w) @ self.w).sum()
 
 
+class Monitored(nn.Module):
+    """A head that nothing reads, one that is only looked at, and a target that no gradient goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.target, self.seen, self.unused = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        wanted = torch.zeros_like(x).add_(self.target(x)).detach()
+        return {"loss": (self.body(x) - wanted).square().mean(), "seen": self.seen(x).detach(), "best": self.seen(x).argmax(-1)}
+
+
+def test_parameters_without_a_gradient_have_no_states() -> None:
+    """As optimizers pass over them: moments of theirs were predicted, and a model that detaches was refused."""
+    torch.manual_seed(0)
+    target = Monitored(), (torch.randn(8, 64),)
+    plan = autopar.plan(*target, mesh="dp=2,tp=2", hardware="cpu-cluster")
+    assert verify(plan, target, backend="simulate", steps=2).passed
+    assert not autopar.check(plan)
+    trained = sum(parameter.numel() for parameter in target[0].body.parameters())
+    assert plan.predicted.memory.optimizer <= 8 * trained
+
+
 def test_memory_that_operators_in_place_do_not_take_is_predicted() -> None:
     torch.manual_seed(0)
     model, x = InPlace(), torch.randn(4, 8, 8)
