@@ -20,7 +20,8 @@ checkpoints    what a rank stores of a DTensor in blocks
 steps          one step as one autograd function
 accumulation   a step of several microbatches
 footprint      the peak of memory as a schedule is run
-programs       a program for each mode and shapes that a module is called with
+programs       a program for each mode, shapes and settings that a module is called with
+settings       plain attributes of the model's modules, with which a program is made
 data           what each rank loads
 module         the nn.Module
 optimizers     float32 master weights beside half-precision parameters
