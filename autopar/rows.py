@@ -290,13 +290,15 @@ class AccumulationPlan(Row):
 
 class LimitsPlan(Row):
     """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps, bytes
-    held in all up to which anything is in flight (0: no limit), and bytes that sums over microbatches hold more for being reduced once."""
+    held in all up to which anything is in flight (0: no limit), bytes that sums over microbatches hold more for being reduced once, and
+    whether what operators wait for counts in the clock by which collectives run ahead."""
 
     bucket_bytes: Count
     ahead_bytes: Count
     aside_bytes: Count
     held_bytes: Count = 0
     summed_bytes: Count = 2**62
+    counts_waits: bool = False
 
 
 class InstructionPlan(Row):

@@ -122,6 +122,8 @@ class Limits:
             behind; 0: whatever it takes.
         summed_bytes: most bytes by which sums of gradients over microbatches may be larger for being reduced once, after the last;
             where that is more, gradients are reduced in every microbatch and summed then.
+        counts_waits: when collectives run ahead is decided by a clock that counts the time for which operators wait for what the phase
+            sends between them: they start later, and let more of that pass.
     """
 
     bucket_bytes: int = 25 * 2**20
@@ -129,6 +131,7 @@ class Limits:
     aside_bytes: int = 50 * 2**20
     held_bytes: int = 0
     summed_bytes: int = 2**62
+    counts_waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ PASSES: Passes = (*PLACING, *ENDING)
 KEEPS_TO: Mapping[str, tuple[str, ...]] = {
     "fill": ("aside_bytes",),
     "bucket": ("bucket_bytes",),
-    "prefetch": ("ahead_bytes", "held_bytes", "summed_bytes"),
+    "prefetch": ("ahead_bytes", "held_bytes", "summed_bytes", "counts_waits"),
     "accumulate": ("summed_bytes",),
 }
 """The limits that each pass of ``PLACING`` reads."""

@@ -2,7 +2,9 @@
 
 - What is there when the phase begins (weights to gather) starts ahead of its readers, just early enough
   to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. It lets pass
-  what operators will wait for, where it can.
+  what operators will wait for, where it can: by a clock of the operators alone, or with ``limits.counts_waits`` by one of what they
+  wait for too. By the first more is late and starts at once; on several links it is under way at the same time, and operators are
+  slowed once.
 - What the phase makes starts as soon as it is made.
 - What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
   the oldest is waited for, so that its buffers can be freed.
@@ -19,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.collectives import Collective
@@ -29,7 +32,8 @@ from autopar.schedule.windows import Window, anchors, moving, windows
 
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
-    found, planned, limits, room = schedule.once(windows), schedule.once(times), schedule.limits, None
+    found, limits, room = schedule.once(windows), schedule.limits, None
+    planned = schedule.once(times_with_waits if limits.counts_waits else times)
     if limits.held_bytes and limits.ahead_bytes:
         late = replace(schedule, limits=replace(limits, ahead_bytes=0))
         room = Room(accumulate(replace(late, instructions=tuple(_Placing(late, found, planned).run()))), limits.held_bytes)
@@ -42,16 +46,16 @@ LEAD = 4.0
 
 @dataclass(frozen=True)
 class StartTimes:
-    """When calls that may run ahead should start, by the clock of the operators alone.
+    """When calls that may run ahead should start.
 
     Args:
-        clock: when each anchor begins, and at last when all have ended.
+        clock: see ``Clock``.
         early, late: by instruction id the anchor before which a call may start, and the one before which it must.
         others: for each link when others hold it for which operators wait, in order: the anchor before which what the phase makes starts
             on it, or of an operator with collectives inside the next one, and when it begins.
     """
 
-    clock: Sequence[float]
+    clock: Clock
     early: Mapping[int, int]
     late: Mapping[int, int]
     others: Mapping[str, Sequence[tuple[int, float]]]
@@ -63,34 +67,78 @@ class StartTimes:
             starts = self.others.get(link, ())
             place = bisect_right(starts, (index, math.inf))
             after, begins = starts[place] if place < len(starts) else (math.inf, math.inf)
-            if after <= self.late[item.id] and self.clock[index] + item.seconds > begins:
+            if after <= self.late[item.id] and self.clock.begins[index] + item.seconds > begins:
                 return True
         return False
 
 
+class Clock(NamedTuple):
+    """When each anchor begins, and at last when all have ended; and when each ends."""
+
+    begins: Sequence[float]
+    ends: Sequence[float]
+
+
+def _alone(schedule: Schedule) -> Clock:
+    """Of the operators."""
+    clock = [0.0]
+    for item in schedule.once(anchors):
+        clock.append(clock[-1] + item.seconds)
+    return Clock(clock, clock[1:])
+
+
+def _with_waits(schedule: Schedule) -> Clock:
+    """Of the operators and of what they wait for that the phase itself makes and sends, were links free for it."""
+    found, made = schedule.once(windows), dict[int, list[Instruction]]()
+    calls = [item for item in schedule.once(moving) if not found[item.id].ahead and not found[item.id].behind]
+    for item in sorted(calls, key=lambda item: found[item.id].depth):
+        made.setdefault(found[item.id].ready, []).append(item)
+    begins, ends = list[float](), list[float]()
+    arrives, free, now = dict[str, float](), dict[str, float](), 0.0
+    for index, anchor in enumerate(schedule.once(anchors)):
+        now = max([now, *(arrives[value] for value in anchor.reads if value in arrives)])
+        begins.append(now)
+        now += anchor.seconds
+        ends.append(now)
+        for item in made.get(index, ()):
+            begin = max([now, *(arrives.get(value, 0.0) for value in item.reads), *(free.get(link, 0.0) for link in item.streams)])
+            free.update(dict.fromkeys(item.streams, begin + item.seconds))
+            arrives.update(dict.fromkeys(item.writes, begin + item.seconds))
+    return Clock([*begins, now], ends)
+
+
 def times(schedule: Schedule) -> StartTimes:
+    """By the clock of the operators."""
+    return _times(schedule, _alone(schedule))
+
+
+def times_with_waits(schedule: Schedule) -> StartTimes:
+    """By that with what they wait for."""
+    return _times(schedule, _with_waits(schedule))
+
+
+def _times(schedule: Schedule, clock: Clock) -> StartTimes:
     """Links are filled from the end: each call ends before its deadline and before the next one on its link begins, operators with
     collectives inside among them."""
-    found, clock, inside = schedule.once(windows), [0.0], dict[str, list[int]]()
+    found, inside = schedule.once(windows), dict[str, list[int]]()
     for number, item in enumerate(schedule.once(anchors)):
-        clock.append(clock[-1] + item.seconds)
         for link in item.streams if item.stream != COMPUTE else ():
             inside.setdefault(link, []).append(number)
     starts = [item for item in schedule.once(moving) if item.kind == "start"]
     place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
     backwards = sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True)
     early, late = (_latest(backwards, found, place, clock, inside, lead) for lead in (LEAD, 1.0))
-    others = {link: [(number + 1, clock[number]) for number in numbers] for link, numbers in inside.items()}
+    others = {link: [(number + 1, clock.begins[number]) for number in numbers] for link, numbers in inside.items()}
     for item in starts:
         if not found[item.id].ahead and not found[item.id].behind:
             for link in item.streams:
-                first = found[item.id].ready + 1
-                others.setdefault(link, []).append((first, clock[first]))
+                ready = found[item.id].ready
+                others.setdefault(link, []).append((ready + 1, clock.ends[ready]))
     return StartTimes(clock, early, late, {link: sorted(set(starts)) for link, starts in others.items()})
 
 
 def _latest(
-    starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Sequence[float],
+    starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Clock,
     inside: Mapping[str, Sequence[int]], lead: float,
 ) -> Mapping[int, int]:  # fmt: skip
     """For each call that may run ahead, the anchor before which it starts to be in time, ``lead`` times its length ahead.
@@ -103,7 +151,7 @@ def _latest(
     busy: dict[str, float] = {}
     latest: dict[int, int] = {}
     for item in starts:
-        window, seconds, links, end = found[item.id], item.seconds, item.streams, clock[place[item.id]]
+        window, seconds, links, end = found[item.id], item.seconds, item.streams, clock.begins[place[item.id]]
         for link in links:
             end = min(end, busy.get(link, end))
         if not window.behind:
@@ -117,16 +165,16 @@ def _latest(
         for value in item.reads:
             needed[value] = min(needed.get(value, begin), begin)
         if window.ahead:
-            latest[item.id] = max(bisect_right(clock, begin) - 1, 0)
+            latest[item.id] = max(bisect_right(clock.begins, begin) - 1, 0)
     return latest
 
 
-def _free_until(end: float, seconds: float, held: Sequence[int], clock: Sequence[float]) -> float:
+def _free_until(end: float, seconds: float, held: Sequence[int], clock: Clock) -> float:
     """The latest time up to ``end`` before which a link is free for so many seconds, but for the anchors that hold it."""
-    for number in reversed(held[: bisect_left(held, end, key=clock.__getitem__)]):
-        if clock[number + 1] <= end - seconds:
+    for number in reversed(held[: bisect_left(held, end, key=clock.begins.__getitem__)]):
+        if clock.ends[number] <= end - seconds:
             break
-        end = clock[number]
+        end = clock.begins[number]
     return end
 
 

@@ -215,7 +215,8 @@ class Search(Trials):
         self._polish()
 
     def _prove(self) -> None:
-        """Bounds under weights that the answers so far suggest; their answers are plans to try as well."""
+        """Bounds under the weights of operators alone, and then under those that the answers so far suggest. Their answers are plans to try
+        as well: those of operators alone, whatever waits for what, are like no others."""
         cuts = Cuts(self.model, self.slowdown)
         center, idle, little = cuts.first(), 0, LITTLE if len(self.problem.edge_costs) > HUGE else GAIN
         mixture = center
@@ -223,8 +224,6 @@ class Search(Trials):
         for model, choices in self.chosen:
             if model is self.model:
                 cuts.add(Answer(model, choices))
-        if cuts.answers:
-            mixture = blend(cuts.best()[0], center, SHARE)
         for _ in range(BOUNDS):
             before = self.aim
             found = self.solve(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)

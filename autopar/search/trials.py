@@ -211,7 +211,8 @@ class Trials:
             start = self.model.restrict(start)
         def answer(problem: Problem) -> Solution:
             seconds = max(min(self.left, most), LEAST if self.fits else FIRST)
-            found = solve(problem, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report)
+            patient = not (proves and self.folded)  # many bounds are asked, each a little loose
+            found = solve(problem, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
                 raise KeyboardInterrupt
             return found

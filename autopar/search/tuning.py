@@ -1,7 +1,8 @@
 """The best schedule of an assignment: the limits of the passes are tried, since nobody knows them in advance.
 
 What is gathered ahead hides collectives and costs memory; large buckets save latency and start late; operators set aside fill gaps and
-delay the reductions of gradients. One limit is changed at a time, from the best so far, while that helps.
+delay the reductions of gradients; where what operators wait for counts, gathers let more of it pass. One limit is changed at a time, from
+the best so far, while that helps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
+from typing import Any
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
@@ -23,6 +25,7 @@ LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("ahead_bytes", (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400)))),
     ("aside_bytes", tuple(size * MIB for size in (0, 50, 200, 800))),
     ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
+    ("counts_waits", (False, True)),
 )
 """The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
 HALVINGS = 7
@@ -172,7 +175,7 @@ class Tuning:
                 sent[item.half] = sent.get(item.half, 0) + size(first.collectives[item.of])
         made = sum(value.bytes for value in first.values.values())
         calls = max(sent.values(), default=0)
-        return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls}
+        return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls, "counts_waits": True}
 
     @cached_property
     def working(self) -> float:
@@ -385,5 +388,6 @@ def _steps(limits: Limits, name: str, ladder: Sequence[int]) -> Iterator[Limits]
     place = min(range(len(ladder)), key=lambda index: abs(ladder[index] - value))
     near = sorted(range(len(ladder)), key=lambda rung: (abs(rung - place), -rung))
     for rung in dict.fromkeys((*near[:5], 0, *near)):
+        changed: dict[str, Any] = {name: ladder[rung]}
         if ladder[rung] != min(value, ladder[-1]):
-            yield replace(limits, **{name: ladder[rung]})
+            yield replace(limits, **changed)

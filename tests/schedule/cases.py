@@ -57,7 +57,8 @@ class Case:
     def limits(self) -> Limits:
         """Drawn: from nothing to no limit, so that each bites somewhere."""
         chance = random.Random(self.seed)
-        return Limits(*(chance.choice((0, KIB, 16 * KIB, 256 * KIB, 2**40)) for _ in range(3)))
+        sizes = [chance.choice((0, KIB, 16 * KIB, 256 * KIB, 2**40)) for _ in range(3)]
+        return Limits(*sizes, counts_waits=chance.random() < 0.5)
 
     def stages(self) -> list[tuple[str, Schedule]]:
         """After ``order`` and after each pass, by name."""

@@ -229,3 +229,36 @@ def test_a_gather_lets_an_operator_with_a_collective_inside_pass() -> None:
     first = next(slot for slot in slots if slot.instruction.kind == "start")
     assert runs["statistic"].begin == runs["first"].end
     assert first.begin == runs["statistic"].end
+
+
+def test_where_waits_count_gathers_let_more_pass() -> None:
+    """Of a chain of products whose results are sent forth and back, operators alone take less time than their weights take to come: by
+    their clock all gathers are late from the beginning, and what the chain sends queues behind them. With what it waits for in any case
+    there is time for both."""
+    whole, rows, columns = (ShardingSpec.parse(text) for text in ("R R", "S0 R", "R S0"))
+    tensors, inputs = {"x": Tensor("x", (8192, 1024), "float32")}, [GraphInput("x", "input", "x")]
+    ops, layouts, reads, strategies, last = list[Op](), list[Layout](), dict[tuple[str, int], str](), dict[str, Strategy](), "x"
+    for layer in range(6):
+        weight, made, scaled = f"w{layer}", f"product{layer}", f"scaled{layer}"
+        tensors |= {name: Tensor(name, (8192, 1024), "float32") for name in (made, scaled)}
+        tensors |= {weight: Tensor(weight, (1024, 1024), "float32")}
+        inputs.append(GraphInput(weight, "parameter", weight))
+        ops += [
+            Op(scaled, "aten.relu.default", (last,), (scaled,), (Ref(0),)),
+            Op(made, "autopar.contract.default", (scaled, weight), (made,), (Ref(0), Ref(1), "m k, k n -> m n")),
+        ]
+        strategies |= {scaled: Strategy((columns,), (columns,), 8), made: Strategy((rows, whole), (rows,), 8)}
+        for read, spec, reader, place in ((last, columns, scaled, 0), (scaled, rows, made, 0), (weight, whole, made, 1)):
+            layouts.append(Layout(f"{read}@{reader}", read, read, spec, "forward", reader))
+            reads[reader, place] = f"{read}@{reader}"
+        last = made
+    graph = Graph("inference", tensors, tuple(inputs), tuple(ops), (GraphOutput(last, "output", "0"),))
+    assignment = Assignment({item.tensor: rows for item in inputs}, strategies, tuple(layouts), reads)
+    steps, first = [], []
+    for counts in (False, True):
+        slots = simulated(make_schedule(graph, assignment, machine("x=8"), Limits(0, 2**40, 0, counts_waits=counts)))
+        begins = {slot.instruction.of: slot.begin for slot in slots if slot.instruction.kind == "start"}
+        steps.append(max(slot.end for slot in slots))
+        first.append(begins["scaled0@product0"] < begins["w1@product1"])
+    assert first == [False, True]
+    assert steps[1] < 0.98 * steps[0]
