@@ -27,8 +27,10 @@ STEPS = 40
 
 @cache
 def prepared(layers: int) -> tuple[zoo.Target, Graph]:
-    """A model of so many layers, captured: once, before ranks are forked, and not by every rank."""
-    target = zoo.build("mlp", layers=layers)
+    """A model of so many layers, captured: once, before ranks are forked, and not by every rank. All ranks have the same inputs."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        target = zoo.build("mlp", layers=layers)
     return target, capture(target.model, target.args, mode="train").graph
 
 

@@ -215,15 +215,18 @@ class Search(Trials):
         self._polish()
 
     def _prove(self) -> None:
-        """Bounds under the weights of operators alone, and then under those that the answers so far suggest. Their answers are plans to try
-        as well: those of operators alone, whatever waits for what, are like no others."""
+        """Bounds under the weights of operators alone, where a solve does not take long, and then under those that answers suggest. What
+        they give are plans to try as well: those of operators alone, whatever waits for what, are like no others."""
         cuts = Cuts(self.model, self.slowdown)
-        center, idle, little = cuts.first(), 0, LITTLE if len(self.problem.edge_costs) > HUGE else GAIN
+        huge = len(self.problem.edge_costs) > HUGE
+        center, idle, little = cuts.first(), 0, LITTLE if huge else GAIN
         mixture = center
         self.mixtures.append((floor(self.model), center))
         for model, choices in self.chosen:
             if model is self.model:
                 cuts.add(Answer(model, choices))
+        if cuts.answers and huge:
+            mixture = blend(cuts.best()[0], center, SHARE)
         for _ in range(BOUNDS):
             before = self.aim
             found = self.solve(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)
