@@ -910,3 +910,8 @@ def forward_of(module: nn.Module) -> Callable[..., Any]:
     """The forward with the signature that the user wrote: that of the module which ``torch.compile`` was given, if it was."""
     original = module._modules.get("_orig_mod")
     return module.forward if original is None else forward_of(original)
+
+
+def mixes_dtensors(error: Exception) -> bool:
+    """Whether DTensor's dispatcher refused an operator for a plain tensor beside a DTensor; it has no class of errors for it."""
+    return "got mixed torch.Tensor and DTensor" in str(error)

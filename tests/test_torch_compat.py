@@ -417,3 +417,13 @@ def test_transforms_are_met_and_come_to_plain_operators() -> None:
     held = torch_compat.traced_apart(lambda x: (x * scale).sin(), [x])
     scale.add_(1)
     torch.testing.assert_close(held.run(x), (x * scale).sin())
+
+
+def test_plain_tensors_beside_dtensors_are_told_by_their_words(one_rank: None) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    weight = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Replicate()])
+    mixed = [lambda: torch.ones(2, 2) @ weight, lambda: nn.functional.embedding(torch.arange(2), weight)]
+    for call in (*mixed, lambda: torch.ones(2) @ torch.ones(3)):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert torch_compat.mixes_dtensors(caught.value) == (call in mixed)

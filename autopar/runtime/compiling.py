@@ -25,7 +25,7 @@ from autopar.runtime.execution import bind, groups_needed
 from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
-from autopar.runtime.settings import Settings
+from autopar.runtime.settings import Settings, held_by
 from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
@@ -198,7 +198,7 @@ def compile_schedule(
         memory_bytes=int(machine.hardware.memory_bytes) if plan is None else plan.memory_limit_bytes_per_rank,
         states_bytes=0 if plan is None else plan.predicted.memory.optimizer,
         bind=bound,
-        settings=Settings(tuple(tree.modules())),
+        settings=Settings(tuple(tree.modules()), held_by(loss, model)),
     )  # fmt: skip
     for further, planned in also:
         programs.add(bound(further, planned), tuple(tree.parameters()))

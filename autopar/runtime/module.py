@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -20,44 +20,12 @@ from autopar.runtime.accumulation import AccumulatedCall
 from autopar.runtime.agreement import everyones, hash_of
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
+from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.torch_compat import WithinReplicas, local_of, spec_of, transforms_run
-
-
-class NoHooks(OrderedDict[int, Any]):
-    """The hooks of a submodule that was captured: those it had are in the program, others would never be called."""
-
-    def __init__(self, path: str, held: Mapping[int, Any]) -> None:
-        super().__init__()
-        self.path = path
-        for key, hook in held.items():
-            super().__setitem__(key, hook)
-
-    def __setitem__(self, key: int, hook: Any) -> None:
-        hint = "register it before the model is planned, or on the compiled module itself; wrap the compiled module as a whole"
-        raise UsageError(f"a hook on {self.path}, a part of a compiled module, would never be called: parts run inside the program", hint)
-
-
-class Known(dict[str, Any]):
-    """The parameters of a submodule that was captured: another one would be in no program."""
-
-    def __init__(self, path: str, held: Mapping[str, Any]) -> None:
-        super().__init__(held)
-        self.path, self.names = path, frozenset(held)
-
-    def __setitem__(self, name: str, parameter: Any) -> None:
-        if name not in self.names:
-            message = f"{self.path}, a part of a compiled module, is given a parameter {name}, which its program does not have"
-            hint = "change the model before it is planned; torch.nn.utils.parametrizations (weight_norm, orthogonal) may come later"
-            raise UsageError(message, hint)
-        super().__setitem__(name, parameter)
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -94,8 +62,7 @@ class ShardedModule(WithinReplicas, nn.Module):
         self._programs, self._empty = programs, {name: _made(held[name]) for name in empty}
         for path, part in self.named_modules():
             if path:
-                part.__dict__.update({kind: NoHooks(path, part.__dict__[kind]) for kind in HOOKS})
-                part.__dict__["_parameters"] = Known(path, part.__dict__["_parameters"])
+                keep_within(path, part)
         self._observed: list[Observed] | None = None
         children = [(path, part, name, child) for path, part in self.named_modules() for name, child in part.named_children()]
         self.__dict__.update(_children=children, _owners={}, _laid={}, _compared=False)
@@ -270,6 +237,7 @@ class ShardedModule(WithinReplicas, nn.Module):
         own = inspect.getattr_static(type(tree), name, None)
         if own is None:
             raise AttributeError(f"{type(tree).__name__!r} compiled by autopar has no attribute {name!r}")
+        own = told_of_weights(own) if isinstance(own, FunctionType) else own
         return own.__get__(self, type(tree)) if hasattr(own, "__get__") else own
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -26,7 +26,7 @@ from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.placement import from_placements
-from autopar.runtime.settings import Change, Settings
+from autopar.runtime.settings import Change, Settings, Values
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
 from autopar.search import Found, Shared, find_plan
@@ -166,8 +166,10 @@ class Programs:
             hint = "pad batches to a few shapes, and pass numbers that change as tensors"
             raise UsageError(f"the module was called in {MOST + 1} ways beside the planned one", hint)
         log.info("planning %s beside the plan", _words(key))
-        captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
-        if self.main.graph.microbatches == 1 and _same_forward(captured.graph, self.main.graph):
+        with self.settings.kept():
+            captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
+        same_values = not any(isinstance(value, Values) for _, _, value in key.changes)
+        if self.main.graph.microbatches == 1 and same_values and _same_forward(captured.graph, self.main.graph):
             return self.main
         assert self.bind is not None
         return self.bind(captured, replay(self._plan(captured.graph, model), captured.graph))

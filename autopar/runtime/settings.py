@@ -1,14 +1,16 @@
-"""What a model's modules hold in plain attributes: numbers, flags, names, functions, tensors that are no buffers. A program is made with
-them as they were, so that a call after one of them was changed asks for another."""
+"""What a model's modules, and its loss, hold in plain attributes: numbers, flags, names, functions, tensors that are no weights. A program
+is made with them as they were, so that a call after one of them was changed asks for another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import getattr_static
 from operator import itemgetter
-from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +23,15 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, partial)
 _TORCHS = frozenset(dir(nn.Module())) - {"forward"}
 _MISSING = "missing"
 
+
+class Values(NamedTuple):
+    """What stands for a tensor."""
+
+    hash: str
+
+
 Change = tuple[int, str, Hashable]
-"""The place of a module among ``Module.modules``, the name of its attribute, and what stands for the value: of a tensor its hash, of a
+"""The place of a module among ``Module.modules``, the loss's own after them, the name of its attribute, and what stands for the value: of a
 function its name and a number, the same on ranks that do the same."""
 
 
@@ -34,6 +43,7 @@ class _Part:
         size: of all its attributes.
         names, values, read: the plain ones, and functions.
         tensors: by name the tensor and its version.
+        passed_over: names of what is not looked at.
     """
 
     size: int
@@ -41,6 +51,7 @@ class _Part:
     values: Any
     read: Callable[[dict[str, Any]], Any]
     tensors: dict[str, tuple[Tensor, int]]
+    passed_over: frozenset[str]
 
     def is_as_it_was(self, held: dict[str, Any]) -> bool:
         try:
@@ -50,49 +61,138 @@ class _Part:
         tensors = self.tensors.items()
         return same and (not tensors or all(held.get(name) is tensor and tensor._version == version for name, (tensor, version) in tensors))
 
-    def changes(self, part: nn.Module, token: Callable[[Any], Hashable]) -> Iterator[tuple[str, Hashable]]:
-        held = vars(part)
+    def changes(self, held: dict[str, Any], kind: type, token: Callable[[Any], Hashable]) -> Iterator[tuple[str, Hashable]]:
         before = dict(zip(self.names, (self.values,) if len(self.names) == 1 else self.values, strict=True)) if self.names else {}
         for name, (tensor, version) in self.tensors.items():
             now = held.get(name)
             if now is not tensor or tensor._version != version:
                 yield name, token(now)
-        for name in (*before, *(name for name in held if name not in before and name not in _TORCHS and hasattr(type(part), name))):
-            now, was = held.get(name, _MISSING), before.get(name, getattr(type(part), name, None))
+        for name in (*before, *(name for name in held if name not in before and name not in self.passed_over and hasattr(kind, name))):
+            now, was = held.get(name, _MISSING), before.get(name, getattr(kind, name, None))
             if _is_followed(was) and (type(now) is not type(was) or now != was):
                 yield name, token(now)
 
 
 class Settings:
-    """The attributes of a model's modules as a program was made with them."""
+    """The attributes of a model's modules, and of its loss, as a program was made with them.
 
-    def __init__(self, parts: Sequence[nn.Module] = ()) -> None:
-        self._parts = [_noted(vars(part)) for part in parts]
+    Args:
+        others: what the loss holds (``held_by``): copies of the module share it.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module] = (), others: Sequence[Holder] = ()) -> None:
+        self._others = tuple(others)
+        self._parts = [_noted(vars(part), _TORCHS) for part in parts]
+        self._parts += [_noted(other.attributes, other.passed_over) for other in others]
         self._seen: list[Any] = []
 
     def changes(self, parts: Sequence[nn.Module]) -> tuple[Change, ...]:
         """What is otherwise now, in the same modules or copies of them. Attributes that a module's class does not know and that it did not
         have are not read by its forward."""
-        if all(noted.is_as_it_was(part.__dict__) for noted, part in zip(self._parts, parts, strict=False)):
+        held = [part.__dict__ for part in parts] + [other.attributes for other in self._others]
+        if all(noted.is_as_it_was(one) for noted, one in zip(self._parts, held, strict=False)):
             return ()
-        places = enumerate(zip(self._parts, parts, strict=False))
-        return tuple((index, *change) for index, (noted, part) in places for change in noted.changes(part, self._token))
+        kinds = map(type, (*parts, *(other.one for other in self._others)))
+        places = enumerate(zip(self._parts, held, kinds, strict=False))
+        return tuple((index, *change) for index, (noted, one, kind) in places for change in noted.changes(one, kind, self._token))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within it a loss may count how often it is called: it is captured, which is no call."""
+        objects = [vars(other.one) for other in self._others if not isinstance(other.one, FunctionType)]
+        before = [dict(held) for held in objects]
+        try:
+            yield
+        finally:
+            for held, values in zip(objects, before, strict=True):
+                held.clear()
+                held.update(values)
 
     def _token(self, value: Any) -> Hashable:
         if _is_plain(value):
             return value  # type: ignore[no-any-return]
         if isinstance(value, Tensor):
-            return hash_of(value)
+            return Values(hash_of(value))
         number = next((number for number, other in enumerate(self._seen) if other == value), len(self._seen))
         self._seen += [value] * (number == len(self._seen))
         return f"{getattr(value, '__qualname__', type(value).__name__)} ({number})"
 
 
-def _noted(held: dict[str, Any]) -> _Part:
-    names = tuple(name for name, value in held.items() if name not in _TORCHS and _is_followed(value))
+@dataclass(frozen=True)
+class Holder:
+    """What a loss computes with.
+
+    Args:
+        one: a module, an object or a function, whose attributes are what its code names, in its file and around it.
+        names: the attributes of an object that count; all when not given.
+    """
+
+    one: Any
+    names: frozenset[str] | None = None
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Buffers too, which are no DTensors here."""
+        if isinstance(self.one, FunctionType):
+            around = zip(self.one.__code__.co_freevars, self.one.__closure__ or (), strict=True)
+            own = {name: self.one.__globals__[name] for name in self.one.__code__.co_names if name in self.one.__globals__}
+            return {**own, **{name: cell.cell_contents for name, cell in around if cell != CellType()}}  # an empty one is not bound yet
+        held = {**vars(self.one), **vars(self.one).get("_buffers", {})}
+        return held if self.names is None else {name: value for name, value in held.items() if name in self.names}
+
+    @property
+    def passed_over(self) -> frozenset[str]:
+        return _TORCHS - {"training"} if isinstance(self.one, nn.Module) else frozenset()
+
+
+def held_by(loss: Any, model: nn.Module) -> tuple[Holder, ...]:
+    """What a loss is, is a method of, names or has in a closure: modules, functions of the same file, and objects with attributes, but for
+    what is the model's. Of an object that is no function, a trainer that counts its steps say, what the functions read that name it."""
+    seen, found = {id(part) for part in model.modules()}, list[Holder]()
+
+    def look(value: Any, by: FunctionType) -> None:
+        if id(value) in seen or not hasattr(value, "__dict__") or isinstance(value, (type, ModuleType, BuiltinFunctionType, Tensor)):
+            return
+        if isinstance(value, MethodType):
+            method = value.__func__
+            look(value.__self__, method if isinstance(method, FunctionType) else by)
+            return
+        seen.add(id(value))
+        if isinstance(value, partial):
+            further: Iterable[Any] = (value.func, *value.args, *value.keywords.values())
+        elif isinstance(value, FunctionType):
+            if str(value.__module__).partition(".")[0] == "torch" or (value.__globals__ is not by.__globals__ and by is not _NOBODY):
+                return
+            found.append(Holder(value))
+            further, by = found[-1].attributes.values(), value
+        else:
+            found.append(Holder(value, None if callable(value) else frozenset(_read_by(by, type(value)))))
+            further = value.children() if isinstance(value, nn.Module) else found[-1].attributes.values()
+        for one in further:
+            look(one, by)
+
+    look(loss, _NOBODY)
+    return tuple(found)
+
+
+def _NOBODY() -> None: ...
+
+
+def _read_by(function: FunctionType, kind: type) -> set[str]:
+    """The names in the code of a function, and of the methods of a class that it calls."""
+    names, further = set[str](), [function]
+    while further:
+        new = set(further.pop().__code__.co_names) - names
+        names |= new
+        further += [one for name in new if isinstance(one := getattr_static(kind, name, None), FunctionType)]
+    return names
+
+
+def _noted(held: dict[str, Any], passed_over: frozenset[str]) -> _Part:
+    names = tuple(name for name, value in held.items() if name not in passed_over and _is_followed(value))
     read = itemgetter(*names) if names else dict
     tensors = {name: (value, value._version) for name, value in held.items() if _is_constant(value)}
-    return _Part(len(held), names, read(held) if names else (), read, tensors)
+    return _Part(len(held), names, read(held) if names else (), read, tensors, passed_over)
 
 
 def _is_plain(value: Any) -> bool:

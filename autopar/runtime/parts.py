@@ -1,0 +1,104 @@
+"""The parts of a compiled module. They hold its weights and are read, frozen and saved as before; what they compute runs inside the program
+of the whole, so that hooks, further parameters and calls of a part by itself are refused in words."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import UsageError
+from autopar.torch_compat import mixes_dtensors
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ITSELF = "autopar"
+"""The key of the hook that looks at how a part is called."""
+_HINT = (
+    "call the compiled module itself, or plan and compile a module whose forward is this call; what is given DTensors"
+    " (distribute_tensor(x, module.place.device_mesh)) runs operator by operator, as DTensors do"
+)
+
+
+def keep_within(path: str, part: nn.Module) -> None:
+    """Makes a submodule of a copied tree a part of a compiled module."""
+    held = vars(part)
+    held.update({kind: NoHooks(path, held[kind]) for kind in HOOKS}, _parameters=Known(path, held["_parameters"]))
+    if held["_parameters"] or held["_buffers"]:
+        held["_forward_pre_hooks"] = NoHooks(path, {_ITSELF: _Called(path), **held["_forward_pre_hooks"]})
+        held["_forward_pre_hooks_with_kwargs"] = {**held["_forward_pre_hooks_with_kwargs"], _ITSELF: True}
+
+
+class NoHooks(OrderedDict[Any, Any]):
+    """The hooks of a submodule that was captured: those it had are in the program, others would never be called."""
+
+    def __init__(self, path: str, held: Mapping[Any, Any]) -> None:
+        super().__init__()
+        self.path = path
+        for key, hook in held.items():
+            super().__setitem__(key, hook)
+
+    def __setitem__(self, key: Any, hook: Any) -> None:
+        hint = "register it before the model is planned, or on the compiled module itself; wrap the compiled module as a whole"
+        raise UsageError(f"a hook on {self.path}, a part of a compiled module, would never be called: parts run inside the program", hint)
+
+
+class Known(dict[str, Any]):
+    """The parameters of a submodule that was captured: another one would be in no program."""
+
+    def __init__(self, path: str, held: Mapping[str, Any]) -> None:
+        super().__init__(held)
+        self.path, self.names = path, frozenset(held)
+
+    def __setitem__(self, name: str, parameter: Any) -> None:
+        if name not in self.names:
+            message = f"{self.path}, a part of a compiled module, is given a parameter {name}, which its program does not have"
+            hint = "change the model before it is planned; torch.nn.utils.parametrizations (weight_norm, orthogonal) may come later"
+            raise UsageError(message, hint)
+        super().__setitem__(name, parameter)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """Looks at what a part with weights is called with: plain tensors and DTensors do not go together. While the whole is captured, the
+    weights are no DTensors."""
+
+    path: str
+
+    def __call__(self, part: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        given = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and _is_plain(one)), None)
+        weights = [*part._parameters.items(), *part._buffers.items()]
+        name = next((name for name, one in weights if isinstance(one, DTensor)), None)
+        if given is not None and name is not None:
+            message = (
+                f"{self.path} ({type(part).__name__}), a part of a compiled module, is called by itself with a plain tensor"
+                f" {list(given.shape)}, its {name} is a DTensor: parts run inside the program of the whole"
+            )
+            raise UsageError(message, _HINT)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether operators refuse it beside DTensors, as they do but for single numbers."""
+    return not isinstance(tensor, DTensor) and (tensor.dim() > 1 or tensor.numel() > 1)
+
+
+@lru_cache
+def told_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the model's own, which says what it means that weights are DTensors where it computes with them."""
+
+    @wraps(method)
+    def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(module, *args, **kwargs)
+        except RuntimeError as error:
+            if not mixes_dtensors(error):
+                raise
+            called = getattr(method, "__qualname__", "a method")
+            message = f"{called}, a method of a compiled module, computes with plain tensors and weights, which are DTensors: {error}"
+            raise UsageError(message, _HINT) from error
+
+    return run

@@ -1,0 +1,168 @@
+"""What a loss computes with is looked at in every call, as the model's own attributes are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.runtime.settings import Settings, held_by
+from tests.runtime.test_training import on_ranks
+
+X, Y = torch.randn(8, 16), torch.arange(8) % 4
+SCALE = SimpleNamespace(value=1.0, seen=0)
+
+
+class Head(nn.Module):
+    """A weight and a tensor that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mask = nn.Linear(16, 4), torch.ones(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.mask
+
+
+def head() -> Head:
+    torch.manual_seed(0)
+    return Head()
+
+
+class Dropped(nn.Module):
+    """A loss with a mode of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.inner = nn.Dropout(1.0), nn.CrossEntropyLoss()
+
+    def forward(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        return self.inner(self.drop(outputs), wanted)
+
+
+class Trainer:
+    """No loss, and has one as a method."""
+
+    def __init__(self) -> None:
+        self.beta, self.step, self.inner = 1.0, 0, nn.CrossEntropyLoss()
+
+    def loss(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        return self.scaled(outputs, wanted)
+
+    def scaled(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        return self.beta * self.inner(outputs, wanted)
+
+
+class Called(Trainer):
+    """A loss that is no module, and counts."""
+
+    def __call__(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        self.step += 1
+        return self.loss(outputs, wanted)
+
+
+def around() -> tuple[Callable[..., Any], Callable[[], None]]:
+    factor = 1.0
+
+    def loss(outputs: Tensor, wanted: Tensor) -> Tensor:
+        return factor * nn.functional.cross_entropy(outputs, wanted)
+
+    def change() -> None:
+        nonlocal factor
+        factor = 2.0
+
+    return loss, change
+
+
+def kinds() -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]]:
+    """By name a loss, and what changes what it computes."""
+    weighted, dropped, trainer, called, (free, change) = nn.CrossEntropyLoss(torch.rand(4) + 0.5), Dropped(), Trainer(), Called(), around()
+    smoother = partial(setattr, weighted, "label_smoothing", 0.3)
+    return {
+        "a number": (weighted, smoother),
+        "a tensor": (weighted, lambda: weighted.weight.mul_(Y[:4] + 1)),
+        "another tensor": (weighted, lambda: setattr(weighted, "weight", torch.rand(4) + 0.5)),
+        "no tensor": (weighted, lambda: setattr(weighted, "weight", None)),
+        "a tensor at last": (dropped.inner, lambda: setattr(dropped.inner, "weight", torch.rand(4) + 0.5)),
+        "a mode": (dropped, dropped.eval),
+        "in a function": (lambda outputs, wanted: weighted(outputs, wanted), lambda: setattr(weighted, "label_smoothing", 0.1)),
+        "in a partial": (partial(lambda loss, *args: loss(*args), weighted), lambda: setattr(weighted, "label_smoothing", 0.2)),
+        "of an object": (called, lambda: setattr(called, "beta", 2.0)),
+        "of a method": (trainer.loss, lambda: setattr(trainer, "beta", 2.0)),
+        "of a part": (trainer.loss, lambda: setattr(trainer.inner, "label_smoothing", 0.2)),
+        "named": (lambda outputs, wanted: SCALE.value * weighted(outputs, wanted), lambda: setattr(SCALE, "value", 2.0)),
+        "around": (free, change),
+    }
+
+
+def test_what_a_loss_computes_with_is_followed(one_rank: None) -> None:
+    for name, (loss, change) in kinds().items():
+        plan = autopar.plan(head(), (X,), loss=loss, loss_args=(Y,), mesh="1", hardware="cpu-cluster")
+        before, module = loss(head()(X), Y).item(), autopar.compile(head(), plan, loss=loss)
+        assert module(X, Y).item() == pytest.approx(before, rel=1e-5), name
+        change()
+        with module._programs.settings.kept():
+            wanted = loss(head()(X), Y).item()
+        assert abs(wanted - before) > 1e-3, name
+        assert module(X, Y).item() == pytest.approx(wanted, rel=1e-5), name
+        assert module.eval()(X, Y).item() == pytest.approx(wanted, rel=1e-5), name
+        programs = len(module._programs.made)
+        module(X, Y)
+        assert len(module._programs.made) == programs, name
+
+
+def test_all_ranks_follow_it() -> None:
+    """And the gradients: two ranks have parts of the batch."""
+    plan = autopar.plan(
+        head(), (X,), loss=nn.CrossEntropyLoss(torch.ones(4)), loss_args=(Y,), mesh="2", hardware="cpu-cluster",
+        constraints={"input:x": "S0 R"},
+    )  # fmt: skip
+
+    def gradients(loss: nn.CrossEntropyLoss, model: Any, call: Callable[[], Tensor]) -> list[list[float]]:
+        found = []
+        for change in (lambda: None, lambda: setattr(loss, "label_smoothing", 0.3), lambda: loss.weight.mul_(Y[:4] + 1)):
+            change()
+            call().backward()
+            grad = model.linear.weight.grad
+            found.append((grad.full_tensor() if hasattr(grad, "full_tensor") else grad).flatten().tolist())
+            model.zero_grad()
+        return found
+
+    reference, plain = head(), nn.CrossEntropyLoss(torch.ones(4))
+    wanted = gradients(plain, reference, lambda: plain(reference(X), Y))
+
+    def run(rank: int) -> list[list[float]]:
+        loss = nn.CrossEntropyLoss(torch.ones(4))
+        module = autopar.compile(head(), plan, loss=loss)
+        return gradients(loss, module, lambda: module(X, Y))
+
+    for found in on_ranks(run, 2):
+        assert all(one == pytest.approx(other, rel=1e-4, abs=1e-6) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_tensor_of_the_models_own_may_be_all_that_changes(one_rank: None) -> None:
+    """The graph is then as it was, and what it was made with is not."""
+    loss = nn.functional.cross_entropy
+    module = autopar.compile(head(), autopar.plan(head(), (X,), loss=loss, loss_args=(Y,), mesh="1", hardware="cpu-cluster"), loss=loss)
+    reference = head()
+    for model in (reference, module):
+        model.mask[:2] = 0
+    wanted = pytest.approx(loss(reference(X), Y).item(), rel=1e-5)
+    assert module(X, Y).item() == wanted and module.eval()(X, Y).item() == wanted
+
+
+def test_what_a_loss_does_not_read_may_change() -> None:
+    """A trainer counts its steps; the model itself is looked at as the copy that is compiled; what is torch's does not change."""
+    trainer, model = Trainer(), head()
+    for loss in (trainer.loss, lambda outputs, wanted: SCALE.value * outputs.sum()):
+        settings = Settings(tuple(model.modules()), held_by(loss, model))
+        trainer.step += 1
+        SCALE.seen += 1
+        assert settings.changes(tuple(model.modules())) == ()
+    assert held_by(model.forward, model) == held_by(nn.functional.cross_entropy, model) == held_by(None, model) == ()
