@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
@@ -30,6 +31,12 @@ from autopar.torch_compat import WithinReplicas, local_of, spec_of, transforms_r
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
 last 32 bits alone."""
+SEEDS = 0xC2B2AE3D
+"""How far seeds are apart, likewise."""
+
+
+class LaterSeedWarning(UserWarning):
+    """A seed came too late for what a compiled module draws."""
 
 
 class ShardedModule(WithinReplicas, nn.Module):
@@ -40,24 +47,27 @@ class ShardedModule(WithinReplicas, nn.Module):
 
     Attributes:
         plan: the plan it runs, None when compiled from a bare schedule.
-        dropout_step: number of the next training step, which chooses dropout's masks and all else that is drawn; equal on all ranks. Set it
-            when resuming.
+        dropout_seed: chooses dropout's masks and all else that is drawn; None until the first call, which makes it what the first rank gave
+            ``torch.manual_seed``, or was started with.
+        dropout_step: number of the next training step, which chooses them too. Set both, alike on all ranks, when resuming.
         other_calls: how many calls without gradients there were since the last step: the first draws what the next step will, as a forward
             within ``torch.utils.checkpoint`` has to, each further one something else.
     """
 
     _children: list[tuple[str, nn.Module, str, nn.Module]]
+    dropout_seed: int | None
     dropout_step: int
     other_calls: int
     _owners: dict[str, tuple[nn.Module, str]]
     _laid: dict[str, Any]
     _compared: bool
+    _seeded: int
 
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
         super().__init__()
         for kind in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
             self.__dict__[kind] = tree.__dict__[kind]
-        self.__dict__.update(plan=plan, dropout_step=0, other_calls=0, tree=tree, parts=tuple(tree.modules()))
+        self.__dict__.update(plan=plan, dropout_seed=None, dropout_step=0, other_calls=0, tree=tree, parts=tuple(tree.modules()))
         held = dict(own_names(tree))
         self._programs, self._empty = programs, {name: _made(held[name]) for name in empty}
         for path, part in self.named_modules():
@@ -87,7 +97,7 @@ class ShardedModule(WithinReplicas, nn.Module):
         self.tree.training = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
         if not self._compared:
-            self._compare(step, tensors)
+            self._agree(step, tensors)
         graph = step.graph
         held = self._held(item.name for item in graph.inputs if item.kind in ("parameter", "buffer"))
         self._check_laid(step, held)
@@ -126,7 +136,7 @@ class ShardedModule(WithinReplicas, nn.Module):
             elif item.kind == "constant":
                 locals_[item.tensor] = step.constants[item.tensor]
         trains = differentiates and bool(trained)
-        made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(trains), self._observed
+        made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(step, trains), self._observed
         call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
         outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1)
@@ -183,18 +193,20 @@ class ShardedModule(WithinReplicas, nn.Module):
                     message = f"{item.name} and {other} are one {item.kind} in the plan, and two in the module now"
                     raise UsageError(message, "keep them tied (write into the one there is), or untie them before the model is planned")
 
-    def _compare(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Looks at what plain inputs of the first call hold: a loader that gives each rank rows of its own does so at once. Collective.
+    def _agree(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes the first rank's seed, and looks at what plain inputs of the first call hold: a loader that gives each rank rows of its own
+        does so at once. Collective.
 
         Raises:
             UsageError: another rank was given something else.
         """
-        self.__dict__["_compared"], team = True, self.place.team
-        if step.inputs == "local" or len(team.members) == 1:
-            return
+        team, seed = self.place.team, torch.initial_seed()
         given = ((item.name, input_of(tensors, item)) for item in step.graph.of_kind("input"))
-        own = {name: hash_of(tensor) for name, tensor in given if not isinstance(tensor, DTensor)}
-        for rank, theirs in enumerate(everyones(own, team)):
+        compared = step.inputs == "global" and len(team.members) > 1
+        own = {name: hash_of(tensor) for name, tensor in given if not isinstance(tensor, DTensor)} if compared else {}
+        everyone = everyones((seed if self.dropout_seed is None else self.dropout_seed, own), team)
+        self.__dict__.update(_compared=True, _seeded=seed, dropout_seed=everyone[0][0])
+        for rank, (_, theirs) in enumerate(everyone):
             if theirs != own:
                 what = next((name for name in own if isinstance(theirs, dict) and theirs.get(name) != own[name]), "call")
                 message = f"rank {rank} is given another {what} than this rank; plain tensors are whole, the same on all ranks"
@@ -249,17 +261,25 @@ class ShardedModule(WithinReplicas, nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def _draw(self, trains: bool) -> int:
+    def _draw(self, step: Step, trains: bool) -> int:
         """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it."""
+        if step.draws and torch.initial_seed() != self._seeded:
+            self.__dict__["_seeded"] = torch.initial_seed()
+            text = (
+                "torch.manual_seed was called after the first call of a compiled module, which draws on of the seed agreed on there,"
+                f" {self.dropout_seed}; set module.dropout_seed, and module.dropout_step, on all ranks alike for another"
+            )
+            warnings.warn(text, LaterSeedWarning, stacklevel=6)
         members, world = self.place.team.members, dist.get_world_size()
-        number = self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
+        number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
         return number if len(members) == world else number * world + min(members)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
         copies = {key: copy.deepcopy(tensor, memo) for key, tensor in whole.items()}
         made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
-        made.dropout_step, made.other_calls, made.training = self.dropout_step, self.other_calls, self.training
+        for name in ("dropout_seed", "dropout_step", "other_calls", "training"):
+            setattr(made, name, getattr(self, name))
         memo[id(self)] = made
         return made
 

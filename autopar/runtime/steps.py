@@ -25,6 +25,7 @@ from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Land, loss_gradient
 from autopar.runtime.late import Arrival, LateTensor
 from autopar.runtime.placement import local_part, to_placements
+from autopar.runtime.still import STILL
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of
@@ -68,6 +69,11 @@ class Step:
             if not found.isdisjoint(op.inputs):
                 found.update(op.outputs)
         return found
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether anything is drawn at random."""
+        return any(op.target in STILL for op in self.graph.ops)
 
     @cached_property
     def apart(self) -> Set[str]:

@@ -1,0 +1,99 @@
+"""What is drawn comes of torch's seed, and of the number of the step."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.runtime import ShardedModule
+from autopar.runtime.module import LaterSeedWarning
+from tests.runtime.test_training import on_ranks, whole
+
+X = torch.ones(8, 64)
+
+
+class Dropping(nn.Module):
+    """A mask of the rows, split, and one that all ranks hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5) * nn.functional.dropout(self.scale, 0.5)
+
+
+PLAN = autopar.plan(Dropping(), (X,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R", "scale": "R"})
+
+
+def drawn(module: ShardedModule, count: int = 2) -> list[tuple[float, ...]]:
+    return [tuple(whole(module(X)).flatten().tolist()) for _ in range(count)]
+
+
+def of_seed(seed: int) -> list[tuple[float, ...]]:
+    module = autopar.compile(Dropping(), PLAN)
+    torch.manual_seed(seed)  # the first call is what it has to come before
+    return drawn(module)
+
+
+def test_draws_come_of_torchs_seed() -> None:
+    """That of the first rank where ranks have others, and where nobody gave one."""
+
+    def run(rank: int) -> list[list[tuple[float, ...]]]:
+        found = [of_seed(0), of_seed(1), of_seed(0), of_seed(7 + rank)]
+        torch.seed()
+        return [*found, drawn(autopar.compile(Dropping(), PLAN))]
+
+    first, second = on_ranks(run, 2)
+    assert first == second
+    assert first[0] == first[2] and len({step for found in first for step in found}) == 8
+
+
+def test_a_resumed_run_draws_on() -> None:
+    def run(rank: int) -> list[list[tuple[float, ...]]]:
+        torch.manual_seed(3)
+        module = autopar.compile(Dropping(), PLAN)
+        begun = drawn(module, 1)
+        seed, step = module.dropout_seed, module.dropout_step
+        copied, going_on = copy.deepcopy(module), drawn(module, 2)
+        torch.manual_seed(4)
+        resumed = autopar.compile(Dropping(), PLAN)
+        resumed.dropout_seed, resumed.dropout_step = seed, step
+        return [begun, going_on, drawn(copied, 2), drawn(resumed, 2)]
+
+    for begun, *others in on_ranks(run, 2):
+        assert others[0] == others[1] == others[2] and begun[0] not in others[0]
+
+
+def test_a_later_seed_is_told_of(one_rank: None) -> None:
+    """Once for each, and not where nothing is drawn."""
+
+    def told(module: Any) -> list[str]:
+        found = []
+        for seed in (0, 1, 1):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                torch.manual_seed(seed)
+                module(X)
+            found.append(" ".join(f"{one.filename} {one.message}" for one in caught if one.category is LaterSeedWarning))
+        return found
+
+    def compiled(model: nn.Module) -> ShardedModule:
+        return autopar.compile(model, autopar.plan(model, (X,), mesh="1", hardware="cpu-cluster"))
+
+    first, second, third = told(compiled(Dropping()))
+    assert not first and not third and second.startswith(f"{__file__} torch.manual_seed was called after the first call")
+    assert told(compiled(nn.Linear(64, 64))) == ["", "", ""]
+
+
+def test_planning_and_compiling_leave_torchs_generator_alone(one_rank: None) -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    module = autopar.compile(Dropping(), autopar.plan(Dropping(), (X,), mesh="1", hardware="cpu-cluster"))
+    module(X).sum().backward()
+    assert torch.initial_seed() == module.dropout_seed == 5 and torch.equal(torch.get_rng_state(), state)
