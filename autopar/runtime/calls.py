@@ -48,8 +48,19 @@ class CallTree:
         Raises:
             UsageError: naming the argument that differs from the captured call.
         """
-        recorded, named, extra = self.arguments["args"], self.arguments.get("kwargs", {}), self.arguments.get("loss_args", [])
-        args, kwargs, loss_args = self.parted(args, kwargs)
+        try:
+            own, own_kwargs, loss_args = self.parted(args, kwargs)
+            found = self._of_model(own, own_kwargs)
+        except UsageError:
+            self._check_loss(args, kwargs)
+            raise
+        for index, (tree, value) in enumerate(zip(self.arguments.get("loss_args", []), loss_args, strict=True)):
+            found.update(leaves(tree, value, f"loss argument {index}"))
+        return found
+
+    def _of_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of the model's own arguments."""
+        recorded, named = self.arguments["args"], self.arguments.get("kwargs", {})
         found: dict[str, Any] = {}
         if self.forward is not None and (len(args) != len(recorded) or set(kwargs) != set(named)):
             (recorded, named), (args, kwargs) = self._by_name(recorded, named), self._by_name(args, kwargs)
@@ -61,9 +72,19 @@ class CallTree:
             found.update(leaves(tree, value, f"argument {index}"))
         for key, tree in named.items():
             found.update(leaves(tree, kwargs[key], f"argument {key}"))
-        for index, (tree, value) in enumerate(zip(extra, loss_args, strict=True)):
-            found.update(leaves(tree, value, f"loss argument {index}"))
         return found
+
+    def _check_loss(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises UsageError: the call has what the model takes, and not all that the loss does."""
+        lacking = [name or "one that the model has too" for name in self._taken_by_loss if name not in kwargs]
+        own = {key: value for key, value in kwargs.items() if key not in self._taken_by_loss}
+        for given in range(min(len(lacking), len(args) + 1)):
+            try:
+                self._of_model(args[: len(args) - given], own)
+            except UsageError:
+                continue
+            missing = ", ".join(lacking[given:])
+            raise UsageError(f"the call has what the model takes, and of the loss's arguments lacks {missing}", self._hint)
 
     def parted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any], tuple[Any, ...]]:
         """What of a call is the model's, by position and by name, and the loss's, in the order in which it takes them.
@@ -79,8 +100,7 @@ class CallTree:
         if len(args) < count:
             raise UsageError(f"the call has {len(args)} arguments by position, the loss alone takes {count}", self._hint)
         own, last = args[: len(args) - count], iter(args[len(args) - count :])
-        names = (*self._loss_names, *(None for _ in range(len(extra) - len(self._loss_names))))
-        loss_args = tuple(by_name[name] if name in by_name else next(last) for name in names)
+        loss_args = tuple(by_name[name] if name in by_name else next(last) for name in self._taken_by_loss)
         return own, {key: value for key, value in kwargs.items() if key not in by_name}, loss_args
 
     @cached_property
@@ -89,6 +109,12 @@ class CallTree:
         taken = {*(item.name for item in _parameters(self.forward)), *self.arguments.get("kwargs", {})}
         given = [item.name for item in _parameters(self.loss) if item.kind is item.POSITIONAL_OR_KEYWORD]
         return tuple(None if name in taken else name for name in given[1 : 1 + len(self.arguments.get("loss_args", []))])
+
+    @cached_property
+    def _taken_by_loss(self) -> tuple[str | None, ...]:
+        """A name for each argument of the loss after the outputs, None where it has none of its own."""
+        count = len(self.arguments.get("loss_args", []))
+        return (*self._loss_names, *(None for _ in range(count - len(self._loss_names))))
 
     @cached_property
     def _hint(self) -> str:

@@ -159,8 +159,10 @@ CALLS: dict[str, Callable[[nn.Module, int], Tensor]] = {
     "the first by name": lambda module, rows: module(X[:rows], X[:rows], wanted=Y[:rows]),
 }
 LACKING: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
-    "one": (lambda module: module(X, Y), "missing a required argument: 'x'"),
-    "both": (lambda module: module(X), "the call has 1 arguments by position, the loss alone takes 2"),
+    "one": (lambda module: module(X, Y), "of the loss's arguments lacks scale\n"),
+    "both": (lambda module: module(X), "has what the model takes, and of the loss's arguments lacks wanted, scale\n"),
+    "all but one, by name": (lambda module: module(x=X, scale=X), "and of the loss's arguments lacks wanted\n"),
+    "all": (lambda module: module(), "the call has 0 arguments by position, the loss alone takes 2"),
     "another name": (lambda module: module(X, Y, X, labels=Y), "got an unexpected keyword argument 'labels'"),
     "too many": (lambda module: module(X, Y, X, wanted=Y), "too many positional arguments"),
 }
