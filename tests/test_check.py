@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autopar
 from autopar.check import check
 from autopar.plan import Plan
 from autopar.recording import load
+from tests.fused import Layer
 from tests.graphs import random_plan, two_layer_plan, two_layers
 from tests.test_plan import broken
 
@@ -86,3 +89,26 @@ def test_a_reshard_that_nobody_makes_is_found(plan_file: Path) -> None:
     data = json.loads(plan_file.read_text())
     data["reshards"][0]["before"] = "no_such_op"
     assert any("which the plan does not have" in item.what for item in check(Plan.from_json(json.dumps(data))))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("S0/3 R", "dim 0 of size 45 is not 3 blocks of 2 equal parts, as S0/3 R has it"),
+        ("S0 R", "dim 0 of [45, 15] is 3 equal blocks, each of which would have to be cut alike; S0 R does not"),
+    ],
+)
+def test_blocks_that_cannot_be_cut_so_are_told(tmp_path: Path, spec: str, said: str) -> None:
+    """Three blocks of 15 rows on two ranks: what is wrong is the parameter's own spec, whatever follows from it."""
+    model, x = Layer(15, 3, gate_up=False), torch.randn(4, 6, 15)
+    plan = autopar.plan(model, (x,), mesh="2", hardware="cpu-cluster", constraints={"qkv.0.weight": "R R"})
+    plan.save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    row = '"shape": [45, 15], "dtype": "float32", "spec": "{}", "index"'
+    edited = text.replace(row.format("R R"), row.format(spec))
+    assert edited != text
+    row = '"shape": [3, 15, 15], "dtype": "float32", "spec": "{}"'
+    edited = edited.replace(row.format("R R R"), row.format("R S0 R"))
+    (tmp_path / "plan.json").write_text(edited)
+    first = check(load(tmp_path / "plan.json"))[0]
+    assert str(first) == f"parameters.qkv.0.weight: {said}"

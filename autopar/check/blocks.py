@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from autopar.rows import EnteringSpec, ParameterSpec, TensorSpec
+from autopar.sharding import ShardingSpec
 
 
 def in_graph(row: EnteringSpec, sizes: tuple[int, ...]) -> TensorSpec:
@@ -27,6 +28,16 @@ def in_graph(row: EnteringSpec, sizes: tuple[int, ...]) -> TensorSpec:
     split = [f"S{some}" if some else "R" for some in (axes[:taken], axes[taken:])]
     shape = (*row.shape[:dim], count, row.shape[dim] // count, *row.shape[dim + 1 :])
     return row.model_copy(update={"shape": shape, "spec": " ".join((*words[:dim], *split, *words[dim + 1 :]))})
+
+
+def misfit(row: EnteringSpec, sizes: tuple[int, ...]) -> str | None:
+    """Why a parameter in blocks cannot lie as its row says; None when it can, and of what has no blocks."""
+    if not isinstance(row, ParameterSpec) or row.blocks is None:
+        return None
+    (dim, count), problem = row.blocks, ShardingSpec.parse(row.spec).problem(row.shape, sizes)
+    if problem is None and in_graph(row, sizes) is row:
+        problem = f"dim {dim} of {list(row.shape)} is {count} equal blocks, each of which would have to be cut alike; {row.spec} does not"
+    return problem
 
 
 def _axes_of(count: int, axes: str, sizes: tuple[int, ...]) -> int:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from autopar.check.blocks import in_graph
+from autopar.check.blocks import in_graph, misfit
 from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Ends, Leg, legs
 from autopar.check.parts import halfway, illegal, largest
@@ -97,6 +97,9 @@ class Walk:
             if spec.tensor in self.specs:
                 self.broken = True
                 yield Difference(where, f"tensor {spec.tensor} enters twice")
+            if (problem := misfit(spec, self.plan.sizes)) is not None:
+                self.broken = True
+                yield Difference(where, problem)
             yield from self._define(where, in_graph(spec, self.plan.sizes))
             if self.specs[spec.tensor].partial:
                 yield Difference(where, f"{spec.spec} is partial; what enters is whole or split")
