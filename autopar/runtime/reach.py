@@ -35,12 +35,8 @@ def in_reach(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
     """The kernel, which raises OutOfReachError where it looks up what the whole table does not have; on a GPU, where nobody waits for the
     answer, and in a traced program an assertion fails, as torch's own does. The kernel itself for other operators.
 
-    A lookup of class weights is none: a class that the loss ignores has no weight.
     """
-    if op.target not in ROWS or op.phase == "backward":
-        return kernel
-    maker = graph.producer.get(op.inputs[0])
-    if maker is not None and maker.target.startswith("aten.unsqueeze"):
+    if op.target not in ROWS or op.phase == "backward" or _of_class_weights(op, graph):
         return kernel
     dim, called = ROWS[op.target]
     size, ignored = graph.tensors[op.inputs[0]].shape[dim], op.args[IGNORED[op.target]] if op.target in IGNORED else None
@@ -51,6 +47,13 @@ def in_reach(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
         return kernel(tensors)
 
     return run
+
+
+def _of_class_weights(op: Op, graph: Graph) -> bool:
+    """Whether it looks up the weights of classes that a loss looks up itself: a class that the loss ignores has none."""
+    maker, losses = graph.producer.get(op.inputs[0]), (other for other in graph.ops if other.target in IGNORED)
+    unsqueezed = maker is not None and maker.target.startswith("aten.unsqueeze")
+    return op.target not in IGNORED and unsqueezed and any(other.inputs[1] == op.inputs[1] for other in losses)
 
 
 @contextmanager

@@ -90,6 +90,26 @@ def test_a_longer_sequence_than_there_are_positions_is_told() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("number", [WORDS, -1])
+def test_a_table_of_the_users_own_may_be_a_vector(number: int) -> None:
+    """Unsqueezed, as the weights of a loss's classes are."""
+
+    class Biases(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(WORDS))
+
+        def forward(self, words: Tensor) -> Tensor:
+            return nn.functional.embedding(words, self.bias.unsqueeze(1)).sum()
+
+    words = torch.arange(8)
+    module = autopar.compile(Biases(), autopar.plan(Biases(), (words,), mesh="1", hardware="cpu-cluster"))
+    assert module(words).item() == 8
+    with pytest.raises(OutOfReachError, match=f"index {number} is out of range, there are {WORDS} rows"):
+        module(with_one(words, number))
+
+
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("execute", ["eager", "graph"])
 def test_every_form_of_a_program_tells_it(execute: str) -> None:
     model, words = nn.Embedding(WORDS, 4), torch.arange(4)
