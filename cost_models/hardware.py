@@ -176,14 +176,14 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def load_hardware(hardware: str | Path | Hardware) -> Hardware:
-    """The hardware of a built-in name or a TOML file (a text that ends in ``.toml`` or holds a slash is a path).
+    """The hardware of a built-in name or a TOML file (a text that ends in ``.toml`` or holds a slash is a path); one's own, checked.
 
     Raises:
         UnknownHardwareError: neither a built-in name nor a file.
-        HardwareFileError: a file that cannot be read, with the field at fault.
+        HardwareFileError: a file that cannot be read, or a Hardware that no file could hold, with the field at fault.
     """
     if isinstance(hardware, Hardware):
-        return hardware
+        return _checked(hardware)
     if isinstance(hardware, str) and hardware in hardware_names():
         return _built_in(hardware)
     path = Path(hardware)
@@ -197,6 +197,18 @@ def load_hardware(hardware: str | Path | Hardware) -> Hardware:
     except (OSError, UnicodeDecodeError) as error:
         raise HardwareFileError(f"cannot read the hardware file {path}: {error}", "it must be a readable TOML file") from error
     return _parse(text, str(path))
+
+
+def _checked(hardware: Hardware) -> Hardware:
+    """The same, or what a file of it would be. Raises HardwareFileError: figures that a file may not hold."""
+    source = f"the Hardware {hardware.name!r}"
+    try:
+        content = hardware.to_dict()
+    except (AttributeError, TypeError, ValueError) as error:
+        hint = "change one of load_hardware by dataclasses.replace, or write a file"
+        raise HardwareFileError(f"{source} is not made as its class says: {error}", hint) from error
+    made = Hardware.from_dict(content, source)
+    return hardware if made == hardware else made
 
 
 @lru_cache

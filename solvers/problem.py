@@ -131,6 +131,11 @@ def _check(problem: Problem) -> None:
         array: Any = getattr(problem, field)
         if not isinstance(array, np.ndarray) or array.dtype != np.int64:
             raise ProblemError(f"{field} is not an int64 array", "build problems by Problem.build or Problem.load")
+        dims = 2 if field == "edges" else 1
+        if array.ndim != dims:
+            raise ProblemError(f"{field} has {array.ndim} dims, expected {dims}", "build problems by Problem.build or Problem.load")
+    if problem.limit is not None and not isinstance(problem.limit, (int, float, np.number)):
+        raise ProblemError(f"the limit is {problem.limit!r}, no number", "give a whole number, in the unit of the usages, or None")
     for ptr, rows, values in (
         ("node_ptr", None, len(problem.costs)),
         ("edge_ptr", len(problem.edges), len(problem.edge_costs)),

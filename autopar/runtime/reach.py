@@ -34,7 +34,6 @@ class OutOfReachError(UsageError, IndexError):
 def in_reach(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
     """The kernel, which raises OutOfReachError where it looks up what the whole table does not have; on a GPU, where nobody waits for the
     answer, and in a traced program an assertion fails, as torch's own does. The kernel itself for other operators.
-
     """
     if op.target not in ROWS or op.phase == "backward" or _of_class_weights(op, graph):
         return kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import math
 import tomllib
@@ -325,6 +326,28 @@ def test_a_broken_file_names_the_field(field: str) -> None:
     with pytest.raises(HardwareFileError, match=rf"field {field}:") as caught:
         Hardware.from_dict(data)
     assert caught.value.exit_status == 3 and "\nhint: " in str(caught.value)
+
+
+OWN = {
+    "field memory_bandwidth:": {"memory_bandwidth": -1.0},
+    "field memory_bytes:": {"memory_bytes": math.nan},
+    "field peak_flops.float32:": {"peak_flops": (("bfloat16", 1e12),)},
+    "field devices_per_node:": {"devices_per_node": 0},
+    "is not made as its class says": {"node": None},
+}
+
+
+@pytest.mark.parametrize("said", OWN)
+def test_a_hardware_of_ones_own_is_held_to_the_same(said: str) -> None:
+    own = dataclasses.replace(load_hardware("h100-sxm"), **OWN[said])
+    with pytest.raises(HardwareFileError, match=f"the Hardware 'h100-sxm'.*{said}|{said}.*\nhint: "):
+        load_hardware(own)
+
+
+@pytest.mark.parametrize("name", hardware_names())
+def test_a_hardware_of_ones_own_stays_what_it_is(name: str) -> None:
+    own = dataclasses.replace(load_hardware(name), overlap_slowdown=0.25)
+    assert load_hardware(own) == own
 
 
 def test_what_is_not_toml_or_not_there(tmp_path: Path) -> None:

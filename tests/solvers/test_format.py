@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -193,3 +194,18 @@ def test_a_hostile_file_is_refused_or_solved_as_it_says(tmp_path):
             assert found.bound <= found.objective, seed
             solved += 1
     assert solved > 20
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_other_dims_are_refused(name):
+    """The numbers are right, and what runs on them counts on one row of them."""
+    problem = random_problem(0)
+    array = getattr(problem, name)
+    with pytest.raises(ProblemError, match=f"{name} has {array.ndim + 1} dims, expected {array.ndim}\nhint: "):
+        replace(problem, **{name: array[..., None]})
+
+
+@pytest.mark.parametrize("limit", ["7", (7,), object()])
+def test_a_limit_is_a_number(limit):
+    with pytest.raises(ProblemError, match=r"the limit is .*, no number"):
+        replace(random_problem(0), limit=limit)
