@@ -1,9 +1,11 @@
-"""The last moments before an answer is given: Ctrl-C there has nothing left to end, and would lose what took long to find."""
+"""What Ctrl-C ends. In the last moments before an answer is given there is nothing left to end, and it would lose what took long to find."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 Made = TypeVar("Made")
 
@@ -18,3 +20,23 @@ def put_together(make: Callable[[], Made]) -> tuple[Made, bool]:
         return make(), False
     except KeyboardInterrupt:
         return make(), True
+
+
+@contextmanager
+def all_of_it() -> Iterator[None]:
+    """Within it Ctrl-C ends all, not only a search that has an answer by then: raises KeyboardInterrupt afterwards. On the main thread."""
+    came, usual = list[int](), signal.getsignal(signal.SIGINT)
+
+    def noted(number: int, frame: Any) -> None:
+        came.append(number)
+        usual(number, frame)  # type: ignore[operator]
+
+    if callable(usual):
+        signal.signal(signal.SIGINT, noted)
+    try:
+        yield
+    finally:
+        if callable(usual):
+            signal.signal(signal.SIGINT, usual)
+    if came:
+        raise KeyboardInterrupt

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,26 @@ def test_curves_that_part_are_a_failure(capfd: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(import_module("autopar.cli.demo"), "TOLERANCE", -1.0)
     assert main(["demo", "--steps", "1", "--ranks", "1"]) == 1
     assert "error: the losses differ" in capfd.readouterr().err
+
+
+def test_ctrl_c_ends_the_demo_where_there_is_a_plan(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search would keep its best: who stops a demo does not want to see it go on."""
+
+    def interrupted(*_: Any) -> Any:
+        def report(best: float, *_: float) -> None:
+            if best < float("inf"):
+                signal.raise_signal(signal.SIGINT)
+
+        return report
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(import_module("autopar.cli.demo"), "progress", interrupted)
+        assert main(["demo", "--steps", "1", "--ranks", "2"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "training" not in capfd.readouterr().err
 
 
 def test_ranks_that_do_not_divide_the_batch_are_refused(capfd: pytest.CaptureFixture[str]) -> None:

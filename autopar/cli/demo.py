@@ -13,6 +13,7 @@ import typer
 
 from autopar.cli.planning import progress
 from autopar.cli.terminal import Line, columns, note, out
+from autopar.ending import all_of_it
 from autopar.errors import UsageError, VerificationError
 from autopar.report import tables
 from autopar.report.ways import ways
@@ -53,11 +54,11 @@ def demo(
     line = Line()
     note(f"planning a byte-level GPT for {ranks} local ranks")
     # Collectives alone are priced: with arithmetic priced too, a model this small is best computed whole on every rank, and shows nothing.
-    with line:
+    with line, all_of_it():
         line.say("capturing", now=True)
         plan = autopar.plan(
             target.model, target.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication", target="zoo:gpt2",
-            progress=progress(line),
+            progress=progress(line, "stops"),
         )  # fmt: skip
     out("\n".join(_glance(plan)))
     note(f"training {steps} steps in a single process")

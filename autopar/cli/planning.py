@@ -142,12 +142,12 @@ def check_options(**options: Any) -> None:
         parse_memory(options["memory"])
 
 
-def progress(line: Line) -> Progress:
-    """What the solver reports, on the line."""
+def progress(line: Line, ctrl_c: str = "keeps the best so far") -> Progress:
+    """What the solver reports, on the line, and what Ctrl-C does there."""
 
     def report(best: float, bound: float, gap: float, elapsed: float) -> None:
         plan = "no plan yet" if math.isinf(best) else f"best {units.seconds(best)}, bound {units.seconds(max(bound, 0.0))}"
-        line.say(f"solving, {elapsed:.0f} s: {plan}; Ctrl-C keeps the best so far")
+        line.say(f"solving, {elapsed:.0f} s: {plan}; Ctrl-C {ctrl_c}")
 
     return report
 
