@@ -1,11 +1,12 @@
-"""What Ctrl-C ends. In the last moments before an answer is given there is nothing left to end, and it would lose what took long to find."""
+"""What Ctrl-C ends. In the last moments before an answer there is nothing left to end, and it would lose what took long to find."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import FrameType
+from typing import TypeVar
 
 Made = TypeVar("Made")
 
@@ -26,17 +27,19 @@ def put_together(make: Callable[[], Made]) -> tuple[Made, bool]:
 def all_of_it() -> Iterator[None]:
     """Within it Ctrl-C ends all, not only a search that has an answer by then: raises KeyboardInterrupt afterwards. On the main thread."""
     came, usual = list[int](), signal.getsignal(signal.SIGINT)
+    if not callable(usual):  # ignored, as in the background
+        yield
+        return
+    handler = usual
 
-    def noted(number: int, frame: Any) -> None:
+    def noted(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        usual(number, frame)  # type: ignore[operator]
+        handler(number, frame)
 
-    if callable(usual):
-        signal.signal(signal.SIGINT, noted)
+    signal.signal(signal.SIGINT, noted)
     try:
         yield
     finally:
-        if callable(usual):
-            signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, usual)
     if came:
         raise KeyboardInterrupt
