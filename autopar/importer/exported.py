@@ -121,9 +121,18 @@ class Program(nn.Module):
                 if own in self.attributes:
                     self.replaced.add(own)
                 else:
+                    if new.shape != value.shape:
+                        raise _another_size(own, value, new)
                     value.copy_(new)  # a buffer that the forward assigned anew is a buffer that it changed
                 part._buffers[name] = value
         return result
+
+
+def _another_size(name: str, was: Tensor, becomes: Tensor) -> CaptureError:
+    return CaptureError(
+        f"the forward gives the buffer {name} another size: {list(was.shape)} becomes {list(becomes.shape)}",
+        "run the model on these inputs once before planning where the buffer then keeps its size; or register it in its last size",
+    )
 
 
 def check_plain(what: str, tensor: Tensor) -> None:

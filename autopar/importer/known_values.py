@@ -31,6 +31,7 @@ _ASKING = frozenset({"__bool__", "item", "__int__", "__float__", "__index__", "t
 _FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 _CHECKS = frozenset({"_check_tensor_all", "_check_tensor_all_with", "_assert_async", "_assert"})
 _DISTRIBUTIONS = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "distributions") + os.sep
+_CONSTRAINTS = os.path.join(_DISTRIBUTIONS, "constraints.py")
 _CHANCE = (
     "rand",
     "bernoulli",
@@ -139,7 +140,8 @@ def running_user_frame() -> FrameType | None:
 
 def _wanted_by_check() -> bool | None:
     """What a value must be for the statement that asks for it to let the program pass: one of torch's checks, an ``assert``, or an ``if``
-    that only raises, in the user's code or where distributions look at their parameters. None where it is none of them."""
+    that only raises, in the user's code or where distributions look at their parameters (there also: that only returns). None where it is
+    none of them."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not (is_user_file(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_DISTRIBUTIONS)):
         if frame.f_code.co_name in _CHECKS:
@@ -160,12 +162,13 @@ def _wanted_by_check() -> bool | None:
 
 @lru_cache(maxsize=256)
 def _checks(file: str) -> list[Any]:
-    """The statements of a file that raise and do nothing else."""
+    """The statements of a file that raise and do nothing else; of torch's constraints also those that return, what did not hold."""
     try:
         nodes = list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except SyntaxError:
         return []
-    raising = [item for item in nodes if isinstance(item, ast.If) and not item.orelse and all(isinstance(x, ast.Raise) for x in item.body)]
+    ending = (ast.Raise, ast.Return) if file == _CONSTRAINTS else (ast.Raise,)
+    raising = [item for item in nodes if isinstance(item, ast.If) and not item.orelse and all(isinstance(x, ending) for x in item.body)]
     return [*(item for item in nodes if isinstance(item, ast.Assert)), *raising]
 
 

@@ -186,10 +186,11 @@ def unfold(call: OperatorCall) -> str:
 
 
 def unfold_backward(call: OperatorCall) -> str:
-    """The windowed dim is whole."""
+    """The windowed dim is whole; others are broadcast where the gradient has them of size 1."""
     names = letters(len(call.result()))
     names[call.arguments["dim"]] = "_"
-    return write([[*names, "_"]], [names], "linear {0}")
+    given = ["1" if extent == 1 != size else name for name, extent, size in zip(names, call.shape(0), call.result(), strict=False)]
+    return write([[*given, "_"]], [names], "linear {0}")
 
 
 def diagonal(call: OperatorCall) -> str:

@@ -28,7 +28,7 @@ _NONLINEAR = """
     relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink mvlgamma special_airy_ai
     special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1
     special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt square polar tan tanh threshold trunc xlogy full_like
-    ones_like fill"""
+    ones_like fill __lshift__ __rshift__"""
 _LINEAR = """
     neg deg2rad rad2deg div threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
@@ -75,6 +75,18 @@ POINTWISE: tuple[Row, ...] = (
     Row("random", "autopar.normal(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
 )
 
+# a scale and a zero for the whole tensor, or one for each entry of a dim; where they are learned, their gradients are sums
+QUANTISATION: tuple[Row, ...] = (
+    *_rows("quantisation", "fake_quantize_per_tensor_affine_cachemask", "... -> ..., ..."),
+    *_rows("quantisation", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "..., _..., _..., _... -> ..., ..."),
+    *_rows("quantisation", "fake_quantize_per_channel_affine_cachemask", "... c, c, c -> ... c, ... c", "x, scale, zero, axis=", at="axis"),
+    *_rows("quantisation", "_fake_quantize_learnable_per_tensor_affine", "..., _..., _... -> ..."),
+    *_rows("quantisation", "_fake_quantize_learnable_per_tensor_affine_backward", "..., ..., _, _ -> ..., _ +..., _ +... | linear {0}"),
+    *_rows("quantisation", "_fake_quantize_learnable_per_channel_affine", "... c, c, c -> ... c", "x, scale, zero, axis=", at="axis"),
+    *_rows("quantisation", "_fake_quantize_learnable_per_channel_affine_backward",
+           "... c, ... c, c, c -> ... c, c +..., c +... | linear {0}", "grad, x, scale, zero, axis=", at="axis"),
+)  # fmt: skip
+
 CONTRACTION: tuple[Row, ...] = (
     Row("contraction", "autopar.contract(a, b, equation=)", computed.contract, work="contraction"),
     Row("contraction", "autopar.expert_contract(a, b, ids, equation=, experts=, first_expert=)", computed.contract,
@@ -86,6 +98,7 @@ CONTRACTION: tuple[Row, ...] = (
     *_rows("contraction", "mm", "m k, k n -> m n | linear {0} {1}", work="contraction"),
     *_rows("contraction", "bmm", "b m k, b k n -> b m n | linear {0} {1}", work="contraction"),
     *_rows("distance", "_cdist_forward", "... m _, ... n _ -> ... m n"),
+    *_rows("distance", "_euclidean_dist", "... m k!, ... n k! -> ... m n", work="contraction"),
     *_rows("distance", "_cdist_backward", "... m n, ... m _, ... n _, ... m n -> ... m _ | linear {0}"),
     *_rows("distance", "_pdist_forward", "_ _ -> _"),
     *_rows("distance", "_pdist_backward", "_, _ _, _ -> _ _ | linear {0}"),
@@ -192,6 +205,7 @@ VIEW: tuple[Row, ...] = (
     *_rows("view", "unfold", computed_layout.unfold, "x, dimension=, size=, step=", alias=True),
     *_rows("view", "unfold_backward", computed_layout.unfold_backward, "grad, input_sizes=, dim=, size=, step=", **_INPUT_SIZES),
     *_rows("view", "diagonal", computed_layout.diagonal, "x, offset=0, dim1=0, dim2=1", alias=True),
+    *_rows("view", "diagonal_copy", computed_layout.diagonal, "x, offset=0, dim1=0, dim2=1", work="none"),
     *_rows("view", "diag_embed", computed_layout.diagonal_embedded, "x, offset=0, dim1=-2, dim2=-1", work="none"),
     *_rows("view", "diagonal_scatter", computed_layout.diagonal_scatter, "x, src, offset=0, dim1=0, dim2=1", work="none"),
     *_rows("view", "pixel_shuffle", "... (c p! q!) h w -> ... c (h p!) (w q!) | linear {0}", work="none", equal="all"),
@@ -338,7 +352,8 @@ FACTORY: tuple[Row, ...] = (
     *_rows("factory", "new_ones", computed.new, "x, size=", **_SIZE),
     *_rows("factory", "new_empty", computed.new, "x, size=", **_SIZE, **_UNSET),
     *_rows("factory", "new_full", computed.new_full, "x, size=, fill_value=", **_SIZE),
-    *_rows("factory", "arange linspace eye tril_indices triu_indices scalar_tensor", "-> _..."),
+    *_rows("factory", "arange linspace logspace eye tril_indices triu_indices scalar_tensor", "-> _..."),
+    *_rows("factory", "bartlett_window blackman_window hamming_window hann_window kaiser_window", "-> _"),
 )
 
 SCAN: tuple[Row, ...] = (
@@ -353,6 +368,6 @@ SCAN: tuple[Row, ...] = (
 )
 
 ROWS: tuple[Row, ...] = (
-    *POINTWISE, *CONTRACTION, *LINEAR_ALGEBRA, *CONVOLUTION, *ATTENTION, *RECURRENCE, *REDUCTION, *VIEW, *SLICE, *NORMALISATION, *POOLING,
-    *GATHER, *FACTORY, *SCAN,
+    *POINTWISE, *QUANTISATION, *CONTRACTION, *LINEAR_ALGEBRA, *CONVOLUTION, *ATTENTION, *RECURRENCE, *REDUCTION, *VIEW, *SLICE,
+    *NORMALISATION, *POOLING, *GATHER, *FACTORY, *SCAN,
 )  # fmt: skip

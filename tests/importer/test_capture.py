@@ -392,7 +392,7 @@ class Losses(nn.Module):
         self.logits = nn.Parameter(torch.randn(6, 5, 3, dtype=torch.float64))
         self.register_buffer("classes", torch.rand(5, dtype=torch.float64))
 
-    def forward(self, target: Tensor, soft: Tensor) -> Tensor:
+    def forward(self, target: Tensor, soft: Tensor, labels: Tensor) -> Tensor:
         f, x = nn.functional, self.logits
         total = f.cross_entropy(x, target) + f.cross_entropy(x[:, :, 0], target[:, 0], self.classes, label_smoothing=0.1)
         total = total + f.cross_entropy(x, target, ignore_index=2, reduction="none").sum()
@@ -401,11 +401,13 @@ class Losses(nn.Module):
         total = total + f.mse_loss(x, soft) + f.smooth_l1_loss(x, soft, beta=0.7) + f.huber_loss(x, soft, delta=0.4, reduction="sum")
         p, t = x.sigmoid(), soft.sigmoid()
         weights = f.binary_cross_entropy_with_logits(x, t, pos_weight=self.classes[:, None]) + f.binary_cross_entropy(p, t, reduction="sum")
-        return total + weights + f.l1_loss(x, soft) + f.kl_div(x.log_softmax(1), t, reduction="batchmean")
+        several = f.multilabel_margin_loss(x[:, :, 0], labels) + f.multilabel_margin_loss(x[0, :, 1], labels[0], reduction="sum")
+        return total + weights + several + f.l1_loss(x, soft) + f.kl_div(x.log_softmax(1), t, reduction="batchmean")
 
 
 def test_losses():
-    inputs = {"target": torch.randint(5, (6, 3)), "soft": torch.randn(6, 5, 3, dtype=torch.float64)}
+    labels = torch.tensor([[3, 0, -1, 4, -1], [-1, 2, 2, 2, 2], [4, 1, 0, 2, 3], [1, -1, -1, -1, -1], [0, 0, -1, 1, 1], [2, 3, 4, 0, -1]])
+    inputs = {"target": torch.randint(5, (6, 3)), "soft": torch.randn(6, 5, 3, dtype=torch.float64), "labels": labels}
     graph = _same_as_eager(Losses(), inputs)
     assert not {name for name in targets(graph) if "nll_loss" in name and name.startswith("aten")}
 

@@ -294,6 +294,23 @@ def test_a_weight_that_the_forward_assigns_is_named():
         capture(Assigned(), (torch.randn(2, 4),), {"buffer": False})
 
 
+def test_a_buffer_of_another_size_afterwards_is_refused_until_it_has_that_size():
+    class Observed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("low", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.low = torch.minimum(x.detach().amin(0), self.low)
+            return x * self.low
+
+    model, x = Observed(), torch.randn(2, 4, requires_grad=True)
+    with pytest.raises(CaptureError, match=r"gives the buffer low another size: \[1\] becomes \[4\](.*\n)+hint: run the model"):
+        capture(model, (x,))
+    model(x)
+    assert capture(model, (x,)).graph.ops
+
+
 def test_the_line_that_writes_to_a_parameter_that_trains():
     with pytest.raises(CaptureError, match=r"changes its parameter layer\.bias in place") as caught:
         capture(Model(lambda model, x: parameter_written(model, x).sum()), (torch.randn(4, 4),))

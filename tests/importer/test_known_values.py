@@ -88,7 +88,9 @@ def test_distributions_look_at_their_parameters_without_a_trace():
     def likely(y):
         picked = torch.distributions.Categorical(logits=y)
         spread = torch.distributions.Normal(y, y.exp())
-        return picked.log_prob(y.argmax(1)).unsqueeze(1) + spread.log_prob(y.sin()) + torch.distributions.kl_divergence(spread, spread)
+        joint = torch.distributions.MultivariateNormal(y[0], y.T @ y + torch.eye(4))
+        total = picked.log_prob(y.argmax(1)).unsqueeze(1) + joint.log_prob(y).unsqueeze(1)
+        return total + spread.log_prob(y.sin()) + torch.distributions.kl_divergence(spread, spread)
 
     graph = capture(Model(likely), (torch.randn(2, 4),), mode="inference").graph
     assert not {op.target for op in graph.ops}.intersection({"aten.ge.Scalar", "aten.gt.Scalar", "aten.all.default", "aten.eq.Tensor"})

@@ -41,6 +41,7 @@ def check(function, *inputs):
     assert all(find_rule(op, captured.graph.tensors).known for op in captured.graph.ops)
 
 
+WINDOW = torch.hann_window(16)
 X = torch.randn(6, 8, requires_grad=True)
 INDICES, OFFSETS = torch.randint(6, (12,)), torch.tensor([0, 3, 3, 9])
 
@@ -51,6 +52,11 @@ INDICES, OFFSETS = torch.randint(6, (12,)), torch.tensor([0, 3, 3, 9])
     lambda x: F.adaptive_avg_pool2d(x[None, None].contiguous(memory_format=torch.channels_last), 1),
     lambda x: F.adaptive_avg_pool2d(x[None, None], (2, 4)),
     lambda x: F.adaptive_avg_pool1d(x[None].transpose(1, 2), 1),
+    lambda x: (x * 2).fill_diagonal_(3.0),
+    lambda x: (x * 2).reshape(12, 4).fill_diagonal_(-1.0, wrap=True),
+    lambda x: (x * 2).reshape(4, 12).fill_diagonal_(-1.0, wrap=True),
+    lambda x: (x * 2).flatten()[:27].reshape(3, 3, 3).fill_diagonal_(0.0),
+    lambda x: torch.istft(torch.stft(x.reshape(2, 24), 16, 4, window=WINDOW, return_complex=True), 16, 4, window=WINDOW),
 ])  # fmt: skip
 def test_strides(function):
     check(function, X)

@@ -38,6 +38,13 @@ def pdist_backward() -> tuple[Any, ...]:
     return torch.randn_like(distances), x, 2.0, distances
 
 
+def scales(channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(channels) * 0.2 + 0.05, torch.randint(-2, 3, (channels,), dtype=torch.int32)
+
+
+LEARNT = (torch.tensor([0.1]), torch.tensor([3.0]))
+LEARNT_BY_CHANNEL = (torch.arange(1, 7) * 0.05, torch.arange(6.0) - 2)
+
 CASES: tuple[Case, ...] = (
     Case("aten.igamma.default", (P(4, 6), P(6)), "a b, b -> a b"),
     Case("aten.mvlgamma.default", (P(4, 6), 1), "a b -> a b"),
@@ -47,6 +54,20 @@ CASES: tuple[Case, ...] = (
     Case("aten.isin.Tensor_Scalar", (I(9, 4, 6), 3), "a b -> a b"),
     Case("aten.searchsorted.Tensor", lambda: (torch.arange(5.0), F32(4, 6).tensor()), "_, a b -> a b"),
     Case("aten.searchsorted.Tensor", lambda: (F32(4, 5).tensor().sort().values, F32(4, 6).tensor()), "a _, a b -> a b"),
+    Case("aten.__lshift__.Scalar", (I(9, 4, 6), 2), "a b -> a b"),
+    Case("aten.__rshift__.Tensor", (I(99, 4, 6), I(3, 6)), "a b, b -> a b"),
+    Case("aten.fake_quantize_per_tensor_affine_cachemask.default", (F(4, 6), 0.1, 3, -8, 7), "a b -> a b, a b"),
+    Case("aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",
+         lambda: (F(4, 6).tensor(), torch.tensor([0.1]), torch.tensor([3]), torch.tensor([1]), -8, 7), "a b, 1, 1, 1 -> a b, a b"),
+    Case("aten.fake_quantize_per_channel_affine_cachemask.default", lambda: (F(4, 6, 2).tensor(), *scales(6), 1, -8, 7),
+         "a c b, c, c -> a c b, a c b"),
+    Case("aten._fake_quantize_learnable_per_tensor_affine.default", (F32(4, 6), *LEARNT, -8, 7, 1.0), "a b, 1, 1 -> a b"),
+    Case("aten._fake_quantize_learnable_per_tensor_affine_backward.default", (F32(4, 6), F32(4, 6), *LEARNT, -8, 7, 1.0),
+         "a b, a b, 1, 1 -> a b, 1 +a +b, 1 +a +b | linear {0}"),
+    Case("aten._fake_quantize_learnable_per_channel_affine.default", (F32(4, 6), *LEARNT_BY_CHANNEL, 1, -8, 7, 1.0), "a c, c, c -> a c"),
+    Case("aten._fake_quantize_learnable_per_channel_affine_backward.default", (F32(4, 6), F32(4, 6), *LEARNT_BY_CHANNEL, 1, -8, 7, 1.0),
+         "a c, a c, c, c -> a c, c +a, c +a | linear {0}"),
+    Case("aten._euclidean_dist.default", (F(2, 4, 3), F(2, 6, 3)), "a m k!, a n k! -> a m n"),
     Case("aten.nansum.default", (F(4, 6), [1]), "a d -> a +d"),
     Case("aten.nanmedian.default", (F(4, 6),), "a! b! -> ()"),
     Case("aten.nanmedian.dim", (F(4, 6), 0), "d! a -> a, a"),

@@ -31,6 +31,7 @@ from autopar.importer.rewrite.losses import (
     embedding,
     huber_loss,
     mse_loss,
+    multilabel_margin_loss,
     nll_loss,
     precise,
     smooth_l1_loss,
@@ -40,7 +41,7 @@ from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
 from autopar.importer.rewrite.recurrences import recurrences
 from autopar.importer.rewrite.reductions import DECOMPOSITIONS, product
 from autopar.importer.rewrite.selection import masked_scatter
-from autopar.importer.rewrite.strides import adaptive_average, affine_grid, as_strided, as_strided_scatter, channel_shuffle
+from autopar.importer.rewrite.strides import adaptive_average, affine_grid, as_strided, as_strided_scatter, channel_shuffle, fill_diagonal
 
 aten = torch.ops.aten
 Replacement = Callable[..., Any]
@@ -96,6 +97,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.mse_loss.default: precise(mse_loss),
         aten.smooth_l1_loss.default: precise(smooth_l1_loss),
         aten.huber_loss.default: precise(huber_loss),
+        aten.multilabel_margin_loss.default: precise(multilabel_margin_loss),
         aten.soft_margin_loss.default: precise(soft_margin_loss),
         aten.binary_cross_entropy.default: precise(binary_cross_entropy),
         aten.binary_cross_entropy_with_logits.default: precise(binary_cross_entropy_with_logits),
@@ -121,6 +123,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.affine_grid_generator.default: affine_grid,
         aten.as_strided.default: as_strided,
         aten.as_strided_scatter.default: as_strided_scatter,
+        aten.fill_diagonal_.default: fill_diagonal,
         aten.adaptive_avg_pool1d.default: adaptive_average(aten.adaptive_avg_pool1d.default, aten.mean.dim, 1),
         aten.adaptive_avg_pool2d.default: adaptive_average(aten.adaptive_avg_pool2d.default, aten.mean.dim, 2),
         aten.adaptive_avg_pool3d.default: adaptive_average(aten.adaptive_avg_pool3d.default, aten.mean.dim, 3),

@@ -171,6 +171,16 @@ def soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     return _reduce(torch.nn.functional.softplus(-target * x), reduction)
 
 
+def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """How far the entries that are no target come up to those that are, the targets of a row ending before its first -1. What torch takes
+    it apart into counts the places after that as target 0."""
+    counted = (target < 0).cumsum(-1) == 0
+    wanted = target.masked_fill(~counted, 0)
+    chosen = ((wanted.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)) & counted.unsqueeze(-1)).any(-2, keepdim=True)
+    margins = torch.relu(1 - x.gather(-1, wanted).unsqueeze(-1) + x.unsqueeze(-2))
+    return _reduce(margins.masked_fill(~counted.unsqueeze(-1) | chosen, 0).sum((-2, -1)) / x.shape[-1], reduction)
+
+
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -47,6 +48,14 @@ def _positions(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
         numbers = torch.arange(extent, device=x.device) * step
         places = places + numbers.reshape([-1] + [1] * (len(size) - dim - 1))
     return places
+
+
+def fill_diagonal(x: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """``x.fill_diagonal_``, which torch does by strides: where all indices are equal, in a tall matrix again below if it shall ``wrap``."""
+    *rest, last = (torch.arange(extent, device=x.device).reshape([-1] + [1] * (x.dim() - dim - 1)) for dim, extent in enumerate(x.shape))
+    if wrap and x.dim() == 2:
+        rest = [rest[0] % (x.shape[1] + 1)]
+    return x.masked_fill_(reduce(torch.logical_and, [places == last for places in rest]), fill_value)
 
 
 def adaptive_average(operator: Callable[..., Tensor], mean: Callable[..., Tensor], dims: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
