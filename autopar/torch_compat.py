@@ -582,9 +582,15 @@ def spec_of(tensor: Any) -> Any:
 
 def teach_dtensors() -> None:
     """What DTensors of weights and gradients are to do beside what torch's do."""
-    taught = (update_local_parts, reduce_where_asked, reduce_parameters, write_where_masked, do_in_whole, assign_data, make_orthogonal)
-    for teach in taught:
-        teach()
+    update_local_parts()
+    reduce_where_asked()
+    reduce_parameters()
+    write_where_masked()
+    write_through_views()
+    do_in_whole()
+    assign_data()
+    place_states()
+    make_orthogonal()
 
 
 @cache
@@ -725,6 +731,105 @@ def write_where_masked() -> None:
 
 
 @cache
+def write_through_views() -> None:
+    """``dtensor[0].zero_()``, ``dtensor.grad[:5] = 0`` and the like write into the DTensor where the dim is split too, on all ranks alike.
+
+    DTensor's dispatcher gathers what such a view is taken of, and what is written into that is lost, without a word. Here the whole is made
+    once more, written into, and cut again.
+    """
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    Taken = tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...]
+
+    class View(DTensor):
+        """What was taken ``of`` a DTensor whose memory it does not share, and how."""
+
+        of: Any
+        taken: Taken
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if writes(func, args):
+                return write(func, args, kwargs or {})
+            made = super().__torch_dispatch__(func, types, args, kwargs)
+            first = args[0] if args else None
+            if isinstance(first, View) and any(item.alias_info for item in func._schema.returns):
+                note(made, first.of, first.taken, (func, args[1:], kwargs or {}))
+            return made
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return self.detach().clone()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return self.detach().clone().__reduce_ex__(protocol)
+
+    def note(made: Any, of: Any, before: Taken, taken: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> None:
+        several = isinstance(made, (list, tuple))
+        for index, one in enumerate(made if several else [made]):
+            if isinstance(one, DTensor) and one is not of:
+                one.__class__ = View  # type: ignore[assignment]
+                one.of, one.taken = of, (*before, (*taken, index if several else None))  # type: ignore[attr-defined]
+
+    def writes(operator: Any, args: tuple[Any, ...]) -> bool:
+        pairs = zip(operator._schema.arguments, args, strict=False)
+        return any(argument.alias_info and argument.alias_info.is_write and isinstance(one, View) for argument, one in pairs)
+
+    @torch.no_grad()
+    def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        view, of = args[0], args[0].of
+        if draws(operator):
+            message = f"{operator} draws for a part of a DTensor that lies as {list(of.placements)}: each rank would draw its own"
+            raise UsageError(message, "draw for the whole DTensor, before the model is compiled or in its forward")
+        whole = of.full_tensor().clone()
+        here = whole
+        for taken, more, named, index in view.taken:
+            here = taken(here, *more, **named)
+            here = here if index is None else here[index]
+        operator(here, *map_tensors(whole_of, args[1:]), **map_tensors(whole_of, kwargs))
+        cut_into(of, whole)
+        cut_into(view, here)
+        return view
+
+    def look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del handlers[operator]
+        try:
+            made = operator(*args, **kwargs)
+        finally:
+            handlers[operator] = look
+        one = made[0] if isinstance(made, (list, tuple)) else made
+        if type(args[0]) is DTensor and storage_key(one._local_tensor) != storage_key(args[0]._local_tensor):
+            note(made, args[0], (), (operator, args[1:], kwargs))
+        return made
+
+    aten = torch.ops.aten
+    for operator in (
+        aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.diagonal.default, aten.view.default,
+        aten._reshape_alias.default, aten.unfold.default,
+    ):  # fmt: skip
+        handlers.setdefault(operator, look)
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor all of it. Collective."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_into(tensor: Any, whole: torch.Tensor) -> None:
+    """Writes into a DTensor what all ranks hold whole."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = tensor.device_mesh
+    made = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    if any(placement.is_partial() for placement in tensor.placements):
+        tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+    else:
+        tensor._local_tensor.copy_(made.redistribute(placements=tensor.placements)._local_tensor)
+
+
+@cache
 def do_in_whole() -> None:
     """What DTensor has no rule for is done with whole tensors, on all ranks alike, and what was written to is cut again.
 
@@ -735,13 +840,6 @@ def do_in_whole() -> None:
 
     dispatcher = DTensor._op_dispatcher
     usual = dispatcher._propagate_op_sharding_dispatch_slow_path
-
-    def put(tensor: Any, written: torch.Tensor) -> None:
-        made = on_all(written, tensor.device_mesh)
-        if any(placement.is_partial() for placement in tensor.placements):
-            tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
-        else:
-            tensor._local_tensor.copy_(made.redistribute(placements=tensor.placements)._local_tensor)
 
     def on_all(tensor: torch.Tensor, mesh: Any) -> Any:
         return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -756,7 +854,7 @@ def do_in_whole() -> None:
         for index, argument in enumerate(operator._schema.arguments):
             if argument.alias_info and argument.alias_info.is_write:
                 for tensor in leaves_of(args[index] if index < len(args) else kwargs.get(argument.name)):
-                    put(tensor, wholes[id(tensor)])
+                    cut_into(tensor, wholes[id(tensor)])
         return map_tensors(lambda item: own[id(item)] if id(item) in own else on_all(item, given[0].device_mesh), made)
 
     def propagate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any) -> Any:
@@ -788,6 +886,25 @@ def assign_data() -> None:
         self._local_tensor, self._spec = value._local_tensor, value._spec
 
     DTensor.data = property(plain.__get__, assign)
+
+
+@cache
+def place_states() -> None:
+    """Whole states that an optimizer loads for a parameter that is a DTensor are cut as the parameter is: one device's checkpoint."""
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.optim import Optimizer
+
+    usual: Any = Optimizer._process_value_according_to_param_policy
+
+    def placed(param: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        made: torch.Tensor = usual(param, value, *rest, **named)
+        if not isinstance(param, DTensor) or isinstance(made, DTensor) or not made.dim() or made.shape != param.shape:
+            return made
+        mesh = param.device_mesh
+        whole: torch.Tensor = DTensor.from_local(made, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return whole.redistribute(placements=param.placements).clone()  # type: ignore[operator]
+
+    Optimizer._process_value_according_to_param_policy = staticmethod(placed)  # type: ignore[method-assign]
 
 
 def transforms_run() -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import re
 from collections import namedtuple
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from autopar import torch_compat
 from autopar.errors import UsageError
@@ -427,3 +430,93 @@ def test_plain_tensors_beside_dtensors_are_told_by_their_words(one_rank: None) -
         with pytest.raises(RuntimeError) as caught:
             call()
         assert torch_compat.mixes_dtensors(caught.value) == (call in mixed)
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "a row": lambda w: w[0].zero_(),
+    "the last": lambda w: w[-1].fill_(2.0),
+    "assigned": lambda w: w.__setitem__(1, 0.0),
+    "of data": lambda w: w.data.__setitem__(4, 3.0),
+    "rows": lambda w: w.__setitem__(slice(2, 5), 1.0),
+    "a column": lambda w: w.__setitem__((slice(None), 0), 3.0),
+    "a number": lambda w: w.__setitem__((5, 3), float("inf")),
+    "a view of a view": lambda w: w[1:5].t()[2].mul_(2.0),
+    "narrowed": lambda w: w.narrow(0, 1, 3).add_(w[5]),
+    "one of several": lambda w: w.split(2)[1].clamp_(0.2, 0.4),
+    "a diagonal": lambda w: w.diagonal().zero_(),
+    "flat": lambda w: w.view(-1)[3:13].neg_(),
+    "in other dims": lambda w: w.reshape(2, 3, 4)[0].zero_(),
+    "each second": lambda w: w[::2].copy_(w[1::2]),
+    "twice": lambda w: w[3].mul_(2.0).add_(1.0),
+}
+
+
+def test_what_is_written_into_views_is_written() -> None:
+    """Also where the dim is split that a view is taken along: there torch writes into a copy."""
+
+    def run(rank: int) -> list[str]:
+        torch_compat.teach_dtensors()
+        mesh, whole, lost = init_device_mesh("cpu", (2,)), torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), []
+        for name, write in WRITES.items():
+            for placement in (Shard(0), Shard(1), Replicate()):
+                plain, dtensor = whole.clone(), distribute_tensor(whole.clone(), mesh, [placement])
+                write(plain)
+                write(dtensor)
+                lost += [] if torch.equal(dtensor.full_tensor(), plain) else [f"{name} {placement}"]
+        dtensor = distribute_tensor(whole, mesh, [Shard(0)])
+        try:
+            dtensor[0].normal_()
+        except UsageError as error:
+            lost += [] if "each rank would draw its own" in str(error) else [str(error)]
+        else:
+            lost.append("drawn")
+        return lost
+
+    assert run_ranks(run, 2) == [[], []]
+
+
+def test_views_of_dtensors_are_dtensors() -> None:
+    """They are computed with, differentiated, saved and copied."""
+
+    def compute(w: Any) -> Any:
+        return (w[:4] ** 2).sum() + w[2].sum() + w.view(-1)[5:9].exp().sum() + (w[1:3] @ w.t()).sum() + torch.stack([w[0], w[5]]).sum()
+
+    def run(rank: int) -> list[bool]:
+        torch_compat.teach_dtensors()
+        whole = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+        plain = whole.clone().requires_grad_()
+        weight = nn.Parameter(distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)]))
+        values = [compute(one) for one in (plain, weight)]
+        for value in values:
+            value.backward()
+        row, file = weight.detach()[0], io.BytesIO()
+        torch.save(row, file)
+        file.seek(0)
+        copies = [copy.deepcopy(row), torch.load(file, weights_only=False), row.clone()]
+        for one in copies:
+            one.zero_()
+        close = torch.allclose(values[0], values[1].full_tensor()) and torch.allclose(plain.grad, weight.grad.full_tensor())  # type: ignore[arg-type]
+        return [close, torch.equal(weight.full_tensor(), whole), all(type(one) is DTensor for one in copies)]
+
+    assert run_ranks(run, 2) == [[True] * 3] * 2
+
+
+def test_an_optimizer_loads_the_states_of_one_device() -> None:
+    def trained(weight: Any, state: Any = None) -> tuple[Any, Any]:
+        optimizer = torch.optim.AdamW([weight], lr=0.1)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        (weight**2).sum().backward()
+        optimizer.step()
+        return weight.detach(), optimizer.state_dict()
+
+    def run(rank: int) -> bool:
+        torch_compat.teach_dtensors()
+        whole = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+        first, state = trained(whole.clone().requires_grad_())
+        wanted, _ = trained(first.clone().requires_grad_(), copy.deepcopy(state))
+        split = distribute_tensor(first.clone(), init_device_mesh("cpu", (2,)), [Shard(0)])
+        found, after = trained(nn.Parameter(split), state)
+        return torch.allclose(found.full_tensor(), wanted) and after["state"][0]["exp_avg"].placements == (Shard(0),)
+
+    assert run_ranks(run, 2) == [True, True]
