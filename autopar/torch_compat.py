@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, partial
@@ -457,6 +457,34 @@ def refused_ranks(refuse: Callable[[], None]) -> Iterator[None]:
 
     with _watched_group(("rank",), asked):
         yield
+
+
+@contextmanager
+def kept_modules(owned: Container[torch.nn.Module], refuse: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """Within it, ``module.to(...)``, ``float()`` and their like of this thread leave a module as it is where its tensors are already what
+    is asked for; of another of these modules ``refuse`` hears. They all come to ``Module._apply``, which on stand-ins wants to swap every
+    parameter all the same.
+    """
+    thread, plain = get_ident(), torch.nn.Module._apply
+
+    def applied(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+        if get_ident() == thread and all(_stays(tensor, fn) for tensor in (*self.parameters(recurse), *self.buffers(recurse))):
+            return self
+        if get_ident() == thread and self in owned:
+            refuse(self)
+        return plain(self, fn, recurse)
+
+    torch.nn.Module._apply = applied  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = plain  # type: ignore[method-assign]
+
+
+def _stays(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    with torch.no_grad():
+        made = fn(tensor)
+    return (made.dtype, made.device, made.shape, made.stride()) == (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
 
 _RANKS_OF = ("get_rank", "get_local_rank", "get_group_rank")

@@ -347,6 +347,23 @@ def test_who_asks_for_its_rank_is_told_unless_it_is_torch():
     assert run_ranks(rank_main, 1) == [(2, 2)]
 
 
+def test_modules_that_are_already_what_is_asked_for_are_kept():
+    owned, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    before = owned.weight.data_ptr()
+
+    def refuse(module):
+        raise KeyError
+
+    with torch_compat.kept_modules({owned}, refuse):
+        assert owned.to("cpu").float() is owned and other.float() is other
+        for device_or_dtype in ("meta", torch.float64):
+            with pytest.raises(KeyError):
+                owned.to(device_or_dtype)
+        other.double()
+    assert owned.weight.data_ptr() == before and owned.weight.dtype == torch.float32 and other.weight.dtype == torch.float64
+    assert owned.double().weight.dtype == torch.float64
+
+
 def test_an_untested_torch_is_said_once(monkeypatch):
     torch_compat.check_tested()
     torch_compat.check_tested.cache_clear()

@@ -21,7 +21,7 @@ from autopar.graph import Graph
 from autopar.importer.blocks import Plain, find_blocks
 from autopar.importer.deferred import check_hooks, warn_of_checkpoint
 from autopar.importer.diagnosis import diagnosed
-from autopar.importer.exported import Exported, check_plain, export
+from autopar.importer.exported import Exported, Value, check_plain, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
@@ -106,16 +106,16 @@ def capture(
             with chain.passed_over():
                 yield
 
-        exported, graph = _traced(model, call, weights, passed_over, plain, train=train)
+        exported, graph, found = _traced(model, call, weights, passed_over, plain, train=train)
         whole = unrolled(graph, passed[0]) if passed else graph
         if whole is None:
-            exported, graph = _traced(model, call, weights, lambda run: nullcontext(), plain, train=train)
+            exported, graph, found = _traced(model, call, weights, lambda run: nullcontext(), plain, train=train)
             whole = graph
         graph = stored(whole)
         _check_dtypes(graph)
         if train:
             _check_gradients(exported, graph)
-        values = {value.name: value.value for value in exported.values if value.kind == "constant"} | weights.constants
+        values = {value.name: value.value for value in found if value.kind == "constant"} | weights.constants
         constants = {item.name: values[item.name] for item in graph.of_kind("constant")}
     return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants)
 
@@ -123,7 +123,8 @@ def capture(
 def _traced(
     model: nn.Module, call: tuple[Any, ...], weights: FakeWeights, within: Callable[[Callable[[], object]], Any], plain: Plain,
     *, train: bool,
-) -> tuple[Exported, Graph]:  # fmt: skip
+) -> tuple[Exported, Graph, tuple[Value, ...]]:  # fmt: skip
+    """The graph, and the values that are its inputs."""
     args, kwargs, loss, loss_args, compute_dtype = call
     with diagnosed("running the model"):
         run = partial(export, model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
@@ -139,7 +140,8 @@ def _traced(
     program = DialectProgram(exported, blocks)
     with diagnosed("tracing the model", program.place):
         traced = trace(program, recording=recording)
-    return exported, Lowering(exported, traced.graph, program.origins, blocks.parameters, train=train).run()
+    lowering = Lowering(exported, traced.graph, program.origins, blocks.parameters, train=train)
+    return exported, lowering.run(), tuple(lowering.roles.inputs.values())
 
 
 def _chain(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) -> Chain | None:

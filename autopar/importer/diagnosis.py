@@ -148,6 +148,14 @@ def refuse_rank() -> None:
     )
 
 
+def refuse_conversion(module: torch.nn.Module) -> None:
+    """Raises CaptureError for a forward that gives a module other tensors: what it would have from the second step on."""
+    raise CaptureError(
+        f"the forward converts its {type(module).__name__} to another dtype or device",
+        "convert it before planning; or convert what goes into it, and its weights where they are used: F.linear(x, self.weight.float())",
+    )
+
+
 def at_line(message: str, place: tuple[str, int] | None) -> str:
     """The message with file, line and source before it."""
     if place is None:

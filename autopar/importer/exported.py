@@ -22,7 +22,7 @@ from autopar.errors import CaptureError, UsageError
 from autopar.graph import NAMED_TUPLE
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
-from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_rank
+from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_conversion, refuse_rank
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines, user_frame
@@ -102,7 +102,7 @@ class Program(nn.Module):
             with (
                 torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues(),
                 Called(), cumulative_averages(), torch_compat.refused_collectives(refuse_collective),
-                torch_compat.refused_ranks(refuse_rank),
+                torch_compat.refused_ranks(refuse_rank), torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
                 self.ran()  # export puts back the modules' attributes afterwards

@@ -90,8 +90,6 @@ class Lowering:
 
     def _needed(self) -> list[Node]:
         """Call nodes that some result needs, in order, without no-ops and tuple accesses."""
-        for node in self.graph.find_nodes(op="get_attr"):
-            raise CaptureError(f"the traced graph holds a tensor outside its inputs: {node.target}", "register it as a buffer")
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
                 source = same_value(node) or self._squeezed_sum(node)

@@ -23,7 +23,8 @@ class Roles:
     """The traced graph's inputs and outputs, told apart.
 
     Args:
-        inputs: placeholder to the exported value it is; tangents: placeholder to the output whose gradient it is.
+        inputs: placeholder to the exported value it is, and likewise what the graph holds itself; tangents: placeholder to the output
+            whose gradient it is.
         outputs: name and node; gradients and buffers: the exported value and the node.
     """
 
@@ -55,6 +56,8 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
             raise _changed_in_place(exported, tensors[index])
         else:
             raise CaptureError(f"the traced graph has an input of an unknown kind: {node.meta['desc']}", "report this model")
+    for node in graph.find_nodes(op="get_attr"):  # a function of the user's wrote it down, torch.tensor(0.5), while it was traced
+        inputs[node] = Value("constant", str(node.target), getattr(graph.owning_module, str(node.target)))
     trains = any(value.kind == "parameter" and value.value.requires_grad for value in tensors)
     averages = {index for index, value in enumerate(tensors) if trains and value.kind == "parameter" and not value.value.requires_grad}
     outputs: list[tuple[str, Node]] = []

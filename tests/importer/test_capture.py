@@ -384,6 +384,23 @@ def test_matmul_broadcasts(a, b):
     assert targets(graph).count("autopar.contract.default") == 3
 
 
+class Moved(nn.Module):
+    """Takes its parts to where its input is, where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer = self.layer.to(x.device)
+        made = nn.Linear(4, 2, dtype=x.dtype).to(x.device)  # of this call alone
+        return self.layer.to(x.dtype).double()(x).square().sum() + (made.weight * 0).sum()
+
+
+def test_modules_that_are_told_to_be_what_they_are():
+    _same_as_eager(Moved(), {"x": torch.randn(3, 4, dtype=torch.float64)})
+
+
 class Losses(nn.Module):
     """Many losses at once."""
 

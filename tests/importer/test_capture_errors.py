@@ -96,6 +96,10 @@ def data_of_another_shape(model, x):
     return x
 
 
+def converted(model, x):
+    return model.layer.double()(x.double())  # here
+
+
 def cut_by_values(model, x):
     sizes = (x[:2, 0] > 0).long().tolist()  # here
     return torch.cat([part * 2 for part in model.layer(x)[: sum(sizes)].split(sizes)])
@@ -141,6 +145,7 @@ def returns_module(model, x):
     (input_written, "changes its input x in place", "clone"),
     (constant_written, "changes its constant scale in place", "buffer"),
     (parameter_written, "changes its parameter layer.bias in place", "clone"),
+    (converted, "converts its Linear to another dtype", "before planning"),
     (data_written, "changes its parameter layer.weight in place", "clone"),
     (data_replaced, "changes its parameter layer.bias in place", "clone"),
     (data_of_another_shape, "data of another shape", "new tensor"),
