@@ -618,6 +618,7 @@ def teach_dtensors() -> None:
     do_in_whole()
     assign_data()
     place_states()
+    format_numbers()
     make_orthogonal()
 
 
@@ -933,6 +934,19 @@ def place_states() -> None:
         return whole.redistribute(placements=param.placements).clone()  # type: ignore[operator]
 
     Optimizer._process_value_according_to_param_policy = staticmethod(placed)  # type: ignore[method-assign]
+
+
+@cache
+def format_numbers() -> None:
+    """``f"{norm:.3f}"`` of what ``clip_grad_norm_`` returns is the number, as of any tensor without dims."""
+    from torch.distributed.tensor import DTensor
+
+    plain: Any = DTensor.__format__
+
+    def formatted(self: Any, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.dim() == 0 else plain(self, spec)
+
+    DTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
 
 
 def transforms_run() -> bool:

@@ -537,3 +537,14 @@ def test_an_optimizer_loads_the_states_of_one_device() -> None:
         return torch.allclose(found.full_tensor(), wanted) and after["state"][0]["exp_avg"].placements == (Shard(0),)
 
     assert run_ranks(run, 2) == [True, True]
+
+
+def test_numbers_are_formatted(one_rank: None) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch_compat.teach_dtensors()
+    weight = nn.Parameter(distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(0)]))
+    (3 * weight).sum().backward()
+    norm = nn.utils.clip_grad_norm_([weight], 1.0)
+    assert f"{norm:.2f} {norm.norm():5.1f}" == "6.00   6.0" and f"{norm}" == str(norm)
+    with pytest.raises(TypeError):
+        f"{weight:.2f}"
