@@ -34,7 +34,7 @@ LONGEST = 300
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
-        "GuardOnDataDependentSymNode|DataDependentOutputException|data-dependent",
+        "GuardOnDataDependentSymNode|DataDependentOutputException|data-dependent|unhashable type: non-nested SymInt",
         "Python control flow or a size depends on the values of a tensor",
         "a plan needs one graph for all inputs: use torch.where instead of if, and sizes that are known before the run",
     ),

@@ -44,6 +44,9 @@ DIFFUSERS: tuple[Family, ...] = (
     _diffusing("AutoencoderKL", {
         "down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2, **_BLOCKS,
     }, lambda: {"sample": _latent(16, 3)}),
+    _diffusing("VQModel", {
+        "down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2, "num_vq_embeddings": 64, **_BLOCKS,
+    }, lambda: {"sample": _latent(16, 3)}),
     _diffusing("DiTTransformer2DModel", {
         "num_attention_heads": 4, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 8, "norm_num_groups": 4,
         "num_embeds_ada_norm": 10,

@@ -45,6 +45,10 @@ def item(model, x):
     return model.layer(x)[: int(x.sum().item())]  # here
 
 
+def lengths(model, x):
+    return model.layer(x) * len(set((x > 0).sum(1).tolist()))  # here
+
+
 def nonzero(model, x):
     return model.layer(x)[x[:, 0].nonzero()]  # here
 
@@ -137,6 +141,7 @@ def returns_module(model, x):
 @pytest.mark.parametrize(("function", "message", "hint"), [
     (branch, "Python control flow or a size depends on the values", "torch.where"),
     (item, "Python control flow or a size depends on the values", "known before the run"),
+    (lengths, "Python control flow or a size depends on the values", "known before the run"),
     (nonzero, "size of the result of aten.nonzero.default depends on the values", "topk"),
     (counted, "size of the result of aten.bincount.default depends on the values", "index_add(0, i,"),
     (drawn, "drawn from a torch.Generator of the model's own", "leave generator= out"),

@@ -62,6 +62,18 @@ def test_strides(function):
     check(function, X)
 
 
+def test_a_view_of_what_lies_in_another_order_in_memory_here():
+    """A layer over places gives a picture whose channels lie innermost, a convolution leaves them there, and ``contiguous`` does nothing;
+    products as the graph holds them lie otherwise."""
+    over, weight, bias = torch.randn(4, 4), torch.randn(3, 4, 1, 1), torch.randn(4)
+
+    def function(x):
+        picture = F.linear(x.reshape(2, 4, 6).transpose(1, 2), over, bias).transpose(1, 2).reshape(2, 4, 2, 3)
+        return F.conv2d(picture, weight).permute(0, 2, 3, 1).contiguous().view(-1, 3)
+
+    check(function, X)
+
+
 @pytest.mark.parametrize("others", [1, 2])
 def test_parts_of_nothing_have_gradients_of_nothing(others):
     empty, parts = torch.empty(0, 8, requires_grad=True), [X] * others

@@ -87,7 +87,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.scaled_dot_product_attention.default: attention_replacement(next_seed),
         aten.cat.default: cat,
         aten.embedding.default: embedding,
-        aten.view.default: flattened.noting(aten.view.default),
+        aten.view.default: flattened.noting(aten.reshape.default),  # what lay in another order in memory may lie in this one here
         aten.reshape.default: flattened.noting(aten.reshape.default),
         aten.flatten.using_ints: flattened.noting(aten.flatten.using_ints),
         aten.cross_entropy_loss.default: flattened.cross_entropy,
