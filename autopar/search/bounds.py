@@ -53,13 +53,8 @@ class Term:
         return not self.compute and self.path is None
 
 
-PATHS = 3
-"""Paths taken from each answer and phase: parallel branches (the queries', keys' and values' projections) are all to count."""
-
-LONGER = 1e-3
-"""Relative gain for which a path with spans counts beside those without."""
-
-NOWHERE: Mapping[int, Sequence[float]] = {}
+LONGER = 1e-4
+"""Relative gain for which a path comes in."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +151,7 @@ def floor(model: Model) -> float:
 
 
 class Answer:
-    """What one choice for each node costs: seconds of each node, and of each edge without copies, each link's work, and the longest
-    paths of each phase."""
+    """What one choice for each node costs: seconds of each node, and of each edge without copies, and each link's work."""
 
     def __init__(self, model: Model, choices: np.ndarray) -> None:
         self.model, self.choices = model, choices
@@ -207,46 +201,43 @@ class Answer:
             return self.compute[term.phase] + slowdown * (self.between[place] - self.not_slowed[place])
         return self.between[place] + self.inside[place]
 
-    def longest_paths(self, phase: Phase) -> list[Path]:
-        """The chain of operators and reshards of ``phase`` that takes longest, and others beside it: each the longest when operators
-        of those before count half. Where it takes longer with spans, that one too."""
-        share, (seconds, edges) = np.ones(len(self.nodes)), self.once
-        waits, found = self.model.dependencies(phase), list[Path]()
-        for _ in range(PATHS):
-            path = waits.longest(share * seconds, edges, spans=False)
-            if not path.nodes or path in found:
-                break
-            if self.model.whole_path(path.nodes, path.edges):
-                found.append(path)
-            share[list(path.nodes)] /= 2
-        spanned = waits.longest(seconds, edges)
-        longer = sum(self._seconds(spanned)) > max((sum(self._seconds(path)) for path in found), default=0.0) * (1 + LONGER)
-        return [*found, spanned] if longer and self.model.whole_path(spanned.nodes, spanned.edges) else found
-
     def _seconds(self, path: Path) -> tuple[float, float]:
         """Of the operators on a path, and of its collectives."""
         return float(self.nodes[list(path.nodes)].sum()), float(self.edges[list(path.edges)].sum())
 
 
 class Cuts:
-    """The terms known so far and the answers that bound what any weights of them can reach."""
+    """The terms known so far and the answers that bound what any weights of them can reach.
 
-    def __init__(self, model: Model, slowdown: float) -> None:
-        self.model, self.slowdown = model, slowdown
+    Paths are terms too, and bytes may have a price at any of some times: of the many there are, those come in that are longest, and that at
+    which most is held, in the mix of answers by which the best weights are bounded (duals of their linear program; column generation).
+
+    Args:
+        allowed, times: where bytes have a price (``renting``): how many are free of it, and at which times of the model.
+    """
+
+    def __init__(self, model: Model, slowdown: float, allowed: float = 0.0, times: Sequence[int] = ()) -> None:
+        self.model, self.slowdown, self.allowed, self.times = model, slowdown, allowed, list(times)
         links = model.space.links
+        self.slowing = links if slowdown else ()
         self.terms: list[Term] = []
         for phase in PHASES:
-            self.terms += [Term(phase, link, compute=True) for link in (links if slowdown and links else ("",))]
+            self.terms += [Term(phase, link, compute=True) for link in (self.slowing or ("",))]
             self.terms += [Term(phase, link) for link in links]
+        self.priced: list[int] = []
+        """Of the times, those that have come in."""
         self.answers: list[Answer] = []
+        self.sums: list[list[float]] = []
+        """Of each answer, the terms' in their order."""
+        self.beyond: list[np.ndarray] = []
+        """Of each answer, what it holds at each of the times beyond what is free."""
 
     def add(self, answer: Answer) -> None:
-        """Takes an answer in, and its longest paths as terms."""
+        """Takes an answer in."""
         self.answers.append(answer)
-        for phase in PHASES:
-            for path in answer.longest_paths(phase):
-                if Term(phase, path=path) not in self.terms:
-                    self.terms += [Term(phase, link, path=path) for link in ("", *(self.model.space.links if self.slowdown else ()))]
+        self.sums.append([])
+        if self.times:
+            self.beyond.append(levels(self.model, answer.choices)[self.times] - self.allowed)
 
     def first(self) -> Mixture:
         """What is asked first: operators alone, which every plan must run."""
@@ -256,27 +247,85 @@ class Cuts:
             found.update((term, 1 / len(terms)) for term in terms)
         return Mixture(found, self.slowdown)
 
-    def best(self, beyond: Mapping[int, Sequence[float]] = NOWHERE, dearest: float = 0.0) -> tuple[Mixture, float, Mapping[int, float]]:
-        """The weights with the highest bound that the answers allow, and that bound: a linear program of a few rows.
+    def best(self, highest: float = 0.0) -> tuple[Mixture, float, Mapping[int, float]]:
+        """The weights with the highest bound that the answers allow, that bound, and the prices that go with them: linear programs of a
+        few rows.
 
         Args:
-            beyond: where bytes have a price too (``renting``): times, and what each answer holds there beyond what is allowed.
-            dearest: the highest price at any of these; the third value are those that go with the weights.
+            highest: seconds that a byte may cost at all times together, at most.
         """
+        while True:
+            mixture, most, prices, mix = self._weigh(highest)
+            if not self._enter(mix):
+                return mixture, most, prices
+
+    def _weigh(self, highest: float) -> tuple[Mixture, float, Mapping[int, float], np.ndarray]:
+        """Also the share of each answer in the mix that bounds them all."""
         problem = pulp.LpProblem("weights", pulp.LpMaximize)
-        weight = {term: problem.add_variable(f"w{number}", 0, 1) for number, term in enumerate(self.terms)}
-        price = {time: problem.add_variable(f"p{time}", 0, 1) for time in beyond}
+        for answer, sums in zip(self.answers, self.sums, strict=True):
+            sums += [answer.sum_of(term, self.slowdown) for term in self.terms[len(sums) :]]
+        scale = max(max(sums) for sums in self.sums) or 1.0
+        weights = [problem.add_variable(f"w{number}", 0, 1) for number in range(len(self.terms))]
+        prices = [problem.add_variable(f"p{one}", 0, 1) for one in self.priced]
         top = problem.add_variable("bound")
-        scale = max(max(answer.sum_of(term, self.slowdown) for term in self.terms) for answer in self.answers) or 1.0
         problem += top
         for phase in PHASES:
-            problem += pulp.lpSum(weight[term] for term in self.terms if term.phase == phase) == 1
-        for number, answer in enumerate(self.answers):
-            sums = pulp.lpSum(weight[term] * (answer.sum_of(term, self.slowdown) / scale) for term in self.terms)
-            rents = pulp.lpSum(price[time] * (dearest * over[number] / scale) for time, over in beyond.items())
-            problem += top <= sums + rents + answer.optimizer / scale
+            problem += pulp.lpSum(weight for term, weight in zip(self.terms, weights, strict=True) if term.phase == phase) == 1
+        problem += pulp.lpSum(prices) <= 1
+        rows = []
+        for number, (answer, sums) in enumerate(zip(self.answers, self.sums, strict=True)):
+            terms = pulp.lpSum(weight * (seconds / scale) for weight, seconds in zip(weights, sums, strict=True))
+            over = self.beyond[number][self.priced] * (highest / scale) if self.times else ()
+            rents = pulp.lpSum(price * cost for price, cost in zip(prices, over, strict=True))
+            rows.append(top <= terms + rents + answer.optimizer / scale)
+            problem += rows[-1]
         problem.solve(pulp.HiGHS(msg=False))
-        found = {term: max(weight[term].value(), 0.0) for term in self.terms}
+        found = {term: max(weight.value(), 0.0) for term, weight in zip(self.terms, weights, strict=True)}
         total = {phase: sum(value for term, value in found.items() if term.phase == phase) for phase in PHASES}
         mixture = Mixture({term: value / total[term.phase] for term, value in found.items() if value}, self.slowdown)
-        return mixture, top.value() * scale, {time: dearest * max(price[time].value() or 0.0, 0.0) for time in beyond}
+        mix = np.abs([row.pi or 0.0 for row in rows])
+        paid = {self.times[one]: highest * max(price.value() or 0.0, 0.0) for one, price in zip(self.priced, prices, strict=True)}
+        return mixture, top.value() * scale, paid, mix / mix.sum()
+
+    def _enter(self, mix: np.ndarray) -> bool:
+        """Takes in paths that are longer than all terms, and the time at which most is held; whether there are any."""
+        reached, entering = mix @ np.array(self.sums), list[Term]()
+        seconds, edges = (sum(share * answer.once[kind] for share, answer in zip(mix, self.answers, strict=True)) for kind in (0, 1))
+        for phase in PHASES:
+            known = max(value for term, value in zip(self.terms, reached, strict=True) if term.phase == phase)
+            for link in ("", *self.slowing):
+                path = self.longest(phase, seconds, edges * (1.0 - (self.slowdown if link else 0.0)))
+                term = Term(phase, link, path=path)
+                mean = sum(share * answer.sum_of(term, self.slowdown) for share, answer in zip(mix, self.answers, strict=True))
+                if mean > known * (1 + LONGER) and term not in self.terms:
+                    entering.append(term)
+        self.terms += entering
+        if self.times:
+            held = mix @ np.array(self.beyond)
+            fullest = int(np.argmax(held))
+            if held[fullest] > 0.0 and fullest not in self.priced:
+                self.priced.append(fullest)
+                return True
+        return bool(entering)
+
+    def longest(self, phase: Phase, seconds: np.ndarray, edges: np.ndarray) -> Path:
+        """The longest path of those that the planned graph has.
+
+        Args:
+            seconds, edges: of each node and edge, once.
+        """
+        for spans in (True, False):
+            path = self.model.dependencies(phase).longest(seconds, edges, spans)
+            if self.model.whole_path(path.nodes, path.edges):
+                return path
+        return Path((), ())
+
+
+def levels(model: Model, choices: np.ndarray) -> np.ndarray:
+    """Bytes that an answer holds at each time."""
+    change = np.zeros(max(model.times.values(), default=0) + 2)
+    for times, node, choice in zip(model.node_times, model.nodes, choices, strict=True):
+        for begin, end, size in node.items[choice]:
+            change[min(begin, len(change) - 1)] += times * size
+            change[min(end, len(change) - 1)] -= times * size
+    return np.cumsum(change)[:-1]

@@ -26,14 +26,15 @@ CLOSE = 1e-4
 """The gap at which it stops."""
 ASKING = 0.55
 """Share of the time for the prices; the rest is for the proof that what they give holds for layers left free."""
-ASKED, IDLE = 12, 3
-"""Prices tried, at most, and so many after the best."""
-FIRST, FURTHER = 0.02, 4.0
-"""The first price, as the share of the seconds that renting all that is allowed costs, and by how much the next may be higher."""
+ASKED, IDLE = 14, 6
+"""Prices tried, at most, and so many after the best: the first that are too high tell only that, and what follows them comes to more."""
+FIRST, FURTHER = 0.06, 4.0
+"""The highest first price, as the share of the seconds that renting all that is allowed costs, and by how much others may be higher than
+those of the best bound."""
 GAIN = 5e-4
 """Relative gain for which no other price is tried."""
-SHARE = 0.5
-"""Of what the answers so far want; the rest is what gave the best bound."""
+SHARE, LESS, LEAST = 0.5, 0.6, 0.1
+"""Of what the answers so far want; the rest is what gave the best bound. By how much less after each that gave none, and at least."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,14 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
 
     Args:
         weights: to begin from; none of paths.
-        times: at which bytes may be paid for; each answer adds that at which it holds most.
+        times: at which bytes may be paid for.
         until: the ``perf_counter`` up to which it may take.
     """
-    cuts, priced = Cuts(model, weights.slowdown), set[int]()
-    beyond: list[np.ndarray] = []
+    cuts = Cuts(model, weights.slowdown, allowed, times)
     best: _Asked | None = None
     prices: Mapping[int, float] = {}
-    highest, idle, seconds, ends = 0.0, 0, SECONDS, perf_counter() + ASKING * (until - perf_counter())
-    while len(beyond) < ASKED and idle < IDLE and (left := ends - perf_counter()) > 0:
+    idle, seconds, ends = 0, SECONDS, perf_counter() + ASKING * (until - perf_counter())
+    while len(cuts.answers) < ASKED and idle < IDLE and (left := ends - perf_counter()) > 0:
         problem, unit = model.problem(None, Rented(weights, prices))
         found = solve(problem, time_limit=min(seconds, left), gap=CLOSE, patient=False)
         if found.choices is None or found.objective is None:
@@ -99,28 +99,15 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
         idle = 0 if best is None or asked.bound > best.bound * (1 + GAIN) else idle + 1
         best = asked if best is None or asked.bound > best.bound else best
         cuts.add(Answer(model, choices))
-        beyond.append(_levels(model, choices) - allowed)
-        fullest = max(times, key=lambda time: beyond[-1][time])
-        if not prices and beyond[-1][fullest] <= 0.0:
+        if not prices and cuts.beyond[-1].max() <= 0.0:
             break
-        priced.add(fullest)
-        highest = FURTHER * highest or FIRST * asked.least / allowed
-        wanted, most, dear = cuts.best({time: [over[time] for over in beyond] for time in priced}, highest)
+        wanted, most, dear = cuts.best(max(FIRST * best.least / allowed, FURTHER * sum(best.prices.values())))
         if most <= best.bound * (1 + GAIN):
             break
-        weights = blend(wanted, best.weights, SHARE)
-        prices = {time: SHARE * dear[time] + (1 - SHARE) * best.prices.get(time, 0.0) for time in priced}
+        share = max(SHARE * LESS**idle, LEAST)
+        weights = blend(wanted, best.weights, share)
+        prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in dear.items()}
     if best is None:
         return 0.0
     charged, left = allowed * sum(best.prices.values()), min(MOST, until - perf_counter())
     return model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, left, best.choices) - charged
-
-
-def _levels(model: Model, choices: np.ndarray) -> np.ndarray:
-    """Bytes that an answer holds at each time."""
-    change = np.zeros(max(model.times.values(), default=0) + 2)
-    for times, node, choice in zip(model.node_times, model.nodes, choices, strict=True):
-        for begin, end, size in node.items[choice]:
-            change[min(begin, len(change) - 1)] += times * size
-            change[min(end, len(change) - 1)] -= times * size
-    return np.cumsum(change)[:-1]

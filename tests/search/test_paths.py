@@ -89,7 +89,8 @@ def test_a_mixture_prices_what_its_terms_come_to(seed: int) -> None:
     slowdown, found = model.space.machine.hardware.overlap_slowdown, answers(model)
     cuts = Cuts(model, slowdown)
     for answer in found:
-        cuts.add(answer)
+        paths = {phase: cuts.longest(phase, *answer.once) for phase in PHASES}
+        cuts.terms += [Term(phase, link, path=path) for phase, path in paths.items() for link in ("", *model.space.links)]
     weights = {term: float(rng.random()) for term in cuts.terms}
     assert sum(bool(term.link and term.path) for term in weights) >= len(PHASES) * len(model.space.links)
     priced = Mixture(weights, slowdown).price(model)

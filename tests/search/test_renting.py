@@ -94,7 +94,7 @@ def test_less_memory_costs_more_and_all_layers_pay(monkeypatch: pytest.MonkeyPat
     schedule = make_schedule(graph(), find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"], on, LEAN)
     allowed = 0.6 * memory(schedule, "adamw").peak
     chained = dearest(model, first(model), allowed, times, math.inf)
-    monkeypatch.setattr(Cuts, "add", lambda self, answer: self.answers.append(answer))
+    monkeypatch.setattr(Cuts, "longest", lambda self, *of: Path((), ()))
     found = [dearest(some, first(some), allowed, at, math.inf) for some, at in ((whole, later), (model, times))]
     free = dearest(whole, first(whole), 2.0**60, later, math.inf)
     assert found[0] > free * 1.001, "memory is short"
