@@ -7,7 +7,8 @@
   slowed once.
 - What the phase makes starts as soon as it is made.
 - What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
-  the oldest is waited for, so that its buffers can be freed.
+  the oldest is waited for, so that its buffers can be freed. Where there are several links it may wait for another to be busy
+  (``concurrency``), as long as what waits is no more than that either.
 - The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it.
 
 With ``limits.ahead_bytes`` of 0 memory is all that counts: nothing starts before it is needed, and what trails is waited for at once.
@@ -25,6 +26,7 @@ from typing import NamedTuple
 
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.collectives import Collective
+from autopar.schedule.concurrency import Links, patient
 from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
 from autopar.schedule.room import Room
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -46,19 +48,21 @@ LEAD = 4.0
 
 @dataclass(frozen=True)
 class StartTimes:
-    """When calls that may run ahead should start.
+    """When calls that may run ahead, or wait, should start.
 
     Args:
         clock: see ``Clock``.
         early, late: by instruction id the anchor before which a call may start, and the one before which it must.
         others: for each link when others hold it for which operators wait, in order: the anchor before which what the phase makes starts
             on it, or of an operator with collectives inside the next one, and when it begins.
+        due: of those that wait for another link to be busy.
     """
 
     clock: Clock
     early: Mapping[int, int]
     late: Mapping[int, int]
     others: Mapping[str, Sequence[tuple[int, float]]]
+    due: Mapping[int, float]
 
     def holds_up(self, item: Instruction, index: int) -> bool:
         """Whether a call that starts before anchor ``index`` would keep its link from another for which operators wait, though
@@ -134,7 +138,8 @@ def _times(schedule: Schedule, clock: Clock) -> StartTimes:
             for link in item.streams:
                 ready = found[item.id].ready
                 others.setdefault(link, []).append((ready + 1, clock.ends[ready]))
-    return StartTimes(clock, early, late, {link: sorted(set(starts)) for link, starts in others.items()})
+    due = patient(schedule, clock.begins)
+    return StartTimes(clock, early, late, {link: sorted(set(starts)) for link, starts in others.items()}, due)
 
 
 def _latest(
@@ -198,6 +203,8 @@ class _Placing:
         self.leading: list[Instruction] = []
         self.trailing: deque[Instruction] = deque()
         self.held_back: list[Instruction] = []
+        self.patient: list[Instruction] = []
+        self.links = Links(times.clock.begins, times.due, times.others)
 
     def run(self) -> list[Instruction]:
         fixed, early = self.schedule.once(anchors), self.times.early
@@ -222,9 +229,12 @@ class _Placing:
                 if len(self.done) > arrived:
                     self._run_ahead(index)
                 self.out.append(item)
+                self.links.reach(index + 1)
                 for other in made.get(index, ()):
                     self._made(other, index + 1)
+                self._start_patient()
             self.held_back.clear()
+            self.patient.clear()
             for item in soft:
                 self._finish(item)
         return self.out
@@ -248,8 +258,8 @@ class _Placing:
         for item in [item for item in self.held_back if item.id in self.started or self._has_room(item, index)]:
             self.held_back.remove(item)
             self._start(item)
-        while self.trailing and not self.room.allows(self._trailing(), index):
-            self._finish(self.trailing.popleft())
+        while self._trailing() and not self.room.allows(self._trailing(), index):
+            self._finish(self.trailing.popleft() if self.trailing else self.patient.pop(0))
 
     def _has_room(self, item: Instruction, index: int) -> bool:
         """Whether a call may start before the anchor ``index``, ahead of its readers. What leads to it must have started."""
@@ -261,7 +271,7 @@ class _Placing:
         return ready and self.room.take(self.schedule.collectives[item.of], min(index, deadline), deadline, self._trailing())
 
     def _trailing(self) -> list[Collective]:
-        return [self.schedule.collectives[item.of] for item in self.trailing]
+        return [self.schedule.collectives[item.of] for item in (*self.trailing, *self.patient)]
 
     def _made(self, item: Instruction, index: int) -> None:
         """What reads only what is there now: calls start, and slices that nobody in the phase reads are cut, so that the whole can go."""
@@ -273,12 +283,21 @@ class _Placing:
             if not self.found[item.id].behind and not self._has_room(item, index):
                 self.held_back.append(item)
                 return
-            if self.found[item.id].behind:
-                while self.trailing and self.behind + self._held(item) > self.limit:
-                    self._finish(self.trailing.popleft())
-            self._start(item)
+            if item.id in self.times.due:
+                self.patient.append(item)
+            else:
+                self._start(item)
         elif self.found[item.id].behind:
             self._finish(item)
+
+    def _start_patient(self) -> None:
+        """Starts what waited for another link to be busy, where one is, or where more waits than the limit."""
+        waiting = sum(self._held(item) for item in self.patient)
+        for item in list(self.patient):
+            if item.id in self.started or waiting > self.limit or not self.links.waits(item):
+                self.patient.remove(item)
+                waiting -= self._held(item)
+                self._start(item)
 
     def _held(self, item: Instruction) -> int:
         return self.schedule.collectives[item.of].held_bytes
@@ -296,7 +315,10 @@ class _Placing:
         window = self.found[item.id]
         if window.ahead and self.ahead + self._held(item) > self.limit:
             self._make_room(item)
+        while window.behind and self.trailing and self.behind + self._held(item) > self.limit:
+            self._finish(self.trailing.popleft())
         self.out.append(item)
+        self.links.start(item)
         if window.ahead:
             self.ahead += self._held(item)
             self.leading.append(item)

@@ -10,8 +10,9 @@ import pytest
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, simulated, step_seconds
 from autopar.schedule.bucketing import JOINED, size
+from autopar.schedule.concurrency import patient
 from autopar.schedule.legality import check_legal
-from autopar.schedule.windows import windows
+from autopar.schedule.windows import anchors, windows
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from tests.graphs import machine
 from tests.schedule.cases import CASES, Case
@@ -104,12 +105,15 @@ def test_prefetch_never_starts_later_than_needed_and_waits_no_earlier_than_it_mu
     assert [i.of for i in before.instructions if i.kind == "run"] == [i.of for i in after.instructions if i.kind == "run"]
     found, late, early = windows(after), place_among_operators(before), place_among_operators(after)
     captured = [place_among_operators(stage, again=False) for stage in (before, after)]
+    waits = patient(after, [0.0] * (len(anchors(after)) + 1))
     for item in after.instructions:
         if item.kind == "start":
             window = found[item.id]
             assert early["start", item.of] <= late["start", item.of], "before, everything stands just before its first reader"
             assert early["start", item.of] >= window.ready + 1
-            if window.behind or (not window.ahead and case.limits.ahead_bytes):
+            if item.id in waits and case.limits.ahead_bytes:
+                assert early["start", item.of] <= early["wait", item.of], "until another link is busy"
+            elif window.behind or (not window.ahead and case.limits.ahead_bytes):
                 assert early["start", item.of] == window.ready + 1, "what the phase makes is handed over at once"
             elif not case.limits.ahead_bytes:
                 assert early["start", item.of] == late["start", item.of], "nothing starts before it is needed"
