@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,22 +24,23 @@ from autopar.search.model import Edge, Model, Priced, Side
 PhaseSide = tuple[Phase, Side]
 
 
-@dataclass(frozen=True)
-class Belief:
-    """Of the collectives of one place: the share of their seconds that operators wait for, and calls for each value (1: no buckets)."""
+class Belief(NamedTuple):
+    """Of the collectives of one place: the share of their seconds that operators wait for, calls for each value (1: no buckets), and the
+    share of their seconds that slows operators: calls of two links at the same time do so once."""
 
     waited: float
     calls: float
+    slows: float = 1.0
 
     def mixed(self, seen: Belief | None) -> Belief:
         """Part of what is seen in the place of what was believed."""
-        if seen is None:
-            return self
-        return Belief(KEPT * self.waited + (1 - KEPT) * seen.waited, KEPT * self.calls + (1 - KEPT) * seen.calls)
+        return self if seen is None else Belief(*(KEPT * mine + (1 - KEPT) * its for mine, its in zip(self, seen, strict=True)))
 
 
 FIRST: Mapping[Side, Belief] = {"ahead": Belief(0.5, 0.2), "between": Belief(1.0, 1.0), "behind": Belief(0.5, 0.2)}
 """What is believed before the first schedule."""
+HALF = 0.5
+"""What each of two calls that are under way at the same time slows operators."""
 KEPT = 0.6
 """Share of the old belief in the new one."""
 
@@ -49,7 +51,7 @@ class Exposure:
     latency, which a bucket pays once, by how many values share a call.
 
     Args:
-        slowdown: the hardware's ``overlap_slowdown``: what is hidden costs that share all the same.
+        slowdown: the hardware's ``overlap_slowdown``: what is hidden costs that share all the same, as much as it slows.
     """
 
     beliefs: Mapping[PhaseSide, Belief]
@@ -84,7 +86,7 @@ class Exposure:
             belief = self.beliefs[edge.phase, edge.side]
             key = id(edge.seconds), belief
             if key not in made:
-                share = belief.waited + (1.0 - belief.waited) * self.slowdown
+                share = belief.waited + (1.0 - belief.waited) * self.slowdown * belief.slows
                 copies = model.copies(edge)
                 made[key] = share * (edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)) + copies
             edges.append(made[key])
@@ -169,7 +171,7 @@ def _latency(model: Model, edge: Edge) -> np.ndarray:
 
 
 def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief]:
-    """What a simulated schedule shows of each place of collectives: the share of their seconds during which operators stood still."""
+    """What a simulated schedule shows of each place of collectives."""
     stalls = [(slot.since, slot.since + slot.stalled) for slot in slots if slot.stalled > 0.0]
     begins = [begin for begin, _ in stalls]
     found = windows(schedule)
@@ -177,6 +179,11 @@ def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief
     waited: dict[PhaseSide, float] = defaultdict(float)
     calls: dict[PhaseSide, int] = defaultdict(int)
     parts: dict[PhaseSide, int] = defaultdict(int)
+    slows: dict[PhaseSide, float] = defaultdict(float)
+    flights: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for slot in slots:
+        if slot.instruction.kind == "start" and slot.end > slot.begin:
+            flights[slot.instruction.stream].append((slot.begin, slot.end))
     for slot in slots:
         item = slot.instruction
         if item.kind == "start":
@@ -185,6 +192,17 @@ def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief
             total[place] += slot.end - slot.begin
             calls[place] += 1
             parts[place] += len(schedule.collectives[item.of].parts)
+            both = sum(_within(others, slot.begin, slot.end) for stream, others in flights.items() if stream != item.stream)
+            slows[place] += max(slot.end - slot.begin - HALF * both, 0.0)
             for begin, end in stalls[max(bisect_left(begins, slot.begin) - 1, 0) : bisect_left(begins, slot.end)]:
                 waited[place] += max(0.0, min(end, slot.end) - max(begin, slot.begin))
-    return {place: Belief(waited[place] / seconds, calls[place] / parts[place]) for place, seconds in total.items() if seconds > 0.0}
+    return {
+        place: Belief(waited[place] / seconds, calls[place] / parts[place], slows[place] / seconds)
+        for place, seconds in total.items() if seconds > 0.0
+    }  # fmt: skip
+
+
+def _within(flights: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Seconds between two times for which calls of one stream are under way."""
+    some = flights[max(bisect_left(flights, (begin, 0.0)) - 1, 0) : bisect_left(flights, (end, 0.0))]
+    return sum(max(0.0, min(last, end) - max(first, begin)) for first, last in some)

@@ -7,13 +7,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from autopar.schedule import simulated
+from autopar.schedule.windows import windows
 from autopar.search.building import build_model
-from autopar.search.exposure import Alone, Exposure
+from autopar.search.exposure import FIRST, Alone, Exposure, exposed
 from autopar.search.model import Model
 from autopar.search.pins import Pins
 from autopar.search.space import Space
 from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import random_graph
+from tests.schedule.cases import Case
 
 SLOWDOWN = 0.15
 
@@ -21,6 +24,46 @@ SLOWDOWN = 0.15
 def model_of(seed: int) -> Model:
     machine = Machine(Mesh.parse("x=2,y=2"), load_hardware("h100-sxm"), "roofline")
     return build_model(Space(random_graph(seed, layers=4), machine, "adamw", Pins()), again=1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_under_way_on_two_links_slows_half_as_much_each(seed: int) -> None:
+    """Against the same schedule looked at many times a call."""
+    case = Case("gpt2", "x=2,y=2", seed)
+    schedule = dict(case.stages())["free"]
+    slots = simulated(schedule)
+    flights = [slot for slot in slots if slot.instruction.kind == "start" and slot.end > slot.begin]
+    found, moments = windows(schedule), 400
+    seen: dict[tuple[str, str], list[float]] = {}
+    for slot in flights:
+        window = found[slot.instruction.id]
+        side = "ahead" if window.ahead else "behind" if window.behind else "between"
+        total, slows = seen.setdefault((slot.instruction.half, side), [0.0, 0.0])
+        at = slot.begin + (np.arange(moments) + 0.5) / moments * (slot.end - slot.begin)
+        busy = sum(((other.begin <= at) & (at < other.end)).astype(int) for other in flights)
+        seen[slot.instruction.half, side] = [total + slot.end - slot.begin, slows + float((1.0 / busy).mean()) * (slot.end - slot.begin)]
+    shown = exposed(schedule, slots)
+    assert shown.keys() == seen.keys()
+    for place, (total, slows) in seen.items():
+        assert shown[place].slows == pytest.approx(slows / total, rel=1e-2)
+    assert seed or min(belief.slows for belief in shown.values()) < 0.99
+    assert FIRST["behind"].slows == 1.0
+
+
+def test_what_slows_less_costs_less() -> None:
+    model, place = model_of(0), ("backward", "behind")
+    first = Exposure.first(SLOWDOWN)
+    half = Exposure({where: belief._replace(slows=0.5 if where == place else 1.0) for where, belief in first.beliefs.items()}, SLOWDOWN)
+    whole, less = first.price(model), half.price(model)
+    cheaper = 0
+    for number, edge in enumerate(model.edges):
+        behind = edge.tensor is not None and (edge.phase, edge.side) == place
+        finite = np.isfinite(edge.seconds)
+        assert (less.edges[number][finite] <= whole.edges[number][finite]).all()
+        cheaper += bool((less.edges[number][finite] < whole.edges[number][finite]).any())
+        assert behind or (less.edges[number][finite] == whole.edges[number][finite]).all()
+    assert cheaper
+    assert first.beliefs[place].mixed(half.beliefs[place]).slows == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("seed", range(3))
