@@ -37,7 +37,7 @@ from autopar.search.space import Late
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
 from solvers import Status
 
-EXPOSURES = 6
+EXPOSURES = 8
 """Rounds of prices by exposure, at most."""
 BOUNDS = 20
 """Rounds of weights for the bound, at most."""

@@ -31,7 +31,7 @@ SMALL, LARGE = 30_000, 1_000_000
 LONG = 1_500
 """Operators from which a schedule takes so long that a search of the whole graph, which makes hundreds, would hardly begin, and that few
 plans are scheduled of which little is hoped."""
-IDLE = 2
+IDLE = 3
 """Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
 GAIN = 1e-3
 """Relative change that counts as a gain."""
@@ -211,7 +211,7 @@ class Trials:
             start = self.model.restrict(start)
         def answer(problem: Problem) -> Solution:
             seconds = max(min(self.left, most), LEAST if self.fits else FIRST)
-            patient = not (proves and self.folded)  # many bounds are asked, each a little loose
+            patient = self.small or not proves  # many bounds are asked, each a little loose
             found = solve(problem, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
                 raise KeyboardInterrupt
