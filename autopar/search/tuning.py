@@ -39,8 +39,8 @@ LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
 HOPELESS = 1.5
 """Limits that are tried one by one gain less than this."""
 NEAR = 1.02
-"""What trails by more than this after a limit's nearest rungs were tried, and by more than that has gained, is left; and beyond a rung that
-trails the best by as much no other is tried."""
+"""What trails by more than this after a limit's nearest rungs were tried, and by more than that has gained, is left, unless it would not
+with more memory; and beyond a rung that trails the best by as much no other is tried."""
 BESIDE = 2
 """So many rungs are near."""
 EQUAL = 1e-9
@@ -154,6 +154,8 @@ class Tuning:
         self.asked: set[Limits] = set()
         """Those that were asked what they hold."""
         self.looked: set[Limits] = set()
+        self.hoped = math.inf
+        """Seconds of the fastest looked at, whatever it holds."""
         self.beside = math.inf
         """Seconds of the best schedule known, of whatever assignment: what trails does not have to hold less as well."""
         self.trusts = True
@@ -191,13 +193,16 @@ class Tuning:
         return gain > 0.0 and self.ahead is not None and self.ahead.seconds * (1 - gain) <= self.working
 
     def _ladder(self, name: str, rungs: Sequence[int]) -> Sequence[int]:
-        """The values that are tried for a limit."""
-        return _within(rungs, self.limit if self.most[name] > LITTLE else min(self.limit, self.most[name]))
+        """The values that are tried for a limit: where there is little, the same whatever memory there is, as long as that is enough."""
+        if self.most[name] > LITTLE:
+            return _within(rungs, self.limit)
+        return tuple(value for value in _within(rungs, self.most[name]) if value <= self.limit)
 
     def look(self, limits: Limits) -> float:
         """Takes a schedule in if it is better; its seconds."""
         self.looked.add(limits)
         one = self._placed(limits)
+        self.hoped = min(self.hoped, one.seconds)
         if one.seconds < self.below:
             self._take(limits, one)
         return one.seconds
@@ -306,7 +311,7 @@ class Tuning:
                     if limits not in self.looked and low < value < high and left and self.look(limits) > NEAR * self.ahead.seconds:
                         low, high = (max(low, value), high) if value < begun else (low, min(high, value))
                     now = self.ahead.seconds
-                    trails = step + 1 >= BESIDE and now > NEAR * beside and best.seconds - now < now - beside
+                    trails = step + 1 >= BESIDE and self.hoped > NEAR * beside and best.seconds - now < now - beside
                     if self.trusts is not trusted or trails or self._at_best(gain):
                         return self.settle()
             if self.ahead is last:
