@@ -61,13 +61,15 @@ class Links:
     def __init__(
         self, begins: Sequence[float], due: Mapping[int, float], others: Mapping[str, Sequence[tuple[int, float]]] = NONE
     ) -> None:  # fmt: skip
-        self.begins, self.due, self.others, self.now, self.index = begins, due, others, 0.0, 0
+        self.begins, self.due, self.others = begins, due, others
+        self.index = 0
+        """The anchor that the sweep has come to."""
         self.busy: dict[str, float] = {}
         self.arrives: dict[str, float] = {}
 
-    def reach(self, index: int) -> None:
-        """The sweep has come to an anchor."""
-        self.now, self.index = self.begins[index], index
+    @property
+    def now(self) -> float:
+        return self.begins[self.index]
 
     def start(self, item: Instruction) -> None:
         """A call starts."""

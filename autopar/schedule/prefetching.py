@@ -203,7 +203,8 @@ class _Placing:
         self.leading: list[Instruction] = []
         self.trailing: deque[Instruction] = deque()
         self.held_back: list[Instruction] = []
-        self.patient: list[Instruction] = []
+        self.patient: deque[Instruction] = deque()
+        self.waiting = 0
         self.links = Links(times.clock.begins, times.due, times.others)
 
     def run(self) -> list[Instruction]:
@@ -229,12 +230,14 @@ class _Placing:
                 if len(self.done) > arrived:
                     self._run_ahead(index)
                 self.out.append(item)
-                self.links.reach(index + 1)
+                self.links.index = index + 1
                 for other in made.get(index, ()):
                     self._made(other, index + 1)
-                self._start_patient()
+                if self.patient:
+                    self._start_patient()
             self.held_back.clear()
-            self.patient.clear()
+            while self.patient:
+                self._start_first()
             for item in soft:
                 self._finish(item)
         return self.out
@@ -259,7 +262,10 @@ class _Placing:
             self.held_back.remove(item)
             self._start(item)
         while self._trailing() and not self.room.allows(self._trailing(), index):
-            self._finish(self.trailing.popleft() if self.trailing else self.patient.pop(0))
+            if self.trailing:
+                self._finish(self.trailing.popleft())
+            else:
+                self._start_first()
 
     def _has_room(self, item: Instruction, index: int) -> bool:
         """Whether a call may start before the anchor ``index``, ahead of its readers. What leads to it must have started."""
@@ -285,19 +291,25 @@ class _Placing:
                 return
             if item.id in self.times.due:
                 self.patient.append(item)
+                self.waiting += self._held(item)
             else:
                 self._start(item)
         elif self.found[item.id].behind:
             self._finish(item)
 
     def _start_patient(self) -> None:
-        """Starts what waited for another link to be busy, where one is, or where more waits than the limit."""
-        waiting = sum(self._held(item) for item in self.patient)
-        for item in list(self.patient):
-            if item.id in self.started or waiting > self.limit or not self.links.waits(item):
-                self.patient.remove(item)
-                waiting -= self._held(item)
-                self._start(item)
+        """Starts what waited for another link to be busy, in order, where one is, or where more waits than the limit."""
+        while self.patient:
+            first = self.patient[0]
+            if first.id not in self.started and self.waiting <= self.limit and self.links.waits(first):
+                return
+            self._start_first()
+
+    def _start_first(self) -> None:
+        """Of what waits."""
+        first = self.patient.popleft()
+        self.waiting -= self._held(first)
+        self._start(first)
 
     def _held(self, item: Instruction) -> int:
         return self.schedule.collectives[item.of].held_bytes
@@ -318,7 +330,8 @@ class _Placing:
         while window.behind and self.trailing and self.behind + self._held(item) > self.limit:
             self._finish(self.trailing.popleft())
         self.out.append(item)
-        self.links.start(item)
+        if self.times.due:
+            self.links.start(item)
         if window.ahead:
             self.ahead += self._held(item)
             self.leading.append(item)

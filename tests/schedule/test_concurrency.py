@@ -82,19 +82,19 @@ def test_a_call_waits_until_another_link_is_busy_and_what_it_reads_has_arrived()
     assert links.waits(mine), "its own is free when the other is no longer busy"
     links.start(call(5, "node", 6.0, ("v4",)))
     assert not links.waits(mine)
-    links.reach(3)
+    links.index = 3
     assert not links.waits(mine) and links.waits(call(3, "network", 1.0, ("v5",))), "what it reads is under way until 6.5"
     soon = Links([0.0, 1.0, 2.0], {1: 2.0}, {"network": [(1, 0.5), (2, 1.5)]})
     soon.start(call(0, "node", 5.0))
     assert soon.waits(mine), "another call that is waited for comes in between"
-    soon.reach(1)
+    soon.index = 1
     assert soon.waits(mine)
-    soon.reach(2)
+    soon.index = 2
     assert not soon.waits(mine)
     alone = Links([0.0, 1.0, 2.0], {2: 1.5})
-    alone.reach(1)
+    alone.index = 1
     assert alone.waits(call(2, "network", 1.0))
-    alone.reach(2)
+    alone.index = 2
     assert not alone.waits(call(2, "network", 1.0)), "the phase is only just long enough"
 
 
