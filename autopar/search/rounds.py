@@ -35,7 +35,7 @@ from autopar.search.scarcity import (
 from autopar.search.solving import solve
 from autopar.search.space import Late
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Trials
-from solvers import Status
+from solvers import INTERRUPTED, Status
 
 EXPOSURES = 8
 """Rounds of prices by exposure, at most."""
@@ -216,7 +216,8 @@ class Search(Trials):
 
     def _prove(self) -> None:
         """Bounds under the weights of operators alone, where a solve does not take long, and then under those that answers suggest. What
-        they give are plans to try as well: those of operators alone, whatever waits for what, are like no others."""
+        they give are plans to try as well: those of operators alone, whatever waits for what, are like no others. The others have gained
+        nothing where a schedule takes long, and are left there."""
         cuts = Cuts(self.model, self.slowdown)
         huge = len(self.problem.edge_costs) > HUGE
         center, idle, little = cuts.first(), 0, LITTLE if huge else GAIN
@@ -227,9 +228,11 @@ class Search(Trials):
                 cuts.add(Answer(model, choices))
         if cuts.answers and huge:
             mixture = blend(cuts.best()[0], center, SHARE)
-        for _ in range(BOUNDS):
-            before = self.aim
-            found = self.solve(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)
+        for number in range(BOUNDS):
+            before, ask = self.aim, self.solve if number == 0 or not self.large else self.choose
+            found = ask(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)
+            if self.last is not None and self.last.message == INTERRUPTED:
+                raise KeyboardInterrupt
             if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short):
                 return
             cuts.add(Answer(self.model, self.start))

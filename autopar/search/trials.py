@@ -189,6 +189,24 @@ class Trials:
             proves: the optimum under these weights bounds every step; nothing is reserved.
             limit: where it is to keep to less than it must; then nothing is reserved either.
         """
+        solution = self.choose(weights, gap, proves=proves, limit=limit)
+        if solution is None:
+            return None
+        limits: Limits | None = self.best.schedule.limits if self.best is not None else None
+        beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
+        tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
+        found = self.schedule(self.answers[-1], limits, tries, beside)
+        self.short |= self.folded and found.memory.peak > self.limit
+        self.gained = self.offer(found, solution.method)
+        if solution.message == INTERRUPTED:
+            raise KeyboardInterrupt
+        if self.keeping and found.memory.peak > self.limit:
+            return self.fit(found, weights if isinstance(weights, Exposure) else Exposure.first(self.slowdown)) or found
+        return found
+
+    def choose(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Solution | None:
+        """What ``solve`` does before its schedule: the choices are in ``start``, and their assignment is the last of ``answers``; None
+        without any. Whoever makes no schedule of it looks whether it was interrupted."""
         self.gained = False
         space = self.model.space
         bytes_allowed = UNLIMITED if self.folded else self.limit if limit is None else limit
@@ -211,7 +229,7 @@ class Trials:
             start = self.model.restrict(start)
         def answer(problem: Problem) -> Solution:
             seconds = max(min(self.left, most), LEAST if self.fits else FIRST)
-            patient = self.small or not proves  # many bounds are asked, each a little loose
+            patient = self.small  # of others a little more is soon said by other prices
             found = solve(problem, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
                 raise KeyboardInterrupt
@@ -239,20 +257,9 @@ class Trials:
         if solution.choices is None:
             return None
         self.start = self.model.expand(solution.choices) if self.folded else solution.choices[: len(self.model.nodes)]
-        limits: Limits | None = self.best.schedule.limits if self.best is not None else None
-        beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
-        tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
-        assignment = extract(self.model, self.start)
-        self.answers.append(assignment)
+        self.answers.append(extract(self.model, self.start))
         self.chosen.append((self.model, self.start))
-        found = self.schedule(assignment, limits, tries, beside)
-        self.short |= self.folded and found.memory.peak > self.limit
-        self.gained = self.offer(found, solution.method)
-        if solution.message == INTERRUPTED:
-            raise KeyboardInterrupt
-        if self.keeping and found.memory.peak > self.limit:
-            return self.fit(found, weights if isinstance(weights, Exposure) else Exposure.first(self.slowdown)) or found
-        return found
+        return solution
 
     def kept(
         self, plans: Sequence[Assignment], prices: Exposure, seconds: float, shares: tuple[float, ...] = SHARES
