@@ -24,7 +24,7 @@ SECONDS, MOST = 3.0, 12.0
 """For one solve, and where that is too short for an answer on the machine."""
 CLOSE = 1e-4
 """The gap at which it stops."""
-ASKING = 0.55
+ASKING = 0.65
 """Share of the time for the prices; the rest is for the proof that what they give holds for layers left free."""
 ASKED, IDLE = 14, 6
 """Prices tried, at most, and so many after the best: the first that are too high tell only that, and what follows them comes to more."""
