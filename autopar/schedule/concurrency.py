@@ -18,8 +18,6 @@ from autopar.graph import Phase
 from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.windows import anchors, moving, windows
 
-NONE: Mapping[str, Sequence[tuple[int, float]]] = {}
-
 
 def patient(schedule: Schedule, begins: Sequence[float]) -> Mapping[int, float]:
     """Instruction ids of the calls that wait, and when each must have started.
@@ -58,9 +56,7 @@ class Links:
         others: for each link when calls hold it for which operators wait: see ``prefetching.StartTimes``.
     """
 
-    def __init__(
-        self, begins: Sequence[float], due: Mapping[int, float], others: Mapping[str, Sequence[tuple[int, float]]] = NONE
-    ) -> None:  # fmt: skip
+    def __init__(self, begins: Sequence[float], due: Mapping[int, float], others: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         self.begins, self.due, self.others = begins, due, others
         self.index = 0
         """The anchor that the sweep has come to."""

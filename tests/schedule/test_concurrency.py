@@ -73,7 +73,7 @@ def test_due_is_when_the_link_is_just_done_at_the_end() -> None:
 
 
 def test_a_call_waits_until_another_link_is_busy_and_what_it_reads_has_arrived() -> None:
-    links = Links([0.0, 1.0, 2.0, 3.0, 9.0], {1: 9.0, 2: 1.5, 3: 9.0})
+    links = Links([0.0, 1.0, 2.0, 3.0, 9.0], {1: 9.0, 2: 1.5, 3: 9.0}, {})
     mine = call(1, "network", 1.0)
     assert links.waits(mine), "no other link is busy"
     links.start(call(0, "network", 5.0))
@@ -91,11 +91,30 @@ def test_a_call_waits_until_another_link_is_busy_and_what_it_reads_has_arrived()
     assert soon.waits(mine)
     soon.index = 2
     assert not soon.waits(mine)
-    alone = Links([0.0, 1.0, 2.0], {2: 1.5})
+    alone = Links([0.0, 1.0, 2.0], {2: 1.5}, {})
     alone.index = 1
     assert alone.waits(call(2, "network", 1.0))
     alone.index = 2
     assert not alone.waits(call(2, "network", 1.0)), "the phase is only just long enough"
+
+
+@pytest.mark.parametrize("case", TWO_LINKS, ids=str)
+def test_no_more_waits_than_may_be_in_flight(case: Case) -> None:
+    """Where that is less than some calls, which do not wait then."""
+    before = dict(case.stages())["bucket"]
+    sizes = sorted(before.collectives[item.of].held_bytes for item in before.instructions if item.id in patient(before, zeros(before)))
+    limit = sizes[len(sizes) // 2] if sizes else 1
+    schedule = prefetching.prefetch(replace(before, limits=replace(case.limits, ahead_bytes=limit)))
+    found, waits = windows(schedule), patient(schedule, zeros(schedule))
+    mine = {item.of: item for item in schedule.instructions if item.id in waits}
+    started, index = set[str](), -1
+    for item in schedule.instructions:
+        if item.kind == "run":
+            idle = [of for of, call in mine.items() if found[call.id].ready < index + 1 and of not in started and call.half == item.half]
+            assert sum(schedule.collectives[of].held_bytes for of in idle) <= limit
+            index += 1
+        elif item.of in mine:
+            started.add(item.of)
 
 
 def test_less_time_is_spent_beside_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,8 +112,8 @@ def test_prefetch_never_starts_later_than_needed_and_waits_no_earlier_than_it_mu
             assert early["start", item.of] <= late["start", item.of], "before, everything stands just before its first reader"
             assert early["start", item.of] >= window.ready + 1
             if item.id in waits and case.limits.ahead_bytes:
-                assert early["start", item.of] <= early["wait", item.of], "until another link is busy"
-            elif window.behind or (not window.ahead and case.limits.ahead_bytes):
+                continue  # until another link is busy: test_concurrency
+            if window.behind or (not window.ahead and case.limits.ahead_bytes):
                 assert early["start", item.of] == window.ready + 1, "what the phase makes is handed over at once"
             elif not case.limits.ahead_bytes:
                 assert early["start", item.of] == late["start", item.of], "nothing starts before it is needed"
