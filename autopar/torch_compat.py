@@ -1013,6 +1013,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one is a view of the other, or both are of a third; also while they are traced, where storages are not to be looked at."""
+    return torch._C._is_alias_of(tensor, other)
+
+
 @contextmanager
 def replaced_on_cpu(operator: str, function: Callable[..., Any]) -> Iterator[None]:
     """Within it, the ATen operator (``dropout``) is ``function`` on CPU tensors wherever it is called from, C++ included."""

@@ -548,3 +548,17 @@ def test_numbers_are_formatted(one_rank: None) -> None:
     assert f"{norm:.2f} {norm.norm():5.1f}" == "6.00   6.0" and f"{norm}" == str(norm)
     with pytest.raises(TypeError):
         f"{weight:.2f}"
+
+
+def test_shared_memory_is_seen_while_tracing():
+    found = []
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            whole = x * 2
+            others = (whole.view(-1), whole.detach()[1:], whole.t().reshape(-1), x)
+            found.extend(torch_compat.shares_memory(whole, other) for other in others)
+            return (whole.sum(),)
+
+    torch_compat.trace_joint(Model(), (torch.randn(3, 4, requires_grad=True),), {})
+    assert found[:4] == [True, True, False, False]

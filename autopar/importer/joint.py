@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,7 @@ from autopar.importer.exported import Exported
 from autopar.importer.provenance import user_frame
 from autopar.importer.rewrite import Replacement, replacements, seeded
 from autopar.importer.rewrite.patterns import recognised
+from autopar.importer.writing import Written
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
 """Namespaces of torch's collectives."""
@@ -45,6 +47,7 @@ class DialectProgram(nn.Module):
         super().__init__()
         self.exported = exported
         self.blocks = blocks
+        self.written = Written(exported.graph_module)
         self.running: torch.fx.Node | None = None
         self.origins: dict[str, torch.fx.Node] = {}
         self.seeds = count(1)
@@ -113,11 +116,10 @@ class DialectProgram(nn.Module):
                     continue
                 mark = f"{prefix}{node.name}"
                 self.origins[mark] = node
+                replacement = table.get(target, target)
+                run = partial(self.blocks.run, node, values, table) if self.blocks.concerns(node) else partial(replacement, *args, **kwargs)
                 with origin(mark):
-                    if self.blocks.concerns(node):
-                        values[node] = self.blocks.run(node, values, table)
-                    else:
-                        values[node] = table.get(target, target)(*args, **kwargs)
+                    values[node] = self.written.run(node, run, replacement, values) if self.written.concerns(node) else run()
         raise AssertionError("an exported graph ends in an output node")
 
     def _deferred(

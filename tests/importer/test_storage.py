@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from autopar.errors import CaptureError
 from autopar.importer import capture
+from autopar.importer.writing import Written
 from autopar.rules import find_rule
 from tests.importer.graph_interpreter import run_graph
 
@@ -72,6 +73,93 @@ def test_a_view_of_what_lies_in_another_order_in_memory_here():
         return F.conv2d(picture, weight).permute(0, 2, 3, 1).contiguous().view(-1, 3)
 
     check(function, X)
+
+
+def picture(x):
+    """Of a layer over places and a convolution: its channels lie innermost in torch's own run, and not in a product of the dialect's."""
+    laid = F.linear(x.reshape(2, 4, 6).transpose(1, 2), torch.ones(4, 4) / 3, torch.ones(4)).transpose(1, 2).reshape(2, 4, 2, 3)
+    return F.conv2d(laid, torch.ones(3, 4, 1, 1) / 2).permute(0, 2, 3, 1)
+
+
+def through_view(x):
+    h = picture(x).contiguous()
+    h.view(-1, 3).mul_(2.0)
+    return h.square().sum(0)
+
+
+def through_reshape(x):
+    h = picture(x)
+    h.reshape(-1, 3).mul_(2.0)
+    return h.square().sum(0)
+
+
+def through_flatten_without_grad(x):
+    h = picture(x)
+    with torch.no_grad():
+        h.flatten(0, 2).mul_(2.0)
+    return h.square().sum(0)
+
+
+def into_a_copy(x):
+    h = (x * 2).t().relu()
+    h.reshape(-1).mul_(3)
+    return h.square()
+
+
+def into_a_copy_that_a_loss_reads(x):
+    logits = (x * 1.0).reshape(3, 4, 4).transpose(0, 1).reshape(12, 4)
+    logits.mul_(2)
+    return F.cross_entropy(logits, torch.arange(12) % 4) + x.sum(0)
+
+
+def into_a_copy_of_one_part(x):
+    h = x * 2
+    torch.cat([h]).add_(1)
+    return h.square()
+
+
+def through_strides(x):
+    h = x * 2
+    h.as_strided((4, 4), (4, 1), 3).add_(1)
+    return h.square()
+
+
+def through_what_drops_nothing(x):
+    h = x * 2
+    F.dropout(h, 0.5, training=False).add_(1)
+    return h.square()
+
+
+@pytest.mark.parametrize("function", [
+    through_view, through_reshape, through_flatten_without_grad, into_a_copy, into_a_copy_that_a_loss_reads, into_a_copy_of_one_part,
+    through_what_drops_nothing,
+])  # fmt: skip
+def test_what_is_written_in_place_is_read_as_in_the_model(function):
+    """Whether a reshape is a view hangs on the order in memory."""
+    check(function, X)
+
+
+def test_what_is_written_through_strides_is_read_so():
+    captured = capture(Model(through_strides), (X,))
+    values = run_graph(captured.graph, {item.tensor: X for item in captured.graph.of_kind("input")} | {"tangent:0": torch.ones(6, 8)})
+    torch.testing.assert_close(values[captured.graph.outputs[0].tensor], through_strides(X))
+
+
+def test_a_view_that_would_be_a_copy_is_refused_where_it_is_written():
+    def function(x):
+        h = x * 2
+        h.t().add_(1)
+        return h
+
+    exported = torch.export.export(Model(function), (X,), strict=False).graph_module
+    written = Written(exported)
+    double, turned, _, _ = (node for node in exported.graph.nodes if node.op in ("call_function", "output"))
+    value = X * 2
+    assert written.concerns(double) and written.concerns(turned)
+    assert written.run(turned, value.t, turned.target, {double: value}).data_ptr() == value.data_ptr()
+    with pytest.raises(CaptureError, match=r"aten\.t\.default shares memory with its argument") as refused:
+        written.run(turned, lambda: value.t().clone(), turned.target, {double: value})
+    assert ".clone()" in str(refused.value)
 
 
 @pytest.mark.parametrize("others", [1, 2])

@@ -1,0 +1,99 @@
+"""Memory that the model writes in place: values traced anew share it as they share it in torch's own run.
+
+Whether ``reshape`` is a view hangs on the order in which its argument lies in memory, and operators of the dialect leave their results in
+orders of their own. To what is only read that is all one. What is written through one name and read through another has to lie, and be
+shared, as it is where the model runs; the exported graph knows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from autopar import torch_compat
+from autopar.errors import CaptureError
+from autopar.importer.diagnosis import at_line
+from autopar.importer.provenance import user_frame
+
+aten = torch.ops.aten
+_VIEWS = frozenset({aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.as_strided.default})
+"""Operators with a replacement that are views where they can be: of memory that is written they are run as they are."""
+_HIDDEN = frozenset({aten.lift_fresh_copy.default, aten.dropout.default})
+"""Operators of which the exported graph does not show whether they share memory: constants are made anew in each call, and what drops
+nothing gives its argument itself, here as there."""
+_STILL = frozenset({aten.detach_.default})
+"""Operators that change a tensor and not what is in it."""
+
+
+class Written:
+    """The nodes of an exported graph, and of the regions in it, whose memory some operator writes."""
+
+    def __init__(self, exported: GraphModule) -> None:
+        graphs = [part.graph for part in exported.modules() if isinstance(part, GraphModule)]
+        self.storages = frozenset(
+            torch_compat.storage_key(value) for graph in graphs for node in graph.nodes for value in _tensors(_changed(node))
+        )
+
+    def concerns(self, node: Node) -> bool:
+        return bool(self.storages) and any(torch_compat.storage_key(value) in self.storages for value in _tensors([node]))
+
+    def run(self, node: Node, run: Callable[[], Any], replacement: Callable[..., Any], values: Mapping[Node, Any]) -> Any:
+        """The value of a node that is concerned: of ``run``, which calls the ``replacement``, in memory as in torch's own run.
+
+        Raises:
+            CaptureError: the value is part of what another is, as the model runs, and a copy of it here.
+        """
+        if node.target in _VIEWS and replacement is not node.target:
+            return node.target(*torch.fx.node.map_arg(node.args, values.__getitem__), **node.kwargs)  # type: ignore[operator]
+        value = run()
+        if not isinstance(value, Tensor) or _changed(node) or node.target in _HIDDEN:
+            return value
+        there, here = node.meta["val"], [item for source in node.all_input_nodes for item in _leaves(values[source])]
+        shared = any(torch_compat.storage_key(there) == torch_compat.storage_key(item) for item in _tensors(node.all_input_nodes))
+        found = any(torch_compat.shares_memory(value, item) for item in here)
+        if shared and not found:
+            raise _lost(node)
+        return value if shared else _laid(value.clone() if found else value, there)
+
+
+def _laid(value: Tensor, like: Tensor) -> Tensor:
+    """The value in the order in memory that ``like`` has, where that is another. What is held in blocks has another shape."""
+    if value.shape != like.shape or _strides(value) == _strides(like):
+        return value
+    order = sorted(range(like.dim()), key=lambda dim: (like.stride(dim), like.shape[dim]), reverse=True)
+    back = sorted(range(like.dim()), key=order.__getitem__)
+    return value.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _strides(value: Tensor) -> list[int]:
+    return [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
+
+
+def _changed(node: Node) -> list[Node]:
+    """The arguments that an operator writes."""
+    if not torch_compat.is_operator(node.target) or node.target in _STILL or not torch_compat.schema_of(node.target).is_mutable:
+        return []
+    found: list[Node] = []
+    for index, argument in enumerate(torch_compat.schema_of(node.target).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            found += [item for item in _leaves(given) if isinstance(item, Node)]
+    return found
+
+
+def _leaves(item: Any) -> list[Any]:
+    return [part for part in torch_compat.leaves_of(item) if isinstance(part, (Tensor, Node))]
+
+
+def _tensors(nodes: list[Node]) -> list[Tensor]:
+    return [value for node in nodes for value in torch_compat.leaves_of(node.meta.get("val")) if isinstance(value, Tensor)]
+
+
+def _lost(node: Node) -> CaptureError:
+    message = f"the result of {node.target} shares memory with its argument, and one of the two is written in place"
+    hint = "write into a copy, .clone(), or compute the new value without writing in place"
+    return CaptureError(at_line(message, user_frame(node)), hint)
