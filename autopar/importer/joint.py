@@ -21,10 +21,10 @@ from autopar.importer.blocks import InBlocks
 from autopar.importer.deferred import OPERATOR, Users, with_hooks
 from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
+from autopar.importer.in_place import InPlace
 from autopar.importer.provenance import user_frame
 from autopar.importer.rewrite import Replacement, replacements, seeded
 from autopar.importer.rewrite.patterns import recognised
-from autopar.importer.writing import Written
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
 """Namespaces of torch's collectives."""
@@ -47,7 +47,7 @@ class DialectProgram(nn.Module):
         super().__init__()
         self.exported = exported
         self.blocks = blocks
-        self.written = Written(exported.graph_module)
+        self.in_place = InPlace(exported.graph_module)
         self.running: torch.fx.Node | None = None
         self.origins: dict[str, torch.fx.Node] = {}
         self.seeds = count(1)
@@ -119,7 +119,7 @@ class DialectProgram(nn.Module):
                 replacement = table.get(target, target)
                 run = partial(self.blocks.run, node, values, table) if self.blocks.concerns(node) else partial(replacement, *args, **kwargs)
                 with origin(mark):
-                    values[node] = self.written.run(node, run, replacement, values) if self.written.concerns(node) else run()
+                    values[node] = self.in_place.run(node, run, replacement, values) if self.in_place.concerns(node) else run()
         raise AssertionError("an exported graph ends in an output node")
 
     def _deferred(

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from autopar.errors import CaptureError
 from autopar.importer import capture
-from autopar.importer.writing import Written
+from autopar.importer.in_place import InPlace
 from autopar.rules import find_rule
 from tests.importer.graph_interpreter import run_graph
 
@@ -152,13 +152,13 @@ def test_a_view_that_would_be_a_copy_is_refused_where_it_is_written():
         return h
 
     exported = torch.export.export(Model(function), (X,), strict=False).graph_module
-    written = Written(exported)
+    in_place = InPlace(exported)
     double, turned, _, _ = (node for node in exported.graph.nodes if node.op in ("call_function", "output"))
     value = X * 2
-    assert written.concerns(double) and written.concerns(turned)
-    assert written.run(turned, value.t, turned.target, {double: value}).data_ptr() == value.data_ptr()
+    assert in_place.concerns(double) and in_place.concerns(turned)
+    assert in_place.run(turned, value.t, turned.target, {double: value}).data_ptr() == value.data_ptr()
     with pytest.raises(CaptureError, match=r"aten\.t\.default shares memory with its argument") as refused:
-        written.run(turned, lambda: value.t().clone(), turned.target, {double: value})
+        in_place.run(turned, lambda: value.t().clone(), turned.target, {double: value})
     assert ".clone()" in str(refused.value)
 
 

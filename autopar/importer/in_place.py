@@ -29,7 +29,7 @@ _STILL = frozenset({aten.detach_.default})
 """Operators that change a tensor and not what is in it."""
 
 
-class Written:
+class InPlace:
     """The nodes of an exported graph, and of the regions in it, whose memory some operator writes."""
 
     def __init__(self, exported: GraphModule) -> None:
