@@ -4,7 +4,7 @@ Importing this package registers them; ``torch.ops.autopar.contract`` and the ot
 torch counterparts hide what can be split (linears flatten their batch), differ by device (attention kernels), or fuse
 parts that split differently (both gradients of a convolution in one operator).
 
-contraction, convolution, attention, lookup, extreme, ctc, experts, grouped, batch_norm, rms_norm, recurrence, dropout, noise,
+contraction, convolution, attention, lookup, extreme, diagonal, ctc, experts, grouped, batch_norm, rms_norm, recurrence, dropout, noise,
 shard: the operators.
 library: how one is declared.
 """
@@ -17,6 +17,7 @@ from autopar.dialect import (
     contraction,
     convolution,
     ctc,
+    diagonal,
     dropout,
     experts,
     extreme,
@@ -30,6 +31,6 @@ from autopar.dialect import (
 from autopar.dialect.dropout import random_step
 
 __all__ = [
-    "attention", "batch_norm", "contraction", "convolution", "ctc", "dropout", "experts", "extreme", "grouped", "lookup", "noise",
-    "random_step", "recurrence", "rms_norm", "shard",
+    "attention", "batch_norm", "contraction", "convolution", "ctc", "diagonal", "dropout", "experts", "extreme", "grouped", "lookup",
+    "noise", "random_step", "recurrence", "rms_norm", "shard",
 ]  # fmt: skip

@@ -170,14 +170,6 @@ def roll(call: OperatorCall) -> str:
     return write([names], [names], "linear {0}")
 
 
-def diagonal_backward(call: OperatorCall) -> str:
-    """The two dims it is put back into are whole."""
-    names = letters(len(call.result()))
-    dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}
-    rest = [name for dim, name in enumerate(names) if dim not in dims]
-    return write([[*rest, "_"]], [["_" if dim in dims else name for dim, name in enumerate(names)]], "linear {0}")
-
-
 def unfold(call: OperatorCall) -> str:
     """The windowed dim is whole."""
     names = letters(len(call.shape(0)))
@@ -193,26 +185,29 @@ def unfold_backward(call: OperatorCall) -> str:
     return write([[*given, "_"]], [names], "linear {0}")
 
 
+def _along(shape: Shape, call: OperatorCall, length: int) -> tuple[list[str], str]:
+    """Words of a matrix's dims, and of the dim of its diagonal: it is split as the rows are if it has an entry in each of them."""
+    words = [f"d{dim}" for dim in range(len(shape))]
+    every = length == shape[call.arguments["dim1"]]
+    words[call.arguments["dim1"]], words[call.arguments["dim2"]] = "k" if every else "r", "c"
+    return words, "k" if every else "l!"
+
+
 def diagonal(call: OperatorCall) -> str:
-    """The two dims it is taken from are whole."""
-    names = letters(len(call.shape(0)))
-    dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}
-    rest = [name for dim, name in enumerate(names) if dim not in dims]
-    words = ["_" if dim in dims else name for dim, name in enumerate(names)]
-    return write([words], [[*rest, "_"]], "linear {0}")
+    """Rows and columns are free: entries of another rank's are zero on this one; of its own rows it has the entries."""
+    words, entry = _along(call.shape(0), call, call.arguments["length"])
+    whole = "!" if call.inputs[0].dtype == "bool" else ""  # no sum makes one of parts
+    given = [word + (whole if word in ("r", "c") else "") for word in words]
+    return write([given], [[*(word for word in words if word.startswith("d")), entry]], "linear {0}")
 
 
-def diagonal_embedded(call: OperatorCall) -> str:
-    """The two dims that it is written across are whole."""
-    names = letters(len(call.result()))
-    dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}
-    rest = [name for dim, name in enumerate(names) if dim not in dims]
-    return write([[*rest, "_"]], [["_" if dim in dims else name for dim, name in enumerate(names)]], "linear {0}")
+def along_diagonal(call: OperatorCall) -> str:
+    """Rows and columns are free: each rank writes the entries that lie in its own."""
+    words, entry = _along(call.result(), call, call.shape(0)[-1])
+    return write([[*(word for word in words if word.startswith("d")), entry]], [words], "linear {0}")
 
 
-def diagonal_scatter(call: OperatorCall) -> str:
-    """The two dims that it is written across are whole."""
-    names = letters(len(call.shape(0)))
-    dims = {call.arguments["dim1"] % len(names), call.arguments["dim2"] % len(names)}
-    words = ["_" if dim in dims else name for dim, name in enumerate(names)]
-    return write([words, [*(name for dim, name in enumerate(names) if dim not in dims), "_"]], [words], "linear {0 1}")
+def on_diagonal(call: OperatorCall) -> str:
+    """Rows and columns are free: each rank writes the entries that lie in its own."""
+    words, entry = _along(call.result(), call, call.shape(1)[-1])
+    return write([words, [*(word for word in words if word.startswith("d")), entry]], [words], "linear {0 1}")

@@ -5,6 +5,7 @@ One function reads how dims are cut from the strategy; the table's rows say whic
     shape output 0      the local shape of that output (or ``input 0``)
     extent v            the local size of a factor (of several: the product); an argument that is None stays
     start v             the argument plus the rank's first index of the factor
+    shift v -w          the argument plus the first index of one factor, less that of another
     ratio               for ``repeat``: local output over local input, dim by dim
     seed output 0       the argument, moved on by the number of the rank's part of that output
 """
@@ -20,7 +21,7 @@ from autopar.graph import Argument, Op, Tensor
 from autopar.rules.expansion import plain_factors, strategies
 from autopar.rules.lookup import find_row, find_rule
 from autopar.rules.rule import ShardingRule
-from autopar.rules.signature import Row, signature
+from autopar.rules.signature import REQUIRED, Row, signature
 from autopar.sharding import ShardingSpec, Strategy, span
 
 SEED_STRIDE = 1 << 20
@@ -50,14 +51,15 @@ def localize(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, sizes: S
         return op.args, op.kwargs
     rule = find_rule(op, tensors)
     cut = _Cut(rule, _factors(op, rule, tensors, strategy, sizes), strategy, tuple(sizes), tuple(coordinates))
-    places = {parameter.name: index for index, parameter in enumerate(signature(row.operator))}
+    parameters = signature(row.operator)
+    places = {parameter.name: index for index, parameter in enumerate(parameters)}
     args, kwargs = list(op.args), dict(op.kwargs)
     for name, formula in row.local:
         index = places[name]
         if index < len(args):
             args[index] = cut.value(formula, args[index])
-        elif name in kwargs:
-            kwargs[name] = cut.value(formula, kwargs[name])
+        elif name in kwargs or parameters[index].default is not REQUIRED:
+            kwargs[name] = cut.value(formula, kwargs.get(name, parameters[index].default))
     return tuple(args), tuple(kwargs.items())
 
 
@@ -103,6 +105,8 @@ class _Cut:
                 return (extent,) if isinstance(argument, tuple) else argument if argument is None else extent
             case "start":
                 return argument + self.span(rest[0])[0]
+            case "shift":
+                return argument + sum(-self.span(name[1:])[0] if name.startswith("-") else self.span(name)[0] for name in rest)
             case "ratio":
                 shape, result = self.local_shape("input", 0), self.local_shape("output", 0)
                 padded = (1,) * (len(result) - len(shape)) + shape

@@ -45,6 +45,7 @@ _REDUCED = "x, dim=None, keepdim=False"
 _VARIANCE = "inner d: sum(...) sum(...)"
 _CONVOLUTION = "stride=, padding=, dilation=, groups="
 _GROUP_NORM = (("N", "extent n"), ("C", "extent g c"), ("group", "extent g"))
+_ALONG = (("row", "shift -r"), ("column", "shift k -c"))
 _SOFTMAX = "... d -> ... d | inner d: max(...) sum(...)"
 _SOFTMAX_BACKWARD = "... d, ... d -> ... d | linear {0} | inner d: sum(...)"
 
@@ -204,13 +205,8 @@ VIEW: tuple[Row, ...] = (
     *_rows("view", "repeat", computed_layout.repeat, "x, repeats=", local=(("repeats", "ratio"),), work="none"),
     *_rows("view", "unfold", computed_layout.unfold, "x, dimension=, size=, step=", alias=True),
     *_rows("view", "unfold_backward", computed_layout.unfold_backward, "grad, input_sizes=, dim=, size=, step=", **_INPUT_SIZES),
-    *_rows("view", "diagonal", computed_layout.diagonal, "x, offset=0, dim1=0, dim2=1", alias=True),
-    *_rows("view", "diagonal_copy", computed_layout.diagonal, "x, offset=0, dim1=0, dim2=1", work="none"),
-    *_rows("view", "diag_embed", computed_layout.diagonal_embedded, "x, offset=0, dim1=-2, dim2=-1", work="none"),
-    *_rows("view", "diagonal_scatter", computed_layout.diagonal_scatter, "x, src, offset=0, dim1=0, dim2=1", work="none"),
     *_rows("view", "pixel_shuffle", "... (c p! q!) h w -> ... c (h p!) (w q!) | linear {0}", work="none", equal="all"),
     *_rows("view", "pixel_unshuffle", "... c (h p!) (w q!) -> ... (c p! q!) h w | linear {0}", work="none", equal="all"),
-    *_rows("view", "diagonal_backward", computed_layout.diagonal_backward, "grad, input_sizes=, offset=, dim1=, dim2=", **_INPUT_SIZES),
     *_rows("view", "view_as_real", "... -> ... _ | linear {0}", alias=True),
     *_rows("view", "view_as_complex", "... _ -> ... | linear {0}", alias=True),
 )
@@ -235,7 +231,12 @@ SLICE: tuple[Row, ...] = (
     *_rows("fft", "_fft_c2c _fft_r2c _fft_c2r", "... _ -> ... _ | linear {0}", "x, dim=", **_AT_DIM),
     *_rows("slice", "glu", "... _ -> ... _", "x, dim=-1", **_AT_DIM),
     *_rows("slice", "glu_backward", "... _, ... _ -> ... _ | linear {0}", "grad, x, dim=", **_AT_DIM),
-    *_rows("slice", "tril triu", "... _ _ -> ... _ _ | linear {0}"),
+    *_rows("slice", "tril triu", "... r c -> ... r c | linear {0}", "x, diagonal=0", local=(("diagonal", "shift r -c"),)),
+    Row("slice", "autopar.diagonal(x, length=, row=, column=, dim1=, dim2=)", computed_layout.diagonal,
+        local=(("length", "extent k l"), *_ALONG), work="none"),
+    Row("slice", "autopar.along_diagonal(values, rows=, columns=, row=, column=, dim1=, dim2=)", computed_layout.along_diagonal,
+        local=(("rows", "extent k r"), ("columns", "extent c"), *_ALONG), work="none"),
+    Row("slice", "autopar.on_diagonal(x, values, row=, column=, dim1=, dim2=)", computed_layout.on_diagonal, local=_ALONG, work="none"),
 )  # fmt: skip
 
 NORMALISATION: tuple[Row, ...] = (

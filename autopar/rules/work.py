@@ -56,11 +56,13 @@ def storage_roots(graph: Graph) -> dict[str, str]:
 
 
 def moves(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
-    """Bytes that the operator reads and writes, whose operands are of so many bytes: of a view none, of what is stored these entries
-    twice, and not what they are stored into."""
+    """Bytes that the operator reads and writes, whose operands are of so many bytes: of a view none, of what is stored, or read
+    along a diagonal, these entries twice, and not what they are stored into or read from."""
     row = find_row(op.target)
     if row is not None and row.alias:
         return 0
+    if op.target == "autopar.diagonal.default":
+        return 2 * sum(outputs)
     return 2 * sum(inputs[1:]) if stores(op) else sum(inputs) + sum(outputs)
 
 

@@ -53,7 +53,6 @@ _INSTEAD: Mapping[str, Callable[..., Any]] = {
     "aten.copy.default": _copied,
     "aten.slice_scatter.default": _replacing(torch.ops.aten.slice.Tensor),
     "aten.select_scatter.default": _replacing(torch.ops.aten.select.int),
-    "aten.diagonal_scatter.default": _replacing(torch.ops.aten.diagonal.default),
 }
 """What runs in their place. Graphs do not say how tensors lie in memory; mostly that is why one is copied, and what needs it contiguous
 would copy it once more."""

@@ -88,7 +88,7 @@ def test_distributions_look_at_their_parameters_without_a_trace():
     def likely(y):
         picked = torch.distributions.Categorical(logits=y)
         spread = torch.distributions.Normal(y, y.exp())
-        joint = torch.distributions.MultivariateNormal(y[0], y.T @ y + torch.eye(4))
+        joint = torch.distributions.MultivariateNormal(y[0], y.T @ y + torch.ones(4).diag())
         total = picked.log_prob(y.argmax(1)).unsqueeze(1) + joint.log_prob(y).unsqueeze(1)
         return total + spread.log_prob(y.sin()) + torch.distributions.kl_divergence(spread, spread)
 

@@ -3,8 +3,8 @@
 One table at the end: torch operator to a function of the same arguments. The functions run under the joint tracing, so
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
 
-contractions, convolutions, attentions, normalisation, losses, reductions, extremes, draws, recurrences, strides, selection, bags,
-experts, concatenation, factorisations, statistics: the functions, by kind.
+contractions, convolutions, attentions, normalisation, losses, reductions, extremes, diagonals, draws, recurrences, strides, selection,
+bags, experts, concatenation, factorisations, statistics: the functions, by kind.
 called: those that are swapped where the model calls them.
 patterns: dialect operators that a model writes out.
 """
@@ -20,6 +20,7 @@ from autopar.importer.rewrite.attentions import attention_replacement
 from autopar.importer.rewrite.concatenation import cat
 from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear, einsum, linear, matmul, vdot
 from autopar.importer.rewrite.convolutions import convolution, convolve, convolve_steps
+from autopar.importer.rewrite.diagonals import DIAGONALS, trace
 from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
 from autopar.importer.rewrite.extremes import aminmax, extreme, kth_value, place, ranked
@@ -53,9 +54,9 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def seeded(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
-    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, means, and checks of
-    what was factorised."""
-    return {**DECOMPOSITIONS, **draws(next_seed), aten._linalg_check_errors.default: _nothing}
+    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, means, diagonals, and
+    checks of what was factorised."""
+    return {**DECOMPOSITIONS, **DIAGONALS, **draws(next_seed), aten._linalg_check_errors.default: _nothing}
 
 
 def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
@@ -119,6 +120,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.linalg_cholesky.default: cholesky,
         aten.linalg_solve.default: solve,
         aten.masked_scatter.default: masked_scatter,
+        aten.trace.default: trace,
         aten.channel_shuffle.default: channel_shuffle,
         aten.affine_grid_generator.default: affine_grid,
         aten.as_strided.default: as_strided,
