@@ -65,8 +65,8 @@ def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = F
 
 
 class Placed:
-    """What ``PLACING`` makes of one list under one limits after another: a pass runs anew only where a limit that it reads, or one before
-    it, is another.
+    """What ``PLACING`` makes of one list under one limits after another: a pass runs anew only where a limit that it reads, or the list
+    that it is given, is another.
 
     Args:
         first: see ``ordered``.
@@ -78,9 +78,9 @@ class Placed:
 
     def under(self, limits: Limits) -> Schedule:
         """The same as ``run_passes`` of the list with these limits and ``PLACING``."""
-        schedule, key = self.first, tuple[object, ...]()
+        schedule = self.first
         for name, run in PLACING:
-            key = (*key, name, *(getattr(limits, limit) for limit in KEEPS_TO[name]))
+            key = (id(schedule), name, *(getattr(limits, limit) for limit in KEEPS_TO[name]))
             if key not in self.known:
                 self.known[key] = self._one(run(schedule.under(limits)))
             schedule = self.known[key]
