@@ -93,9 +93,14 @@ def unflatten(leaves: list[Any], structure: Any) -> Any:
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """The same containers with ``function`` applied to every tensor."""
+    return map_only(torch.Tensor, function, tree)
+
+
+def map_only(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same containers with ``function`` applied to every leaf of a kind."""
     from torch.utils import _pytree
 
-    return _pytree.tree_map_only(torch.Tensor, function, tree)
+    return _pytree.tree_map_only(kind, function, tree)
 
 
 def is_known_container(value: Any) -> bool:

@@ -9,14 +9,15 @@ user's to rewrite.
 from __future__ import annotations
 
 import ast
+import copy
 import linecache
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import count, islice
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,8 @@ from autopar.importer.diagnosis import is_user_file
 
 _ASKING = frozenset({"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"})
 _FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
+_SETTING = frozenset({"__set__", "set_"})
+"""What gives a tensor another storage. What is written by ``out=`` is no other version of itself to torch either."""
 _CHECKS = frozenset({"_check_tensor_all", "_check_tensor_all_with", "_assert_async", "_assert"})
 _DISTRIBUTIONS = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "distributions") + os.sep
 _CONSTRAINTS = os.path.join(_DISTRIBUTIONS, "constraints.py")
@@ -52,13 +55,17 @@ class AssumedFiniteWarning(UserWarning):
     """A condition on whether values are finite was planned as if all were."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Known:
-    """How a value is computed from numbers in the code: ``function(*args, **kwargs)``; ``assumed``: finiteness was taken for granted."""
+    """How a value is computed from numbers in the code: ``function(*args, **kwargs)``, in which what is known of a tensor is in its place.
+
+    ``given``: both; ``number``: of the call, among those noted; ``part``: which of its results; ``assumed``: finiteness was taken for
+    granted.
+    """
 
     function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    number: int
     part: int | None = None
     assumed: bool = False
 
@@ -68,6 +75,7 @@ class KnownValues(TorchFunctionMode):
     """Notes how tensors come about, and answers for those that are known."""
 
     noted: dict[int, tuple[Tensor, Known]] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -79,35 +87,51 @@ class KnownValues(TorchFunctionMode):
             return None
         tensors = [item for item in torch_compat.leaves_of((args, kwargs)) if isinstance(item, Tensor)]
         known = all(id(item) in self.noted for item in tensors)
+        assumed = known and any(self.noted[id(item)][1].assumed for item in tensors)
         if name in _ASKING and tensors:
-            assumed = known and any(self.noted[id(item)][1].assumed for item in tensors)
             wanted = _wanted_by_check() if name in ("__bool__", "item") and (assumed or not known) else None
             if wanted is not None:
                 return wanted
             if known:
                 return self._answer(function, args, kwargs, assumed)
+        versions = {id(item): item._version for item in tensors}
         result = function(*args, **kwargs)
-        if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in kwargs:
-            self._forget(tensors[:1])
+        written = [item for item in tensors if item._version != versions[id(item)]]
+        replaced = tensors[:1] if name in _SETTING else torch_compat.leaves_of(kwargs.get("out", ()))
+        sure = known and not any(word in name for word in _CHANCE)
+        if written or replaced:
+            again = sure and not replaced and bool(args) and all(item is args[0] for item in written)
+            self._write([*written, *replaced], (function, self._now(args[1:]), self._now(kwargs), assumed) if again else None)
         elif name in _FINITE and not known and isinstance(result, Tensor):
-            self._note(result, Known(torch.full, (tuple(result.shape), _FINITE[name]), {}, assumed=True))
-        elif known and not any(word in name for word in _CHANCE) and name != "__get__":
-            made = Known(function, args, kwargs, assumed=any(self.noted[id(item)][1].assumed for item in tensors))
+            self._note(result, Known(torch.full, ((tuple(result.shape), _FINITE[name]), {}), next(self.numbers), assumed=True))
+        elif sure and name != "__get__":
+            made = Known(function, self._now((args, kwargs)), next(self.numbers), assumed=assumed)
             results = result if isinstance(result, (tuple, list)) else [result]
             for index, item in enumerate(results):
-                if isinstance(item, Tensor) and not any(item is given for given in tensors):
-                    self._note(item, made if item is result else Known(function, args, kwargs, index, made.assumed))
+                if isinstance(item, Tensor) and not any(item is one for one in tensors):
+                    self._note(item, made if item is result else replace(made, part=index))
         return result
 
     def _note(self, tensor: Tensor, known: Known) -> None:
         self.noted[id(tensor)] = (tensor, known)
 
-    def _forget(self, written: list[Tensor]) -> None:
-        """What shares its storage with a tensor that was written to is known no longer."""
+    def _now(self, tree: Any) -> Any:
+        """What is known of tensors, in their place."""
+        return torch_compat.map_tensors(lambda tensor: self.noted[id(tensor)][1], tree)
+
+    def _write(self, written: list[Tensor], how: tuple[Any, ...] | None) -> None:
+        """What shares its storage with tensors that were written to is known no longer, or is what it has become where it is known how."""
         keys = {torch_compat.storage_key(item) for item in written}
-        for number, (tensor, _) in list(self.noted.items()):
-            if torch_compat.storage_key(tensor) in keys:
-                del self.noted[number]
+        sharing = [entry for entry in self.noted.values() if torch_compat.storage_key(entry[0]) in keys]
+        for tensor, _ in sharing:
+            del self.noted[id(tensor)]
+        if how is not None:
+            function, *given, assumed = how
+            place = next(number for number, (tensor, _) in enumerate(sharing) if tensor is written[0])
+            before = [known for _, known in sharing]
+            made = Known(partial(_written, function, place), ((before, *given), {}), next(self.numbers))
+            for part, (tensor, known) in enumerate(sharing):
+                self._note(tensor, replace(made, part=part, assumed=assumed or known.assumed))
 
     def _answer(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], assumed: bool) -> Any:
         if assumed:
@@ -115,19 +139,45 @@ class KnownValues(TorchFunctionMode):
             file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
             text = f"{file}:{line}: planned as if all values were finite: {linecache.getline(file, line).strip()}"
             warnings.warn(text, AssumedFiniteWarning, stacklevel=2)
-        values: dict[int, Any] = {}
+        given = self._now((args, kwargs))
         with torch_compat.real_tensors():
-            return function(*self._real(args, values), **self._real(kwargs, values))
+            args, kwargs = _real(given)
+            return function(*args, **kwargs)
 
-    def _real(self, tree: Any, values: dict[int, Any]) -> Any:
-        return torch_compat.map_tensors(lambda tensor: self._value(tensor, values), tree)
 
-    def _value(self, tensor: Tensor, values: dict[int, Any]) -> Tensor:
-        if id(tensor) not in values:
-            known = self.noted[id(tensor)][1]
-            made = known.function(*self._real(known.args, values), **self._real(known.kwargs, values))
-            values[id(tensor)] = made if known.part is None else made[known.part]
-        return values[id(tensor)]
+def _written(
+    function: Callable[..., Any], place: int, sharing: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Tensor]:  # fmt: skip
+    """Tensors that share a storage, when ``function`` has written to one of them."""
+    copies = copy.deepcopy(sharing)  # which share one again
+    function(copies[place], *args, **kwargs)
+    return copies
+
+
+def _real(tree: Any) -> Any:
+    """The same containers with values in place of how they are computed, each computed once."""
+    wanted = {known.number: known for known in _knowns(tree)}
+    waiting = list(wanted.values())
+    while waiting:
+        found = [known for known in _knowns(waiting.pop().given) if known.number not in wanted]
+        wanted.update((known.number, known) for known in found)
+        waiting += found
+    values: dict[int, Any] = {}
+
+    def value(known: Known) -> Any:
+        return values[known.number] if known.part is None else values[known.number][known.part]
+
+    def put_in(given: Any) -> Any:
+        return torch_compat.map_only(Known, value, given)
+
+    for number in sorted(wanted):
+        args, kwargs = put_in(wanted[number].given)
+        values[number] = wanted[number].function(*args, **kwargs)
+    return put_in(tree)
+
+
+def _knowns(tree: Any) -> list[Known]:
+    return [leaf for leaf in torch_compat.leaves_of(tree) if isinstance(leaf, Known)]
 
 
 def running_user_frame() -> FrameType | None:

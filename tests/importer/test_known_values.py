@@ -37,9 +37,44 @@ def counted(y):
 
 def written(y):
     mask = torch.ones(4)
-    part = mask[:2]
+    part, before = mask[:2], mask + 1
     mask.zero_()
+    part[1] = 5
+    mask += 1
+    mask[mask == 6] = 3
+    return y.sin() if (mask.tolist(), part.tolist(), before.sum()) == ([1, 3, 1, 1], [1, 3], 8) else y.cos()
+
+
+def written_with_what_is_not_known(y):
+    mask = torch.ones(4)
+    part = mask[:2]
+    mask.copy_(y[0])
     return y.sin() if part.sum() > 1 else y.cos()  # here
+
+
+def written_by_chance(y):
+    mask = torch.ones(4)
+    mask.bernoulli_(0.5)
+    return y.sin() if mask.sum() > 1 else y.cos()  # here
+
+
+def written_as_out(y):
+    mask = torch.ones(4)
+    torch.add(torch.ones(4), 1, out=mask)
+    return y.sin() if mask.sum() > 4 else y.cos()  # here
+
+
+def replaced(y):
+    mask = torch.ones(4)
+    mask.data = torch.zeros(4)
+    return y.sin() if mask.sum() > 1 else y.cos()  # here
+
+
+def made_in_many_steps(y):
+    mask = torch.zeros(600)
+    for place in range(600):
+        mask[place] = place % 2
+    return y.sin() if mask.sum() == 300 else y.cos()
 
 
 def drawn(y):
@@ -54,14 +89,17 @@ def asked(y):
     return y
 
 
-@pytest.mark.parametrize(("function", "count"), [(causal, 1), (counted, 2), (checked, 1)])
+@pytest.mark.parametrize(("function", "count"), [(causal, 1), (counted, 2), (checked, 1), (written, 1), (made_in_many_steps, 1)])
 def test_what_is_known_is_answered_and_checks_leave_no_trace(function, count):
     graph = capture(Model(function), (torch.randn(2, 4),), mode="inference").graph
     assert [op.target for op in graph.ops if "bias" not in op.name][-count:] == ["aten.sin.default"] * count
     assert len(graph.ops) == 2 + count
 
 
-@pytest.mark.parametrize("function", [written, drawn, asked])
+REFUSED = [written_with_what_is_not_known, written_by_chance, written_as_out, replaced, drawn, asked]
+
+
+@pytest.mark.parametrize("function", REFUSED)
 def test_what_is_not_known_is_refused(function):
     with pytest.raises(CaptureError, match=r"depends on the values of a tensor\n.*# here"):
         capture(Model(function), (torch.randn(2, 4),), mode="inference")

@@ -42,7 +42,7 @@ from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
 from autopar.importer.rewrite.recurrences import recurrences
 from autopar.importer.rewrite.reductions import DECOMPOSITIONS, product
 from autopar.importer.rewrite.selection import masked_scatter
-from autopar.importer.rewrite.strides import adaptive_average, affine_grid, as_strided, as_strided_scatter, channel_shuffle, fill_diagonal
+from autopar.importer.rewrite.strides import STRIDED, adaptive_average, affine_grid, channel_shuffle, fill_diagonal
 
 aten = torch.ops.aten
 Replacement = Callable[..., Any]
@@ -54,9 +54,9 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def seeded(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
-    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, means, diagonals, and
-    checks of what was factorised."""
-    return {**DECOMPOSITIONS, **DIAGONALS, **draws(next_seed), aten._linalg_check_errors.default: _nothing}
+    """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, means, diagonals,
+    what is read by strides, and checks of what was factorised."""
+    return {**DECOMPOSITIONS, **DIAGONALS, **STRIDED, **draws(next_seed), aten._linalg_check_errors.default: _nothing}
 
 
 def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
@@ -123,8 +123,7 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.trace.default: trace,
         aten.channel_shuffle.default: channel_shuffle,
         aten.affine_grid_generator.default: affine_grid,
-        aten.as_strided.default: as_strided,
-        aten.as_strided_scatter.default: as_strided_scatter,
+        **STRIDED,
         aten.fill_diagonal_.default: fill_diagonal,
         aten.adaptive_avg_pool1d.default: adaptive_average(aten.adaptive_avg_pool1d.default, aten.mean.dim, 1),
         aten.adaptive_avg_pool2d.default: adaptive_average(aten.adaptive_avg_pool2d.default, aten.mean.dim, 2),

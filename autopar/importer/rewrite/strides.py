@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,11 @@ def _positions(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
         numbers = torch.arange(extent, device=x.device) * step
         places = places + numbers.reshape([-1] + [1] * (len(size) - dim - 1))
     return places
+
+
+STRIDED: Mapping[Any, Callable[..., Tensor]] = {aten.as_strided.default: as_strided, aten.as_strided_scatter.default: as_strided_scatter}
+"""Above autograd, so that gradients are those of a lookup; and below, where what is written in place was left a view: in memory of a rank a
+tensor may lie otherwise."""
 
 
 def fill_diagonal(x: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
