@@ -330,6 +330,22 @@ def with_backward(function: Any, wrapped: Callable[[Callable[..., Any]], Callabl
     return type(function.__name__, (function,), {name: staticmethod(wrapped(getattr(function, name))) for name in names})
 
 
+def accumulating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves to whose ``.grad`` a backward from these would add."""
+    found: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad}
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = dict.fromkeys(waiting)
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        before = dict.fromkeys(source for source, _ in node.next_functions if source is not None and source not in seen)
+        seen |= before
+        waiting += before
+    return list(found.values())
+
+
 @contextmanager
 def replaced_module_hooks(entered: Callable[..., Any], left: Callable[..., Any]) -> Iterator[None]:
     """Within it, the inputs and outputs of a module with backward hooks pass through ``entered`` and ``left``.

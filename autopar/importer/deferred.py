@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from autopar import torch_compat
 from autopar.dialect.library import define
 from autopar.errors import CaptureError
+from autopar.importer.diagnosis import at_line
 from autopar.importer.known_values import running_user_frame
 
 Users = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -331,6 +333,32 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
 
 def _backward(*_: Any, **__: Any) -> Any:
     raise CaptureError("forward calls backward() itself", "take the gradient as a value: torch.autograd.grad(..., create_graph=True)")
+
+
+class _Refusing(TorchFunctionMode):
+    """Within it, a backward that the user's Python runs itself adds to no parameter's ``.grad``, which nobody would ask for."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (Tensor.backward, torch.autograd.backward) and kwargs.get("inputs") is None:
+            of = [leaf for leaf in torch_compat.leaves_of(args[:1] or kwargs.get("tensors")) if isinstance(leaf, Tensor)]
+            reached = [leaf for leaf in torch_compat.accumulating(of) if isinstance(leaf, nn.Parameter)]
+            if reached:
+                frame = running_user_frame()
+                message = f"backward() here adds to the .grad of parameters ({_sizes(reached)}), which a plan has no place for"
+                raise CaptureError(
+                    at_line(message, None if frame is None else (frame.f_code.co_filename, frame.f_lineno)),
+                    "give the parameters to the function as arguments, take their gradients by torch.autograd.grad and return them; where "
+                    "it only saves memory call the layers without it: a plan chooses what is computed again",
+                )
+        return function(*args, **kwargs)
+
+
+REFUSING = _Refusing()
+
+
+def _sizes(parameters: list[nn.Parameter]) -> str:
+    return ", ".join(str(list(parameter.shape)) for parameter in parameters[:3]) + (", ..." if len(parameters) > 3 else "")
 
 
 def _accumulated(*_: Any, **__: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError
 from autopar.importer.blocks import InBlocks
-from autopar.importer.deferred import OPERATOR, Users, with_hooks
+from autopar.importer.deferred import OPERATOR, REFUSING, Users, with_hooks
 from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
 from autopar.importer.in_place import InPlace
@@ -188,7 +188,7 @@ def _users(table: Mapping[Any, Replacement], marked: Callable[[], Any]) -> Users
 
     def users(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
-            with marked(), torch_compat.replaced_operators(table):
+            with marked(), torch_compat.replaced_operators(table), REFUSING:
                 return function(*args, **kwargs)
 
         return called

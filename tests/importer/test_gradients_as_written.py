@@ -74,6 +74,25 @@ class Literal(torch.autograd.Function):
 straight = Straight.apply  # as models write it: bound before any capture
 
 
+class Again(torch.autograd.Function):
+    """A function that is computed again in backward, and differentiated there."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
+        context.function = function
+        context.save_for_backward(x)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (x,) = context.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            context.function(x).backward(gradient)  # here
+        return x.grad, None
+
+
 class Two(nn.Module):
     """Two layers with something between or around them."""
 
@@ -149,6 +168,7 @@ def remade(self: Two, h: Tensor) -> Tensor:
 
 BETWEEN: dict[str, Callable[[Two, Tensor], Tensor]] = {
     "straight-through": lambda self, h: straight(h),
+    "computed again": lambda self, h: Again.apply(h, lambda x: x.sin() * x),
     "reversal": lambda self, h: Reversed.apply(h, 0.5),
     "clipping": product,
     "literals": lambda self, h: Literal.apply(Literal.apply(h)),
@@ -310,6 +330,7 @@ class InPlace(torch.autograd.Function):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "backward": (lambda: Two(inner_backward), "calls backward"),
+    "backward of layers": (lambda: Two(lambda self, h: Again.apply(h, self.b)), r"backward\(\) here adds to the .grad(.*\n)+.*# here"),
     "in place": (lambda: Two(lambda self, h: InPlace.apply(h * 1)), "changes its input in place"),
     "old module hook": (lambda: with_hooks(lambda model: model.a.register_backward_hook(halved)), "register_backward_hook"),
     "accumulated": (
