@@ -39,6 +39,8 @@ class Observed:
     Args:
         tensor, before: what it is made of and for; None of a bucket.
         parts: of a bucket: the same, and the bytes, of each.
+        spared: what it read, or a call before it that it had to wait for, whose memory it gave back before its own wait; with the id of
+            the call from whose start on it was not there.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Observed:
     tensor: str | None = None
     before: str | None = None
     parts: tuple[tuple[str, str, int], ...] = ()
+    spared: tuple[tuple[str, str], ...] = ()
 
     def row(self, mesh: Mesh) -> dict[str, Any]:
         """As JSON."""
@@ -126,20 +129,22 @@ class Call:
     def start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
         """Hands over what it reads."""
         if not self.earlier:
-            self._start(ranks, flights, observed)
+            self._start(ranks, flights, observed, ())
             return
         with self.backend.beside(self.exchange):
             arrived = [{name: held[name] for name in self.sources if name in held} for held in ranks]
+            spared: list[str] = []
             for call in self.earlier:
                 flight = flights[call.of.id]
+                spared += () if flight.wait is None else call.last
                 call.land(flight, arrived)
                 if not self.backend.streams(self.exchange):
                     flight.wait, flight.landed = None, [{name: held[name] for name in call.targets} for held in arrived]
-            self._start(arrived, flights, observed)
+            self._start(arrived, flights, observed, () if self.backend.streams(self.exchange) else spared)
             if not self.of.packs or self.backend.streams(self.exchange):
                 flights[self.of.id].held = arrived
 
-    def _start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+    def _start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None, spared: Sequence[str]) -> None:
         sources = [[held[name] for name in self.sources] for held in ranks]
         rooms = None
         if self.in_place and not any(source.is_contiguous() for (source,) in sources):
@@ -149,7 +154,8 @@ class Call:
         else:
             buffers = [pack(tensors) for pack, tensors in zip(self.packs, sources, strict=True)]
         if observed is not None:
-            observed.append(self._observed(sources[0]))
+            gone = [*spared, *(self.last if rooms is not None else ())]
+            observed.append(replace(self._observed(sources[0]), spared=tuple((name, self.of.id) for name in gone)))
         del sources
         for held in ranks:
             held.update(dict.fromkeys(self.last, GONE))

@@ -1,16 +1,25 @@
-"""The peak of memory as a schedule is run: what a contraction that an addition follows in one kernel does not take."""
+"""The peak of memory as a schedule is run: without what a contraction that an addition follows in one kernel does not take, and what a
+collective gives back sooner than its wait."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from autopar.runtime.collectives import Observed
 from autopar.runtime.fusion import pairs_of
 from autopar.schedule import Schedule
 from autopar.schedule.freeing import storage_bytes
 from autopar.schedule.liveness import held
 
 
-def spared_bytes(schedule: Schedule, optimizer: str) -> int:
+def spared_bytes(schedule: Schedule, optimizer: str, observed: Sequence[Observed]) -> int:
     """By how much the peak of a rank is lower as run than by ``schedule.liveness``, which counts the contraction's result beside what is
-    added to it, and beside the sum where that takes memory of its own."""
+    added to it, and beside the sum where that takes memory of its own; and the source of a collective until its wait, also where the ranks
+    had to lay it into the buffer, or another call waited for it (how values lie in memory a schedule does not know).
+
+    Args:
+        observed: the collectives that were executed.
+    """
     items = schedule.instructions
     freed = {value: index for index, item in enumerate(items) if item.kind == "free" for value in item.reads}
     before = held(schedule, optimizer)
@@ -21,4 +30,18 @@ def spared_bytes(schedule: Schedule, optimizer: str) -> int:
         if items[pair.addition].over != value:
             for place in range(begin, freed.get(value, begin) + 1):
                 run[place] -= storage_bytes(schedule, schedule.storage[value])
+    started = {item.of: index for index, item in enumerate(items) if item.kind == "start"}
+    last = {schedule.storage[value]: index for value, index in freed.items()}
+    names: dict[str, list[str]] = {}
+    for value in freed:
+        names.setdefault(schedule.storage[value], []).append(value)
+    spared: dict[str, int] = {}
+    for value, call in (pair for item in observed for pair in item.spared):
+        spared[value] = min(started[call], spared.get(value, len(items)))
+    for value, begin in spared.items():
+        root = schedule.storage[value]
+        others = [name for name in names.get(root, ()) if name != value and freed[name] > begin]
+        if value in freed and not others:
+            for place in range(begin + (value in items[begin].reads), last[root] + 1):
+                run[place] -= storage_bytes(schedule, root)
     return max(before, default=0) - max(run, default=0)
