@@ -48,6 +48,9 @@ ROUGHLY = 0.03
 ROOMY = 0.5
 """Where the best plan holds at most this share of the limit, answers are asked for without it, until one does not keep to it: those that
 do are found sooner so."""
+UNLIKELY = 1.06
+"""What a bound's weights choose and takes so many times as long as the best under the best's limits has no others tried: in 30 plans
+none of those became the best by them."""
 REMEMBERED = 8
 """So many assignments, the last that were scheduled, keep what was tried of them."""
 
@@ -112,7 +115,7 @@ class Trials:
         self.small = len(self.problem.edge_costs) <= SMALL and not self.long
         self.keeping = False
         """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
-        self.tries, self.idle = (3, 1) if self.large else (24, IDLE)
+        self.tries, self.idle = (3, 1) if self.large else (8 if self.long else 24, IDLE)
         self.reserves = Reserves(model, asked.limit, pairs=not self.large)
         self.best: Timed | None = None
         self.close: list[Timed] = []
@@ -195,7 +198,10 @@ class Trials:
         limits: Limits | None = self.best.schedule.limits if self.best is not None else None
         beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
         tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
-        found = self.schedule(self.answers[-1], limits, tries, beside)
+        begun = 0 if proves and self.long else tries
+        found = self.schedule(self.answers[-1], limits, begun, beside)
+        if begun < tries and found.seconds <= UNLIKELY * beside:
+            found = self.schedule(self.answers[-1], limits, tries, beside)
         self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
