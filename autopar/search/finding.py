@@ -17,7 +17,7 @@ from autopar.ending import put_together
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
-from autopar.schedule import Assignment
+from autopar.schedule import Assignment, Limits
 from autopar.schedule.legality import check_legal
 from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
@@ -33,8 +33,8 @@ from autopar.search.pins import Pins, resolve_pins
 from autopar.search.pooled import pooled
 from autopar.search.rounds import Search
 from autopar.search.space import Late, Space
-from autopar.search.trials import GAIN, PROOF, TURN, Asked, Progress
-from autopar.search.tuning import Timed
+from autopar.search.trials import GAIN, LONG, PROOF, TURN, Asked, Progress
+from autopar.search.tuning import Timed, best_schedule
 from autopar.search.written import Written
 from autopar.sharding import ALL_ORDERS
 from cost_models import Machine
@@ -52,6 +52,8 @@ ENUMERATING = 1 / 3
 answer."""
 HURRIED = 0.5
 """Share of the time limit after which the best plan of merged axes is scheduled before it is looked around."""
+OPEN, TRIES = 0.01, 24
+"""The gap from which meshes with axes merged are searched to the end too, and how many limits are tried for a plan from there."""
 GRACE = 0.05, 0.25
 """Share of the time limit, and seconds, beyond it in which a search may come to its first plan."""
 SPENT = "no plan was found in {:.3g} s", "allow more time (--time-limit), or fewer choices by pins"
@@ -95,7 +97,8 @@ def find_plan(
     shared = shared or Shared()
     known = list(shared.known)
     try:
-        return shared.took(_find(graph, machine, pins, asked, clock, shared, known))
+        found = _find(graph, machine, pins, asked, clock, shared, known)
+        return shared.took(_beside_merged(graph, machine, pins, asked, clock, found))
     except InfeasibleError:
         shared.known += known[len(shared.known) :]
         raise
@@ -154,18 +157,18 @@ def _find_whole(
     return found
 
 
-def _many_axes(space: Space) -> bool:
-    return sum(size > 1 for size in space.sizes) > ALL_ORDERS and space.machine.cost_model != "communication"
+def _many_axes(machine: Machine) -> bool:
+    return sum(size > 1 for size in machine.mesh.sizes) > ALL_ORDERS and machine.cost_model != "communication"
 
 
 def _too_many(space: Space) -> bool:
     """Whether a problem over all choices would be too large."""
-    return _many_axes(space) and entries(space) > MANY
+    return _many_axes(space.machine) and entries(space) > MANY
 
 
 def _enumerate(space: Space, asked: Asked, clock: Clock, share: float = ENUMERATING) -> bool:
     """Whether all choices could be enumerated in time; where there are no merged axes to go by they have to be."""
-    many = _many_axes(space) and share < 1.0
+    many = _many_axes(space.machine) and share < 1.0
     last, now = asked.ends + asked.grace, perf_counter()
     space.until = now + share * max(asked.ends - now, 0.0) if many else last
     try:
@@ -197,8 +200,10 @@ def _nearby(
         bound = max(bound, pooled(space, folding, asked.limit, perf_counter() + TURN * asked.time_limit))
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated)
-    plans, merged, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None)
+    plans, found, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None, draft=True)
+    merged = found.timed if found is not None else None
     reached = merged.seconds if merged is not None else math.inf
+    start = merged.schedule.limits if merged is not None and reached < least else None
     plans = [*(timed.assignment for timed in known), *plans] if reached >= least else [*plans, *(timed.assignment for timed in known)]
     least = min(least, reached)
     whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
@@ -217,7 +222,7 @@ def _nearby(
         around = replace(asked, time_limit=seconds, proves=whole and not alone, bounds=[bound], baselines=wanted)
         part = _alone(space, plans[0]) if alone else space if whole else near(space, plans)
         try:
-            looked = _look(part, space, folding, pins, around, clock, known, plans)
+            looked = _look(part, space, folding, pins, around, clock, known, plans, start)
         except InfeasibleError:
             break
         except (KeyboardInterrupt, Late, TimeLimitError) as reason:
@@ -245,7 +250,7 @@ def _nearby(
         now = perf_counter()
         if not gained or interrupted or last or looked.gap <= asked.gap or 2 * now - looking > asked.ends:
             break  # among others for want of time: the next takes as long as this one
-        plans, least = [looked.plan, *plans], looked.timed.seconds
+        plans, least, start = [looked.plan, *plans], looked.timed.seconds, looked.schedule.limits
     if best is None and interrupted:
         raise KeyboardInterrupt
     return replace(best, interrupted=interrupted) if best is not None else None
@@ -258,27 +263,61 @@ def _over_all(space: Space, merged: Timed | None, bound: float, asked: Asked) ->
     return entries(space) <= min(MOST, PACE * asked.time_limit)
 
 
+def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock, found: Found) -> Found:
+    """What was found on many axes, or on a mesh with some of them merged where that, searched to the end, gives the better plan: fewer
+    choices are searched better. Where little is left to gain, or schedules take long, drafts of such plans have to do (``_nearby``)."""
+    if not _many_axes(machine) or found.gap <= max(OPEN, asked.gap) or found.interrupted or len(graph.ops) >= LONG:
+        return found
+    began, before, bound = perf_counter(), found.timed, found.bound_seconds / graph.microbatches
+    assert before is not None
+    try:
+        plans, merged, interrupted = _of_merged_axes(graph, machine, pins, asked, bound, before.seconds, folded=False, draft=False)
+        if merged is not None and merged.timed is not None and merged.timed.better(before, asked.limit):
+            start, optimizer = merged.schedule.limits, found.optimizer
+            timed = best_schedule(graph, plans[0], machine, optimizer, asked.limit, start=start, tries=TRIES, until=asked.ends)
+            found = _instead(found, timed, merged.tied_seconds) if timed.better(before, asked.limit) else found
+    except KeyboardInterrupt:
+        interrupted = True
+    clock.lap("merged")
+    return replace(found, stages=clock.laps, solve_seconds=found.solve_seconds + perf_counter() - began, interrupted=interrupted)
+
+
+def _instead(found: Found, timed: Timed, tied_seconds: float) -> Found:
+    """A better schedule in the place of what was found, with the bound of that."""
+    check_legal(timed.schedule, "the search")
+    seconds = timed.seconds * timed.schedule.graph.microbatches
+    bound = min(found.bound_seconds, seconds)
+    achieved = (seconds - bound) / seconds if seconds > 0 else 0.0
+    return replace(
+        found, schedule=timed.schedule, seconds=seconds, bound_seconds=bound, gap=achieved,
+        status="optimal" if achieved <= PROOF else "feasible", solver="merged axes", memory=timed.memory, tied_seconds=tied_seconds,
+        timed=timed, plan=timed.assignment,
+    )  # fmt: skip
+
+
 def _of_merged_axes(
-    graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float, folded: bool
-) -> tuple[list[Assignment], Timed | None, bool]:  # fmt: skip
-    """Plans of meshes with axes merged, the best first, as it was found, and whether Ctrl-C ended that.
+    graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
+) -> tuple[list[Assignment], Found | None, bool]:  # fmt: skip
+    """Plans of meshes with axes merged, the best first, what was found with it, and whether Ctrl-C ended that.
 
     Args:
         bound: of all plans.
         least: seconds of the best plan known.
         folded: whether plans are to be those of the folded graph, where they were searched so.
+        draft: whether plans are for another search to begin from; else each mesh is searched to the end.
     """
     ways, plans, interrupted = list(mergings(machine, ALL_ORDERS)), list[Assignment](), False
-    best: Timed | None = None
+    best: Found | None = None
+    reached = math.inf
     for number, merging in enumerate(ways):
         left = asked.ends - perf_counter()
         merged = merging.pins(pins)
-        if merged is None or left <= 0 or (best is not None and best.seconds * (1 - asked.gap) <= bound):
+        if merged is None or left <= 0 or reached * (1 - asked.gap) <= bound:
             continue
-        share = left / (len(ways) - number + LOOKS)
+        share = left / (len(ways) - number + (LOOKS if draft else 0))
         grace = 0.0 if plans or least < math.inf else (left - share) / 2
         less = replace(
-            asked, time_limit=share, began=perf_counter(), proves=False, bounds=[], progress=None, draft=True, grace=grace
+            asked, time_limit=share, began=perf_counter(), proves=not draft, bounds=[], progress=None, draft=draft, grace=grace
         )  # fmt: skip
         try:
             found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])
@@ -294,9 +333,9 @@ def _of_merged_axes(
             return plans, best, True
         if found.timed is not None and found.plan is not None:
             plan = found.plan if folded else found.timed.assignment
-            better = best is None or found.timed.seconds < best.seconds
+            better = found.timed.seconds < reached
             plans.insert(0 if better else len(plans), merging.assignment(plan))
-            best = found.timed if better else best
+            best, reached = (found, found.timed.seconds) if better else (best, reached)
         if interrupted := found.interrupted:
             break
     return plans, best, interrupted
@@ -309,12 +348,12 @@ def _alone(space: Space, plan: Assignment) -> Space:
 
 def _look(
     part: Space, space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: Clock, known: list[Timed],
-    plans: Sequence[Assignment],
+    plans: Sequence[Assignment], start: Limits | None,
 ) -> Found | None:  # fmt: skip
     """The search in a part of a space."""
     free = _model(part, clock)
     model = folded(free, folding) if folding is not None else free
-    found = _search(model, space, pins, asked, clock, known, Written(), plans) if model is not None else None
+    found = _search(model, space, pins, asked, clock, known, Written(), plans, start) if model is not None else None
     return found if found is not None and found.ended else None
 
 
@@ -326,7 +365,7 @@ def _model(space: Space, clock: Clock) -> Model:
 
 def _search(
     model: Model, space: Space, pins: Pins, asked: Asked, clock: Clock, known: list[Timed], written: Written,
-    plans: Sequence[Assignment] = (),
+    plans: Sequence[Assignment] = (), start: Limits | None = None,
 ) -> Found | None:  # fmt: skip
     """The search on one model; not ``ended`` where the memory limit decides and the model is folded, which prices memory roughly, and None
     where nothing was found that fits.
@@ -336,6 +375,7 @@ def _search(
         known: schedules found before; that of a search left for another model is added.
         written: the plans written by hand, as far as a search left for another model has scheduled them.
         plans: assignments to begin from.
+        start: the limits under which the first of them was scheduled.
     """
     counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
     again = asked.recompute and counts
@@ -346,9 +386,9 @@ def _search(
     def begin() -> None:
         for schedule in known:
             search.offer(schedule, "known")
-        for plan in plans:
+        for number, plan in enumerate(plans):
             if search.left > 0 or not search.fits:
-                search.offer(search.schedule(plan, None, tries=search.tries), "merged axes")
+                search.offer(search.schedule(plan, None if number else start, tries=search.tries), "merged axes")
         if asked.baselines:
             written.schedule(search, space, pins, again)
         search.rivals = tuple(written.rivals.values())

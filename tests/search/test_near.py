@@ -118,6 +118,40 @@ def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch
     assert set(found.baselines) == set(whole.baselines)
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (10, 18, 33))])
+def test_no_plan_costs_more_than_those_of_merged_axes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all choices are searched at once, as here, and where what is searched around is a draft."""
+    graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
+    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
+    assert found.seconds <= min(item.seconds for item in merged) * ROOM
+    assert found.bound_seconds <= found.seconds
+    assert found.timed is not None
+    assert found.memory == found.timed.memory
+    assert found.schedule is found.timed.schedule
+
+
+def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine, drafts = small_graph(10), small_machine(10, "2x2x2"), []
+    made, begin = finding._of_merged_axes, finding.Search.__init__
+
+    def noted(*given: Any, **options: Any) -> Any:
+        drafts.append(made(*given, **options))
+        return drafts[-1]
+
+    def impatient(self: finding.Search, *given: Any) -> None:
+        begin(self, *given)
+        self.tries = 24 * (self.model.space.machine.mesh != machine.mesh)
+
+    monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "WIDE", 2.0)
+    monkeypatch.setattr(finding, "OPEN", 2.0)
+    monkeypatch.setattr(finding, "_of_merged_axes", noted)
+    monkeypatch.setattr(finding.Search, "__init__", impatient)
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
+    assert found.seconds <= drafts[0][1].seconds * ROOM
+
+
 @pytest.mark.parametrize(("gap", "asked"), [(1.0, 1), (PROOF, 2)])
 def test_of_merged_axes_no_more_plans_are_asked_for_than_the_gap_wants(
     gap: float, asked: int, monkeypatch: pytest.MonkeyPatch
