@@ -21,7 +21,8 @@ steps          one step as one autograd function
 accumulation   a step of several microbatches
 footprint      the peak of memory as a schedule is run
 programs       a program for each mode, shapes and settings that a module is called with
-settings       plain attributes of the model's modules, with which a program is made
+settings       plain attributes of the model's modules, and what containers among them hold, with which a program is made
+contents       what lists, dictionaries and plain objects hold, noted and compared
 data           what each rank loads
 module         the nn.Module
 optimizers     float32 master weights beside half-precision parameters

@@ -1,15 +1,17 @@
-"""What a model's modules, and its loss, hold in plain attributes: numbers, flags, names, functions, tensors that are no weights. A program
-is made with them as they were, so that a call after one of them was changed asks for another."""
+"""What a model's modules, and its loss, hold in plain attributes: numbers, flags, names, functions, tensors that are no weights, and lists,
+dictionaries and objects of them that their code reads. A program is made with them as they were, so that a call after one of them was
+changed asks for another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import getattr_static
 from operator import itemgetter
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.agreement import hash_of
+from autopar.runtime.contents import inside, is_container, noted, put_back, still, token
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, partial)
@@ -43,7 +46,9 @@ class _Part:
         size: of all its attributes.
         names, values, read: the plain ones, and functions.
         tensors: by name the tensor and its version.
+        containers: by name the container and what it held.
         passed_over: names of what is not looked at.
+        reads: the names that the code of its class, or of the loss, reads.
     """
 
     size: int
@@ -51,7 +56,9 @@ class _Part:
     values: Any
     read: Callable[[dict[str, Any]], Any]
     tensors: dict[str, tuple[Tensor, int]]
+    containers: dict[str, tuple[Any, Any]]
     passed_over: frozenset[str]
+    reads: Set[str]
 
     def is_as_it_was(self, held: dict[str, Any]) -> bool:
         try:
@@ -61,16 +68,20 @@ class _Part:
         tensors = self.tensors.items()
         return same and (not tensors or all(held.get(name) is tensor and tensor._version == version for name, (tensor, version) in tensors))
 
-    def changes(self, held: dict[str, Any], kind: type, token: Callable[[Any], Hashable]) -> Iterator[tuple[str, Hashable]]:
+    def changes(self, held: dict[str, Any], kind: type, of: Callable[[Any], Hashable]) -> Iterator[tuple[str, Hashable]]:
         before = dict(zip(self.names, (self.values,) if len(self.names) == 1 else self.values, strict=True)) if self.names else {}
         for name, (tensor, version) in self.tensors.items():
             now = held.get(name)
             if now is not tensor or tensor._version != version:
-                yield name, token(now)
-        for name in (*before, *(name for name in held if name not in before and name not in self.passed_over and hasattr(kind, name))):
+                yield name, of(now)
+        for name, (_, was) in self.containers.items():
+            if not still(was, now := held.get(name, _MISSING)):
+                yield name, token(now, self.reads, of)
+        others = (name for name in held if name not in before and name not in self.containers and name not in self.passed_over)
+        for name in (*before, *(name for name in others if hasattr(kind, name))):
             now, was = held.get(name, _MISSING), before.get(name, getattr(kind, name, None))
             if _is_followed(was) and (type(now) is not type(was) or now != was):
-                yield name, token(now)
+                yield name, of(now)
 
 
 class Settings:
@@ -82,31 +93,36 @@ class Settings:
 
     def __init__(self, parts: Sequence[nn.Module] = (), others: Sequence[Holder] = ()) -> None:
         self._others = tuple(others)
-        self._parts = [_noted(vars(part), _TORCHS) for part in parts]
-        self._parts += [_noted(other.attributes, other.passed_over) for other in others]
+        self._parts = [_noted(vars(part), _TORCHS, _read_by_forward(type(part))) for part in parts]
+        self._parts += [_noted(other.attributes, other.passed_over, other.reads) for other in others]
+        self._held = [(at, name, one) for at, part in enumerate(self._parts) for name, (one, _) in part.containers.items()]
+        contents = {(id(one), part.reads): (one, was) for part in self._parts for one, was in part.containers.values()}
+        self._contents = tuple(contents.values())  # of what many parts hold once
+        self._changing = {id(one): one for part in self._parts for kept, _ in part.containers.values() for one in inside(kept, part.reads)}
         self._seen: list[Any] = []
 
     def changes(self, parts: Sequence[nn.Module]) -> tuple[Change, ...]:
         """What is otherwise now, in the same modules or copies of them. Attributes that a module's class does not know and that it did not
         have are not read by its forward."""
         held = [part.__dict__ for part in parts] + [other.attributes for other in self._others]
-        if all(noted.is_as_it_was(one) for noted, one in zip(self._parts, held, strict=False)):
+        unchanged = all(part.is_as_it_was(one) for part, one in zip(self._parts, held, strict=False))
+        unchanged = unchanged and all(held[at].get(name) is one for at, name, one in self._held)
+        if unchanged and all(still(was, one) for one, was in self._contents):
             return ()
         kinds = map(type, (*parts, *(other.one for other in self._others)))
         places = enumerate(zip(self._parts, held, kinds, strict=False))
-        return tuple((index, *change) for index, (noted, one, kind) in places for change in noted.changes(one, kind, self._token))
+        return tuple((index, *change) for index, (part, one, kind) in places for change in part.changes(one, kind, self._token))
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Within it a loss may count how often it is called: it is captured, which is no call."""
+        """Within it a loss may count how often it is called, and a model note what it does: it is captured, which is no call."""
         objects = [vars(other.one) for other in self._others if not isinstance(other.one, FunctionType)]
-        before = [dict(held) for held in objects]
+        before = [(one, copy.copy(one)) for one in (*objects, *self._changing.values())]
         try:
             yield
         finally:
-            for held, values in zip(objects, before, strict=True):
-                held.clear()
-                held.update(values)
+            for one, was in before:
+                put_back(one, was)
 
     def _token(self, value: Any) -> Hashable:
         if _is_plain(value):
@@ -143,6 +159,13 @@ class Holder:
     @property
     def passed_over(self) -> frozenset[str]:
         return _TORCHS - {"training"} if isinstance(self.one, nn.Module) else frozenset()
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names in its code."""
+        if isinstance(self.one, FunctionType):
+            return frozenset(_names_in(self.one.__code__)) | frozenset(self.one.__code__.co_freevars)
+        return _read_by_forward(type(self.one)) if self.names is None else self.names
 
 
 def held_by(loss: Any, model: nn.Module) -> tuple[Holder, ...]:
@@ -182,17 +205,34 @@ def _read_by(function: FunctionType, kind: type) -> set[str]:
     """The names in the code of a function, and of the methods of a class that it calls."""
     names, further = set[str](), [function]
     while further:
-        new = set(further.pop().__code__.co_names) - names
+        new = _names_in(further.pop().__code__) - names
         names |= new
         further += [one for name in new if isinstance(one := getattr_static(kind, name, None), FunctionType)]
     return names
 
 
-def _noted(held: dict[str, Any], passed_over: frozenset[str]) -> _Part:
-    names = tuple(name for name, value in held.items() if name not in passed_over and _is_followed(value))
+def _names_in(code: CodeType) -> set[str]:
+    """The names in code, and in what is written in it: comprehensions and functions."""
+    return set(code.co_names).union(*(_names_in(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+@cache
+def _read_by_forward(kind: type) -> frozenset[str]:
+    """The names that the forward of a class reads, or what is called of another."""
+    first = getattr_static(kind, "forward" if issubclass(kind, nn.Module) else "__call__", None)
+    return frozenset(_read_by(first, kind)) if isinstance(first, FunctionType) else frozenset()
+
+
+def _noted(held: dict[str, Any], passed_over: frozenset[str], reads: Set[str]) -> _Part:
+    looked_at = {name: value for name, value in held.items() if name not in passed_over}
+    containers = {
+        name: (value, noted(value, reads, _is_followed))
+        for name, value in looked_at.items() if name in reads and not _is_followed(value) and is_container(value)
+    }  # fmt: skip
+    names = tuple(name for name, value in looked_at.items() if _is_followed(value))
     read = itemgetter(*names) if names else dict
     tensors = {name: (value, value._version) for name, value in held.items() if _is_constant(value)}
-    return _Part(len(held), names, read(held) if names else (), read, tensors, passed_over)
+    return _Part(len(held), names, read(held) if names else (), read, tensors, containers, passed_over, reads)
 
 
 def _is_plain(value: Any) -> bool:

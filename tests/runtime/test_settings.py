@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -166,3 +167,58 @@ def test_what_a_loss_does_not_read_may_change() -> None:
         SCALE.seen += 1
         assert settings.changes(tuple(model.modules())) == ()
     assert held_by(model.forward, model) == held_by(nn.functional.cross_entropy, model) == held_by(None, model) == ()
+
+
+class Configured(nn.Module):
+    """What it computes is said by what containers hold; it counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.names, self.history = nn.Linear(16, 4), {"plain"}, list[float]()
+        self.config, self.scales, self.counts = {"scale": 1.0, "parts": {"shift": [0.0, 1.0]}}, [1.0], {"calls": 0}
+        self.options, self.tables, self.further = SimpleNamespace(power=1.0, seen=0), [torch.ones(4)], [nn.Identity()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counts["calls"] += 1
+        y = self.linear(x) * self.config["scale"] + self.config["parts"]["shift"][1]
+        for scale in [2 * each for each in self.scales]:
+            y = y * scale
+        for part in self.further:
+            y = part(y)
+        return y * self.options.power * self.tables[0] * (2 if "double" in self.names else 1)
+
+
+def configured() -> Configured:
+    torch.manual_seed(0)
+    return Configured()
+
+
+INSIDE: dict[str, Callable[[Any], Any]] = {
+    "an entry": lambda model: model.config.update(scale=3.0),
+    "an entry of an entry": lambda model: model.config["parts"]["shift"].__setitem__(1, 0.5),
+    "another item": lambda model: model.scales.append(2.0),
+    "an attribute": lambda model: setattr(model.options, "power", 4.0),
+    "a tensor's values": lambda model: model.tables[0].mul_(2),
+    "another tensor": lambda model: model.tables.__setitem__(0, torch.full((4,), 0.1)),
+    "a member": lambda model: model.names.add("double"),
+    "another layer": lambda model: model.further.append(nn.Tanh()),
+    "another container": lambda model: setattr(model, "config", {"scale": 5.0, "parts": {"shift": [1, 0.1]}}),
+    "an entry of that": lambda model: model.config.update(scale=1.0),
+}
+
+
+def test_what_containers_hold_is_followed(one_rank: None) -> None:
+    plan = autopar.plan(configured(), (X,), mesh="1", mode="inference", hardware="cpu-cluster")
+    module, reference = autopar.compile(configured(), plan), configured()
+    for number, (name, change) in enumerate(INSIDE.items()):
+        for model in (module, reference):
+            change(model)
+        torch.testing.assert_close(module(X), reference(X), msg=name)
+        assert len(module._programs.made) == number + 1
+    torch.testing.assert_close(copy.deepcopy(module)(X), reference(X))
+    made, calls = len(module._programs.made), module.counts["calls"]
+    module.history.append(1.0)
+    module.options.seen += 1
+    torch.testing.assert_close(module(X), reference(X))
+    assert len(module._programs.made) == made, "what the forward does not read may change"
+    assert module.counts["calls"] == calls, "a program that is made counts as no call"
