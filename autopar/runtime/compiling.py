@@ -198,11 +198,12 @@ def compile_schedule(
         memory_bytes=int(machine.hardware.memory_bytes) if plan is None else plan.memory_limit_bytes_per_rank,
         states_bytes=0 if plan is None else plan.predicted.memory.optimizer,
         bind=bound,
-        settings=Settings(tuple(tree.modules()), held_by(loss, model)),
     )  # fmt: skip
     for further, planned in also:
         programs.add(bound(further, planned), tuple(tree.parameters()))
-    return ShardedModule(tree, programs, plan, still)
+    module = ShardedModule(tree, programs, plan, still)
+    programs.settings = Settings(module.parts, held_by(loss, model))
+    return module
 
 
 def bind_step(

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, wraps
+from inspect import Signature, signature
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +33,8 @@ def keep_within(path: str, part: nn.Module) -> None:
     if held["_parameters"] or held["_buffers"]:
         held["_forward_pre_hooks"] = NoHooks(path, {_ITSELF: _Called(path), **held["_forward_pre_hooks"]})
         held["_forward_pre_hooks_with_kwargs"] = {**held["_forward_pre_hooks_with_kwargs"], _ITSELF: True}
+        if isinstance(held.get("forward", _NOBODYS), OwnForward):
+            held["forward"] = OwnForward(path, part)
 
 
 class NoHooks(OrderedDict[Any, Any]):
@@ -79,6 +83,26 @@ class _Called:
                 f" {list(given.shape)}, its {name} is a DTensor: parts run inside the program of the whole"
             )
             raise UsageError(message, _HINT)
+
+
+@dataclass(frozen=True)
+class OwnForward:
+    """The forward of a part with weights, where it is called itself: hooks, and what they say, are passed by."""
+
+    path: str
+    part: nn.Module | None = field(compare=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.part is not None
+        _Called(self.path)(self.part, args, kwargs)
+        return type(self.part).forward(self.part, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> Signature:
+        return signature(MethodType(type(self.part).forward, self.part))
+
+
+_NOBODYS = OwnForward("", None)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -20,9 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from autopar.runtime.agreement import hash_of
 from autopar.runtime.contents import inside, is_container, noted, put_back, still, token
+from autopar.runtime.parts import OwnForward
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype)
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, partial)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, partial, OwnForward)
 _TORCHS = frozenset(dir(nn.Module())) - {"forward"}
 _MISSING = "missing"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,9 @@ ALONE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a part": (lambda module: module.decoder(X), "decoder (Linear), a part of a compiled module, is called by itself with a plain"),
     "by name": (lambda module: module.decoder(input=X), "decoder (Linear), a part of a compiled module"),
     "a part's part": (lambda module: module.encoder(X), "encoder.0 (Linear), a part of a compiled module"),
+    "its forward": (lambda module: module.decoder.forward(X), "decoder (Linear), a part of a compiled module, is called by itself with a"),
+    "a part's part's forward": (lambda module: module.encoder.forward(X), "encoder.0 (Linear), a part of a compiled module"),
+    "a copy's forward": (lambda module: copy.deepcopy(module).decoder.forward(X), "decoder (Linear), a part of a compiled module"),
     "numbers": (lambda module: module.table(torch.arange(3)), "table (Embedding), a part of a compiled module"),
     "several": (lambda module: module.attention(X[None], X[None], X[None]), "attention (MultiheadAttention), a part of a compiled module"),
     "a method": (lambda module: module.encode(X), "encoder.0 (Linear), a part of a compiled module"),
@@ -78,12 +82,13 @@ def test_parts_called_by_themselves_are_refused() -> None:
 def test_what_parts_do_beside_goes_on() -> None:
     """Parts without weights, parts that are given DTensors, methods that compute nothing; the whole, in calls that are captured anew."""
     reference = coder()
-    wanted = [reference(X), reference.decoder(X), reference.encoder[1](X), reference(X[:4])]
+    wanted = [reference(X), reference.decoder(X), reference.decoder(X), reference.encoder[1](X), reference(X[:4])]
 
     def run(rank: int) -> tuple[list[Tensor], list[Any]]:
         module: ShardedModule = autopar.compile(coder(), PLAN)
         given = distribute_tensor(X, module.place.device_mesh, [Replicate()])
-        found = [module(X), module.decoder(given), module.encoder[1](X), module.eval()(X[:4])]
+        found = [module(X), module.decoder(given), module.decoder.forward(given), module.encoder[1](X), module.eval()(X[:4])]
+        assert str(inspect.signature(module.decoder.forward)) == str(inspect.signature(nn.Linear(1, 1).forward))
         words = [module.width(2), module.encode == module.encode, module.encode.__name__, [name for name, _ in module.named_modules()]]
         return [whole(one) for one in found], words
 
