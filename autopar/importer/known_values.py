@@ -97,7 +97,8 @@ class KnownValues(TorchFunctionMode):
         versions = {id(item): item._version for item in tensors}
         result = function(*args, **kwargs)
         written = [item for item in tensors if item._version != versions[id(item)]]
-        replaced = tensors[:1] if name in _SETTING else torch_compat.leaves_of(kwargs.get("out", ()))
+        given = torch_compat.leaves_of(kwargs.get("out"))
+        replaced = tensors[:1] if name in _SETTING else [item for item in given if isinstance(item, Tensor)]
         sure = known and not any(word in name for word in _CHANCE)
         if written or replaced:
             again = sure and not replaced and bool(args) and all(item is args[0] for item in written)
