@@ -39,6 +39,14 @@ _OF_KNOWN_SIZE = {
 """By operator, what does the same of a known size."""
 
 
+_PLAINLY = {
+    "cond": ": compute both branches and choose by torch.where, or decide in Python by what is known before the run",
+    "while_loop": ": a Python loop of a known number of turns, whose results torch.where keeps once it is over",
+    **dict.fromkeys(("scan", "associative_scan", "map_impl"), ": a Python loop over the parts, or torch.vmap"),
+}
+"""By operator that runs a graph, what does the same."""
+
+
 class DialectProgram(nn.Module):
     """Runs the exported graph on flat tensors, with replacements. Every result is a fresh value (``clone``), so that
     AOTAutograd has no aliased outputs to treat apart; lowering removes the clones again."""
@@ -160,7 +168,7 @@ class DialectProgram(nn.Module):
             with torch.autocast("cpu", dtype, enabled, cache):  # the stand-ins lie on the cpu, whatever device the model names
                 return self._walk(body, inputs, table, origin, f"{node.name}.")
         message = f"the operator {name} runs a graph of its own, which is not supported"
-        raise CaptureError(at_line(message, self.place()), "write this part with plain tensor operators")
+        raise CaptureError(at_line(message, self.place()), f"write this part with plain tensor operators{_PLAINLY.get(name, '')}")
 
 
 def _replaced_last(node: torch.fx.Node) -> bool:

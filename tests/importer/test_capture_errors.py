@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -121,6 +122,11 @@ def condition(model, x):
     return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (model.layer(x),))  # here
 
 
+def scanned(model, x):
+    y = model.layer(x)
+    return map_of(lambda a: a + 1, y)  # here
+
+
 def shapeless(model, x):
     return torch.ops.autopar_tests.shapeless(model.layer(x))  # here
 
@@ -157,7 +163,8 @@ def returns_module(model, x):
     (cut_by_values, "depends on the values of a tensor", "known before the run"),
     (numpy, "tensors leave torch", "torch operators"),
     (fixed_device, "made on different devices", "device=x.device"),
-    (condition, "runs a graph of its own", "plain tensor operators"),
+    (condition, "runs a graph of its own", "choose by torch.where"),
+    (scanned, "runs a graph of its own", "plain tensor operators: a Python loop over the parts"),
     (shapeless, "no shape function.*shapeless", "register_fake"),
     (beyond, "as_strided reaches beyond the tensor", "whole tensor"),
     (asks_backward, "forward calls backward", "create_graph=True"),
