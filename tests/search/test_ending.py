@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,9 @@ import solvers
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.search import Found, find_plan, finding, solving, space, trials
+from autopar.search.bounds import Cuts, Mixture
 from autopar.search.folding import Folding
-from autopar.search.rounds import Search
+from autopar.search.rounds import BOUNDS, Search
 from autopar.search.space import Late, Space
 from autopar.search.tuning import Tuning
 from cost_models import Machine
@@ -127,6 +129,33 @@ def test_ctrl_c_in_a_solve_without_an_answer_ends_the_search(monkeypatch: pytest
     asked.clear()
     found = find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=limit)
     assert found.interrupted and len(asked) == 1
+
+
+def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large problem the answers of the later bounds are not scheduled."""
+    choose, chosen = trials.Trials.choose, list[bool]()
+
+    def interrupted(self: trials.Trials, *more: Any, **options: Any) -> Solution | None:
+        scheduled = sys._getframe(1).f_code.co_name == "solve"
+        chosen.append(scheduled)
+        self.idle = BOUNDS
+        found = choose(self, *more, **options)
+        if not scheduled and found is not None:
+            self.last = found = replace(found, message=solvers.INTERRUPTED)
+        return found
+
+    def hopeful(self: Cuts) -> tuple[Mixture, float, Any]:
+        wanted, _, more = best(self)
+        return wanted, math.inf, more
+
+    best = Cuts.best
+    monkeypatch.setattr(Cuts, "best", hopeful)
+    monkeypatch.setattr(trials, "LARGE", 0)
+    monkeypatch.setattr(trials.Trials, "choose", interrupted)
+    graph, machine = two_axes_folded()
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0)
+    assert found.interrupted and chosen.count(False) == 1 and not chosen[-1]
+    assert found.bound_seconds <= found.seconds
 
 
 @pytest.mark.slow

@@ -41,6 +41,22 @@ def test_of_little_that_is_sent_there_are_calls_of_a_part() -> None:
     assert found.seconds < 0.97 * one.seconds
 
 
+def test_of_little_models_the_same_limits_are_tried_whatever_memory_there_is() -> None:
+    """As long as that is enough: what is found with much memory is found with no more than it holds."""
+    on = space()
+    plan = find_baselines(on)[0]["fsdp"]
+
+    def tried(limit: int) -> dict[str, list[int]]:
+        tuning = Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit)
+        return {name: list(tuning._ladder(name, ladder)) for name, ladder in LADDERS}
+
+    free = tried(2**62)
+    most = max(value for values in free.values() for value in values)
+    assert 1 < most < 2**20, "a little model"
+    assert tried(most) == free
+    assert tried(most - 1) == {name: [value for value in values if value < most] for name, values in free.items()} != free
+
+
 def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:
     on = space()
     samples = (Sample(1.0, on.graph, find_baselines(on)[0]["ddp"]),)
