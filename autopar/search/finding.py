@@ -267,8 +267,7 @@ def _over_all(space: Space, merged: Timed | None, bound: float, asked: Asked) ->
 def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock, found: Found) -> Found:
     """What was found, or on a mesh with some axes merged where that, searched to the end, gives the better plan: fewer choices are searched
     better. Where little is left to gain, or schedules take long, drafts of such plans have to do (``_nearby``)."""
-    ways = [] if machine.cost_model == "communication" else [way for axes in range(ALL_ORDERS, 0, -1) for way in mergings(machine, axes)]
-    ways = [way for way in ways if len(way.machine.mesh.sizes) < sum(size > 1 for size in machine.mesh.sizes)]
+    ways = _fewer_axes(machine)
     if not ways or found.gap <= max(OPEN, asked.gap) or found.interrupted or len(graph.ops) >= LONG:
         return found
     began, before, bound = perf_counter(), found.timed, found.bound_seconds / graph.microbatches
@@ -283,6 +282,15 @@ def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clo
         interrupted = True
     clock.lap("merged")
     return replace(found, stages=clock.laps, solve_seconds=found.solve_seconds + perf_counter() - began, interrupted=interrupted)
+
+
+def _fewer_axes(machine: Machine) -> list[Merging]:
+    """Where they are worth a search: all axes as one where all have the same link."""
+    if machine.cost_model == "communication":
+        return []
+    ways = [*mergings(machine, ALL_ORDERS)] if _many_axes(machine) else []
+    used = [machine.mesh.whole(axis) for axis, size in enumerate(machine.mesh.sizes) if size > 1]
+    return [*ways, *mergings(machine, 1)] if len(used) > 1 and len(machine.links(used)) == 1 else ways
 
 
 def _instead(found: Found, timed: Timed, tied_seconds: float) -> Found:
