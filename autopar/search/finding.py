@@ -26,7 +26,7 @@ from autopar.search.building import build_model
 from autopar.search.folded import folded
 from autopar.search.folding import Folding, fold
 from autopar.search.found import Baseline, Clock, Found, Shared
-from autopar.search.merging import Merging, mergings
+from autopar.search.merging import mergings
 from autopar.search.model import Model
 from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
@@ -200,8 +200,7 @@ def _nearby(
         bound = max(bound, pooled(space, folding, asked.limit, perf_counter() + TURN * asked.time_limit))
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated)
-    ways = list(mergings(space.machine, ALL_ORDERS))
-    plans, found, interrupted = _of_merged_axes(ways, graph, pins, less, bound, least, folding is not None, draft=True)
+    plans, found, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None, draft=True)
     merged = found.timed if found is not None else None
     reached = merged.seconds if merged is not None else math.inf
     start = merged.schedule.limits if merged is not None and reached < least else None
@@ -265,15 +264,14 @@ def _over_all(space: Space, merged: Timed | None, bound: float, asked: Asked) ->
 
 
 def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock, found: Found) -> Found:
-    """What was found, or on a mesh with some axes merged where that, searched to the end, gives the better plan: fewer choices are searched
-    better. Where little is left to gain, or schedules take long, drafts of such plans have to do (``_nearby``)."""
-    ways = _fewer_axes(machine)
-    if not ways or found.gap <= max(OPEN, asked.gap) or found.interrupted or len(graph.ops) >= LONG:
+    """What was found on many axes, or on a mesh with some of them merged where that, searched to the end, gives the better plan: fewer
+    choices are searched better. Where little is left to gain, or schedules take long, drafts of such plans have to do (``_nearby``)."""
+    if not _many_axes(machine) or found.gap <= max(OPEN, asked.gap) or found.interrupted or len(graph.ops) >= LONG:
         return found
     began, before, bound = perf_counter(), found.timed, found.bound_seconds / graph.microbatches
     assert before is not None
     try:
-        plans, merged, interrupted = _of_merged_axes(ways, graph, pins, asked, bound, before.seconds, folded=False, draft=False)
+        plans, merged, interrupted = _of_merged_axes(graph, machine, pins, asked, bound, before.seconds, folded=False, draft=False)
         if merged is not None and merged.timed is not None and merged.timed.better(before, asked.limit):
             start, optimizer = merged.schedule.limits, found.optimizer
             timed = best_schedule(graph, plans[0], machine, optimizer, asked.limit, start=start, tries=TRIES, until=asked.ends)
@@ -282,15 +280,6 @@ def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clo
         interrupted = True
     clock.lap("merged")
     return replace(found, stages=clock.laps, solve_seconds=found.solve_seconds + perf_counter() - began, interrupted=interrupted)
-
-
-def _fewer_axes(machine: Machine) -> list[Merging]:
-    """Where they are worth a search: all axes as one where all have the same link."""
-    if machine.cost_model == "communication":
-        return []
-    ways = [*mergings(machine, ALL_ORDERS)] if _many_axes(machine) else []
-    used = [machine.mesh.whole(axis) for axis, size in enumerate(machine.mesh.sizes) if size > 1]
-    return [*ways, *mergings(machine, 1)] if len(used) > 1 and len(machine.links(used)) == 1 else ways
 
 
 def _instead(found: Found, timed: Timed, tied_seconds: float) -> Found:
@@ -307,7 +296,7 @@ def _instead(found: Found, timed: Timed, tied_seconds: float) -> Found:
 
 
 def _of_merged_axes(
-    ways: Sequence[Merging], graph: Graph, pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
+    graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
 ) -> tuple[list[Assignment], Found | None, bool]:  # fmt: skip
     """Plans of meshes with axes merged, the best first, what was found with it, and whether Ctrl-C ended that.
 
@@ -317,7 +306,7 @@ def _of_merged_axes(
         folded: whether plans are to be those of the folded graph, where they were searched so.
         draft: whether plans are for another search to begin from; else each mesh is searched to the end.
     """
-    plans, interrupted = list[Assignment](), False
+    ways, plans, interrupted = list(mergings(machine, ALL_ORDERS)), list[Assignment](), False
     best: Found | None = None
     reached = math.inf
     for number, merging in enumerate(ways):

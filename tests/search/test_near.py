@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from autopar.cli.target import capture_target
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
@@ -130,14 +129,6 @@ def test_no_plan_costs_more_than_those_of_merged_axes(seed: int, monkeypatch: py
     assert found.timed is not None
     assert found.memory == found.timed.memory
     assert found.schedule is found.timed.schedule
-
-
-@pytest.mark.slow
-def test_two_axes_cost_no_more_than_one_of_both() -> None:
-    target, hardware = "zoo:llama3,layers=2,width=1024,hidden=2816,vocab=32000,batch=16,seq=1024", load_hardware("h100-sxm")
-    graph = capture_target(target, "train")
-    one, two = (find_plan(graph, Machine(Mesh.parse(mesh), hardware), recompute=True, time_limit=3600.0) for mesh in ("8", "2x4"))
-    assert two.seconds <= one.seconds * ROOM
 
 
 def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypatch: pytest.MonkeyPatch) -> None:
