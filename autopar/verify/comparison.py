@@ -184,9 +184,9 @@ def compare(
             problems.append(f"collectives of rank {rank}: {_first_difference(rows_planned, observed)}")
             break
     predicted, measured = plan.predicted.peak_memory_bytes_per_rank, max(trial.peak_bytes for trial in trials)
-    as_run = predicted - spared_bytes(schedule, plan.model.optimizer, first.observed)
+    most, least = (predicted - spared_bytes(schedule, plan.model.optimizer, observed) for observed in ((), first.observed))
     less = even or len(trials) == mesh.ranks  # of simulated ranks the mean is measured, which is less than the largest of unequal parts
-    if measured - as_run > MEMORY_TOLERANCE * as_run or (less and as_run - measured > MEMORY_TOLERANCE * as_run):
+    if measured - most > MEMORY_TOLERANCE * most or (less and least - measured > MEMORY_TOLERANCE * least):
         problems.append(f"peak memory is {measured:,} bytes a rank, predicted {predicted:,}: more than {MEMORY_TOLERANCE:.0%} apart")
     return Verification(
         not problems, mesh.ranks, values.output_error, values.gradients, tuple(single.losses), tuple(first.losses), rows_planned, rows[0],
