@@ -21,7 +21,7 @@ from autopar.schedule import Assignment, Limits
 from autopar.schedule.legality import check_legal
 from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
-from autopar.search.bounds import floor_of
+from autopar.search.bounds import floor, floor_of
 from autopar.search.building import build_model
 from autopar.search.folded import folded
 from autopar.search.folding import Folding, fold
@@ -200,7 +200,7 @@ def _nearby(
         bound = max(bound, pooled(space, folding, asked.limit, perf_counter() + TURN * asked.time_limit))
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated)
-    plans, found, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None, draft=True)
+    plans, found, _, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None, draft=True)
     merged = found.timed if found is not None else None
     reached = merged.seconds if merged is not None else math.inf
     start = merged.schedule.limits if merged is not None and reached < least else None
@@ -271,22 +271,30 @@ def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clo
     began, before, bound = perf_counter(), found.timed, found.bound_seconds / graph.microbatches
     assert before is not None
     try:
-        plans, merged, interrupted = _of_merged_axes(graph, machine, pins, asked, bound, before.seconds, folded=False, draft=False)
+        plans, merged, proved, interrupted = _of_merged_axes(
+            graph, machine, pins, asked, bound, before.seconds, folded=False, draft=False
+        )  # fmt: skip
         if merged is not None and merged.timed is not None and merged.timed.better(before, asked.limit):
             start, optimizer = merged.schedule.limits, found.optimizer
             timed = best_schedule(graph, plans[0], machine, optimizer, asked.limit, start=start, tries=TRIES, until=asked.ends)
-            found = _instead(found, timed, merged.tied_seconds) if timed.better(before, asked.limit) else found
+            found = _instead(found, timed, merged.tied_seconds, proved) if timed.better(before, asked.limit) else found
+        if found.timed is before and found.own_seconds > found.seconds:
+            found = _instead(found, before, found.tied_seconds, proved)
     except KeyboardInterrupt:
         interrupted = True
     clock.lap("merged")
     return replace(found, stages=clock.laps, solve_seconds=found.solve_seconds + perf_counter() - began, interrupted=interrupted)
 
 
-def _instead(found: Found, timed: Timed, tied_seconds: float) -> Found:
-    """A better schedule in the place of what was found, with the bound of that."""
+def _instead(found: Found, timed: Timed, tied_seconds: float, merged: float) -> Found:
+    """Another schedule in the place of what was found, with the bound of that.
+
+    Args:
+        merged: seconds below which no plan of merged axes stays.
+    """
     check_legal(timed.schedule, "the search")
     seconds = timed.seconds * timed.schedule.graph.microbatches
-    bound = min(found.bound_seconds, seconds)
+    bound = _bound(seconds, found.own_seconds, max(found.floor_seconds, min(merged, found.own_seconds)))
     achieved = (seconds - bound) / seconds if seconds > 0 else 0.0
     return replace(
         found, schedule=timed.schedule, seconds=seconds, bound_seconds=bound, gap=achieved,
@@ -295,10 +303,17 @@ def _instead(found: Found, timed: Timed, tied_seconds: float) -> Found:
     )  # fmt: skip
 
 
+def _bound(seconds: float, own: float, floor: float) -> float:
+    """The bound that goes with a plan of so many seconds: over the choices of the mesh itself, or where it lies below that, as plans begun
+    from elsewhere may (on many axes those of merged ones: ``sharding.ALL_ORDERS``), over all plans."""
+    return min(own if own <= seconds * (1 + PROOF) else floor, seconds)
+
+
 def _of_merged_axes(
     graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
-) -> tuple[list[Assignment], Found | None, bool]:  # fmt: skip
-    """Plans of meshes with axes merged, the best first, what was found with it, and whether Ctrl-C ended that.
+) -> tuple[list[Assignment], Found | None, float, bool]:  # fmt: skip
+    """Plans of meshes with axes merged, the best first, what was found with it, seconds below which no plan of those meshes stays, and
+    whether Ctrl-C ended that.
 
     Args:
         bound: of all plans.
@@ -308,11 +323,14 @@ def _of_merged_axes(
     """
     ways, plans, interrupted = list(mergings(machine, ALL_ORDERS)), list[Assignment](), False
     best: Found | None = None
-    reached = math.inf
+    reached, proved = math.inf, [0.0] * len(ways)
     for number, merging in enumerate(ways):
         left = asked.ends - perf_counter()
         merged = merging.pins(pins)
-        if merged is None or left <= 0 or reached * (1 - asked.gap) <= bound:
+        if merged is None:
+            proved[number] = math.inf
+            continue
+        if left <= 0 or (reached * (1 - asked.gap) <= bound and (draft or bound <= reached)):
             continue
         share = left / (len(ways) - number + (LOOKS if draft else 0))
         grace = 0.0 if plans or least < math.inf else (left - share) / 2
@@ -322,6 +340,7 @@ def _of_merged_axes(
         try:
             found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])
         except InfeasibleError:
+            proved[number] = math.inf
             continue
         except (TimeLimitError, Late):
             if not plans and bound > 0.0:
@@ -330,7 +349,8 @@ def _of_merged_axes(
         except KeyboardInterrupt:
             if not plans and least == math.inf:
                 raise
-            return plans, best, True
+            return plans, best, min(proved), True
+        proved[number] = found.bound_seconds
         if found.timed is not None and found.plan is not None:
             plan = found.plan if folded else found.timed.assignment
             better = found.timed.seconds < reached
@@ -338,7 +358,7 @@ def _of_merged_axes(
             best, reached = (found, found.timed.seconds) if better else (best, reached)
         if interrupted := found.interrupted:
             break
-    return plans, best, interrupted
+    return plans, best, min(proved, default=0.0), interrupted
 
 
 def _alone(space: Space, plan: Assignment) -> Space:
@@ -428,14 +448,16 @@ def _found(search: Search, best: Timed, written: Written, clock: Clock) -> Found
     model, free = search.model, search.best
     assert free is not None
     check_legal(best.schedule, "the search")
-    bound, times = min(search.bound, best.seconds), model.whole_graph.microbatches
+    times, least = model.whole_graph.microbatches, floor(model)
+    bound = min(_bound(free.seconds, search.bound, least), best.seconds)
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return Found(
         best.schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.method, model.space.optimizer, best.memory,
         {name: _baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
-        times * max(best.seconds - free.seconds, 0.0), replace(best, assignment=model.whole(best.assignment)), best.assignment,
+        times * max(best.seconds - free.seconds, 0.0), times * search.bound, times * least,
+        replace(best, assignment=model.whole(best.assignment)), best.assignment,
     )  # fmt: skip
 
 

@@ -49,6 +49,8 @@ class Found:
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
         ended: False where the search was left for another, on the whole graph.
+        own_seconds: the bound over the choices of the mesh itself. Plans of merged axes may lie below it.
+        floor_seconds: one over those too.
         timed: the schedule with its assignment, for searches that follow.
         plan: the same assignment as it was searched: of the folded graph where equal layers are folded.
         tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
@@ -71,6 +73,8 @@ class Found:
     interrupted: bool = False
     ended: bool = True
     tied_seconds: float = 0.0
+    own_seconds: float = 0.0
+    floor_seconds: float = 0.0
     timed: Timed | None = None
     plan: Assignment | None = None
 

@@ -131,6 +131,19 @@ def test_no_plan_costs_more_than_those_of_merged_axes(seed: int, monkeypatch: py
     assert found.schedule is found.timed.schedule
 
 
+@pytest.mark.parametrize("many", [finding.MANY, 0])
+def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_merged_axes(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was begun from or came after. It is not called optimal for having no other bound."""
+    graph, machine = small_graph(0), small_machine(0, "2x2x2")
+    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
+    monkeypatch.setattr(finding, "MANY", many)
+    monkeypatch.setattr(finding, "WIDE", -1.0)
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
+    assert found.seconds < found.own_seconds, "what is tried here"
+    assert found.floor_seconds < found.bound_seconds <= min(item.bound_seconds for item in merged) * ROOM < found.seconds
+    assert found.status == "feasible"
+
+
 def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine, drafts = small_graph(10), small_machine(10, "2x2x2"), []
     made, begin = finding._of_merged_axes, finding.Search.__init__
