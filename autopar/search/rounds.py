@@ -59,6 +59,8 @@ PATIENT = 6
 """The like for weights where memory is short: the first say nothing about plans of little memory."""
 HUGE, LITTLE = 10_000_000, 0.015
 """Edge entries from which a solve takes seconds, and the relative gain of a bound for which no other is asked there."""
+LOOSE = 0.1
+"""The gap from which others are asked for of a large problem too, each a solve of seconds."""
 RENTING, BRIEF = 0.35, 0.1
 """Share of the time limit for a bound for which memory is paid; less than ``BRIEF`` is too little, and as much is left for the proofs that
 follow."""
@@ -242,7 +244,8 @@ class Search(Trials):
             idle = 0 if gained or self.gained else idle + 1
             wanted, most, _ = cuts.best()
             patience = PATIENT if self.plain is not None and not self.large else self.idle
-            if (self.large and not self.folded) or idle >= patience or most <= self.aim * (1 + little):
+            settled = self.large and not self.folded and self.reached <= LOOSE
+            if settled or idle >= patience or most <= self.aim * (1 + little):
                 return
             mixture = blend(wanted, center, SHARE)
 
