@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import NAMED_TUPLE
+from autopar.importer.between_calls import check_kept, keeps_tensors
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_conversion, refuse_rank
@@ -216,15 +217,19 @@ def export(
     args, kwargs, loss_args = opened(given)
     call = torch_compat.map_tensors(stand_in, (args, kwargs, loss_args))
     flagged: list[bool] = []
+    keeping: list[bool] = []
     counted: dict[str, tuple[Any, Any]] = {}
 
     def ran() -> None:
         flagged.append(weights.flagged())
+        keeping.append(keeps_tensors((*model.modules(), loss), weights.stand_ins.values()))
         counted.update({path: (was, now) for path, was, now in weights.changed() if not isinstance(was, bool) and was != now})
 
     module = Program(model, loss, given, calls, compute_dtype, ran, weights.constants)
     once_through = Program(model, None, given, [], compute_dtype, lambda: None, weights.constants)
-    with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(train if recording is None else recording):
+    again = Program(model, loss, given, [], compute_dtype, lambda: None, weights.constants)  # of two calls, one after another
+    listening = train if recording is None else recording
+    with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(listening):
         program = torch.export.export(module, call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]
@@ -233,6 +238,10 @@ def export(
         warnings.warn(f"{text}; pass it as a tensor, or set it outside of the forward", ChangedNumberWarning, stacklevel=2)
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
     _check_replaced(program, values, module.replaced)
+    if keeping[-1]:
+        both = [torch_compat.map_tensors(stand_in, (args, kwargs, loss_args)) for _ in range(2)]
+        with weights.mode, torch.set_grad_enabled(listening):
+            check_kept(model, lambda given: again(*given), both, weights.stand_ins.values())
     outputs, tree, position = _outputs(program)
     arguments = {
         "args": [_tree(item, tops, ("0", str(i))) for i, item in enumerate(args)],

@@ -84,13 +84,13 @@ def find_chain(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Calla
         return None
     path, modules = max(lists, key=lambda item: len(item[1]))
     watch, chain = _Watch(modules), Chain(path, modules)
-    with _as_before(model) as same, chain.running(_copy), watch.hooked():
+    with as_before(model) as same, chain.running(_copy), watch.hooked():
         run()
     return chain if watch.is_chain and same() else None
 
 
 @contextmanager
-def _as_before(model: nn.Module) -> Iterator[Callable[[], bool]]:
+def as_before(model: nn.Module) -> Iterator[Callable[[], bool]]:
     """Undo what a run changes in the attributes of modules, such as tables kept for the next call; gives whether there was none."""
     before = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
     hooks = registered_hooks(model)

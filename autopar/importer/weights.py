@@ -6,7 +6,8 @@ is the one device where the joint capture keeps every gradient. Ties are kept by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,7 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
     undo: list[tuple[dict[str, Any], str, Any]] = []
     added: list[tuple[nn.Module, str]] = []
     attributes = [(part, dict(vars(part))) for part in module.modules()]
+    contents = _contents(value for _, before in attributes for name, value in before.items() if name not in _REGISTERED)
     hooks = registered_hooks(module)
     try:
         for prefix, part in module.named_modules():
@@ -108,7 +110,29 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
         for part, before in attributes:  # what the forward noted in attributes while it ran on stand-ins is not so
             vars(part).clear()
             vars(part).update(before)
+        for container, items in contents:  # nor what it put into lists and dictionaries
+            if _held(container) != _held(items):
+                container.clear()
+                container.update(items) if isinstance(container, (dict, set)) else container.extend(items)
         put_back(hooks)
+
+
+def _contents(values: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Lists, dictionaries and sets among values and in one another, each with what it holds."""
+    found: dict[int, tuple[Any, Any]] = {}
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (list, deque, dict, set)) and id(value) not in found:
+            found[id(value)] = value, dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+            waiting += value.values() if isinstance(value, dict) else value
+    return list(found.values())
+
+
+def _held(container: Any) -> list[int]:
+    """What a container holds, by identity: tensors have no truth."""
+    items = [one for pair in container.items() for one in pair] if isinstance(container, dict) else container
+    return sorted(map(id, items)) if isinstance(container, set) else list(map(id, items))
 
 
 Hooks = list[tuple[dict[int, Any], dict[int, Any]]]
