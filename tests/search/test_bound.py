@@ -14,7 +14,7 @@ import pytest
 
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
-from autopar.search import PROOF, Found, find_plan, rounds
+from autopar.search import PROOF, Found, find_plan, rounds, trials
 from autopar.search.bounds import Answer, Cuts, Term
 from autopar.search.building import build_model
 from autopar.search.extract import extract
@@ -252,6 +252,17 @@ def every_list(tasks: tuple[Task, ...], rules: Rules) -> float:
         return best
 
     return go(frozenset(), {}, frozenset(), (), 0.0, dict.fromkeys(links, 0.0))
+
+
+def test_of_a_large_problem_bounds_are_asked_for_while_the_gap_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "LARGE", 0)
+    graph, machine = small_graph(9), small_machine(9, "2x2")
+    found = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
+    monkeypatch.setattr(rounds, "LOOSE", math.inf)
+    first = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
+    assert first.gap > 0.2
+    assert found.gap < 0.1
+    assert found.bound_seconds <= found.seconds
 
 
 @pytest.mark.parametrize("seed", range(80))
