@@ -7,6 +7,8 @@ nowhere later.
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +26,7 @@ from autopar.importer.between_calls import check_kept, keeps_tensors
 from autopar.importer.containers import closed, opened
 from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_conversion, refuse_rank
+from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines, user_frame
@@ -34,6 +37,10 @@ from autopar.importer.weights import FakeWeights
 
 class ChangedNumberWarning(UserWarning):
     """A forward counts in Python."""
+
+
+class DrawnOnceWarning(UserWarning):
+    """A forward draws numbers elsewhere than in torch."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``.
 
     ``attributes``: the paths of plain tensor attributes; those that the forward assigned anew are in ``replaced``.
+    ``drawn``: the generators outside of torch that it drew from.
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class Program(nn.Module):
         super().__init__()
         self.attributes = attributes
         self.replaced: set[str] = set()
+        self.drawn: set[str] = set()
         self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
@@ -101,11 +110,14 @@ class Program(nn.Module):
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
             with (
-                torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced), KnownValues(),
-                Called(), cumulative_averages(), torch_compat.refused_collectives(refuse_collective),
-                torch_compat.refused_ranks(refuse_rank), torch_compat.kept_modules(set(self.modules()), refuse_conversion),
+                torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
+                KnownValues() as known, Called(), Indexing(known), cumulative_averages(),
+                torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
+                torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
+                before = _generators()
                 result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
+                self.drawn.update(name for name, state in _generators().items() if state != before.get(name))
                 self.ran()  # export puts back the modules' attributes afterwards
                 return result
         except Exception as error:
@@ -127,6 +139,12 @@ class Program(nn.Module):
                     value.copy_(new)  # a buffer that the forward assigned anew is a buffer that it changed
                 part._buffers[name] = value
         return result
+
+
+def _generators() -> dict[str, Any]:
+    """The states of the generators that programs draw from without torch."""
+    numpy = sys.modules.get("numpy")
+    return {"random": random.getstate(), **({} if numpy is None else {"numpy.random": repr(numpy.random.get_state())})}
 
 
 def _another_size(name: str, was: Tensor, becomes: Tensor) -> CaptureError:
@@ -236,6 +254,9 @@ def export(
     for path, (was, now) in counted.items():
         text = f"the forward changes its number {path}, from {was} to {now}: what is computed from it stays as in the first call"
         warnings.warn(f"{text}; pass it as a tensor, or set it outside of the forward", ChangedNumberWarning, stacklevel=2)
+    for name in sorted(module.drawn):
+        text = f"the forward draws numbers from {name}: they are drawn once, while it is captured, and stay so in every call"
+        warnings.warn(f"{text}; draw them with torch (torch.rand), or pass them as an input", DrawnOnceWarning, stacklevel=2)
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
     _check_replaced(program, values, module.replaced)
     if keeping[-1]:

@@ -113,6 +113,13 @@ class KnownValues(TorchFunctionMode):
                     self._note(item, made if item is result else replace(made, part=index))
         return result
 
+    def answered(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function gives where all that it takes is known, tensors as arrays; None otherwise."""
+        tensors = [item for item in torch_compat.leaves_of((args, kwargs)) if isinstance(item, Tensor)]
+        if not tensors or any(id(item) not in self.noted or self.noted[id(item)][1].assumed for item in tensors):
+            return None
+        return self._answer(lambda *args, **kwargs: torch_compat.map_tensors(Tensor.numpy, function(*args, **kwargs)), args, kwargs, False)
+
     def _note(self, tensor: Tensor, known: Known) -> None:
         self.noted[id(tensor)] = (tensor, known)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -678,6 +680,16 @@ def test_tensors_that_a_call_puts_into_attributes_are_of_that_call():
     with pytest.warns(UserWarning), pytest.raises(CaptureError, match="reads the tensor state and then puts another") as caught:
         capture(model, (*inputs.values(), True))
     assert "self.state = (y[0, 0] + self.state).detach()" in str(caught.value) and "hint: register it as a buffer" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "draw"), [("random", random.random), ("numpy.random", lambda: numpy.random.beta(0.2, 0.2))])
+def test_numbers_drawn_outside_of_torch_are_said_to_be_drawn_once(name, draw):
+    class Mixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * draw() + x.flip(0) * torch.rand(())
+
+    with pytest.warns(UserWarning, match=f"draws numbers from {name}: they are drawn once"):
+        capture(Mixed(), (torch.randn(4, 8),), mode="inference")
 
 
 def _same_as_eager(model: nn.Module, inputs: dict[str, Tensor], tolerance: float = 1e-9) -> Graph:
