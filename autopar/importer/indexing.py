@@ -106,7 +106,8 @@ def _put(function: Any, tensor: Tensor, items: list[Any], value: Any) -> Any:
     mask = items[0] if len(items) == 1 else None
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and isinstance(value, Tensor) and mask.dim() and value.dim():
         further = tensor.dim() - mask.dim()
-        value = value.squeeze(0) if value.dim() == further + 1 and len(value) == 1 else value
+        single = value.dim() == further + 1 and isinstance(value.shape[0], int) and value.shape[0] == 1  # a symbol where that is not known
+        value = value.squeeze(0) if single else value
         if value.dim() <= further:
             tensor.copy_(torch.where(mask.reshape(*mask.shape, *[1] * further), value.to(tensor.dtype), tensor))
             return None

@@ -180,10 +180,14 @@ def _replaced_last(node: torch.fx.Node) -> bool:
 
 
 def check_sizes(graph_module: torch.fx.GraphModule) -> None:
-    """Raises CaptureError: a size in the exported graph is not known; names the operator and the user's line."""
+    """Raises CaptureError: a size in the exported graph is not known, or a tensor not dense; names the operator and the user's line."""
     graphs = [part.graph for part in graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes if node.op == "call_function"):
         for value in torch_compat.leaves_of(node.meta.get("val")):
+            if isinstance(value, Tensor) and value.layout != torch.strided:
+                kind = str(value.layout).removeprefix("torch.")
+                message, hint = f"{node.target} gives a {kind} tensor; plans are made of dense ones", "compute with the dense tensor"
+                raise CaptureError(at_line(message, user_frame(node)), hint)
             sizes = value.shape if isinstance(value, Tensor) else [value]
             if not all(size is None or isinstance(size, (bool, int, float, str)) for size in sizes):
                 message = f"the size of the result of {node.target} depends on the values of a tensor"

@@ -162,8 +162,13 @@ class Lowering:
     def _fresh(self, base: str) -> str:
         return fresh(base, self.counters, self.taken)
 
-    def _declare(self, name: str, value: TorchTensor, blocks: Blocks | None = None) -> Tensor:
-        shape = tuple(int(size) for size in value.shape)
+    def _declare(self, name: str, value: TorchTensor, blocks: Blocks | None = None, place: tuple[str, int] | None = None) -> Tensor:
+        try:
+            shape = tuple(int(size) for size in value.shape)
+        except RuntimeError:  # a symbol: what operators are made of in the trace may have such a size where they themselves have none
+            message = f"the size of {name} depends on the values of a tensor"
+            hint = "use operators whose result sizes are known before the run, such as topk, where or a mask"
+            raise CaptureError(at_line(message, place), hint) from None
         tensor = Tensor(name, shape if blocks is None else blocks.shape(shape), dtype_name(value.dtype))
         self.tensors[name] = tensor
         return tensor
@@ -238,8 +243,7 @@ class Lowering:
                 output = f"{name}:{len(outputs)}" if outputs else name
                 outputs.append(output)
                 self.names[node, index] = output
-                value = self.squeezed.get(node, value)
-                self._declare(output, value)
+                self._declare(output, self.squeezed.get(node, value), place=self._place(node))
         return tuple(outputs)
 
     def _arguments(self, node: Node, inputs: list[str]) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:

@@ -144,7 +144,23 @@ def returns_module(model, x):
     return model.layer
 
 
+def sparse(model, x):
+    return torch.sparse.mm(torch.eye(4).to_sparse(), model.layer(x))  # here
+
+
+def put_by_mask(model, x):
+    return model.layer(x).index_put((x[:, 0] > 0,), model.layer.bias)  # here
+
+
+def changed_by_mask(model, x):
+    y = model.layer(x)
+    y[x[:, 0] > 0] *= 2  # here
+    return y
+
+
 @pytest.mark.parametrize(("function", "message", "hint"), [
+    (sparse, "aten.to_sparse.default gives a sparse_coo tensor; plans are made of dense ones", "dense tensor"),
+    (changed_by_mask, "size of the result of aten.index.Tensor depends on the values", "torch.where"),
     (branch, "Python control flow or a size depends on the values", "torch.where"),
     (item, "Python control flow or a size depends on the values", "known before the run"),
     (lengths, "Python control flow or a size depends on the values", "known before the run"),
@@ -207,6 +223,11 @@ def broadcast(model, x):
     y = model.layer(x)
     dist.broadcast(y, 0)  # here
     return y
+
+
+def test_a_size_that_only_a_gradient_does_not_know_is_told() -> None:
+    with pytest.raises(CaptureError, match=r"(?s)the size of index depends on the values of a tensor.*# here.*hint: .* where or a mask"):
+        capture(Model(put_by_mask), (torch.randn(4, 4),))
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

@@ -1,14 +1,16 @@
 """Functions that are swapped where the model calls them: what their operators give has no shape on stand-ins, or they look at values.
 
 torch's grouped product knows the shapes of bfloat16 alone, whatever the kernels do; a table of the CTC loss is as large as its lengths say;
-the Gaussian loss refuses negative variances, covariances ask what they divide by. Packed sequences have as many rows as lengths say, and
-are refused.
+the Gaussian loss refuses negative variances, covariances ask what they divide by; what export writes of ``random_`` between
+two bounds is no Python. Packed sequences have as many rows as lengths say, and are refused.
 """
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from autopar.errors import CaptureError
@@ -24,15 +26,26 @@ def _packed(*_: Any) -> NoReturn:
     )
 
 
+def _random(tensor: Tensor, *bounds: int, **named: int) -> Tensor:
+    given = {**dict(zip(("from", "to"), bounds, strict=False)), **named}
+    if len(given) < 2:
+        return tensor.random_(*bounds, **named)
+    return tensor.copy_(torch.randint(given["from"], given["to"], tensor.shape))
+
+
 CALLED = {
     "grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss,
     "cov": cov, "corrcoef": corrcoef, "combinations": combinations, "_pack_padded_sequence": _packed,
+    "random_": _random,
 }  # fmt: skip
 """By the name of the function, which modules of torch give under several."""
 
 
 class Called(TorchFunctionMode):
-    """Within it, calls of these functions are ours."""
+    """Within it, calls of these functions are ours; the generator that is there anyway may be named."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        return CALLED.get(getattr(function, "__name__", ""), function)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if "generator" in kwargs and kwargs["generator"] in (None, torch.default_generator):
+            kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+        return CALLED.get(getattr(function, "__name__", ""), function)(*args, **kwargs)
