@@ -56,6 +56,13 @@ def fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
 
 
+def adaptive_result(output: torch.Tensor, loss: torch.Tensor) -> Any:
+    """What ``nn.AdaptiveLogSoftmaxWithLoss`` returns, a named tuple that torch does not export."""
+    from torch.nn.modules.adaptive import _ASMoutput
+
+    return _ASMoutput(output, loss)
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no memory because it belongs to a fake mode."""
     from torch._subclasses.fake_tensor import FakeTensor

@@ -35,6 +35,12 @@ def test_fake_mode_makes_shapes_without_memory_and_takes_real_constants():
     assert not torch_compat.is_fake(torch.ones(3))
 
 
+def test_adaptive_softmaxes_return_what_they_did():
+    softmax = torch.nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 4], div_value=1.0)
+    result = softmax(torch.randn(3, 4), torch.tensor([0, 3, 7]))
+    assert type(torch_compat.adaptive_result(result.output, result.loss)) is type(result)
+
+
 def test_trees_have_paths_and_come_back():
     tree = {"a": [1, (2,)], "b": Pair(3, None)}
     leaves, structure = torch_compat.flatten_with_paths(tree)

@@ -74,6 +74,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "return tensors in tuples, lists or dictionaries, or register the class with torch.utils._pytree",
     ),
     (
+        "FakeTensor.__format__|its data is not allocated yet|Cannot access data pointer",
+        "the values of a tensor are read, but the model is captured on tensors without values",
+        "read, print and format them outside of the forward, of what it returns",
+    ),
+    (
         "not supported for tensor subclasses",
         "tensors leave torch (NumPy or Python values)",
         "keep the computation in torch operators",

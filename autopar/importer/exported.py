@@ -30,6 +30,7 @@ from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines, user_frame
+from autopar.importer.rewrite.adaptive import every_row
 from autopar.importer.rewrite.called import Called
 from autopar.importer.rewrite.normalisation import cumulative_averages
 from autopar.importer.weights import FakeWeights
@@ -111,7 +112,7 @@ class Program(nn.Module):
         try:
             with (
                 torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
-                KnownValues() as known, Called(), Indexing(known), cumulative_averages(),
+                KnownValues() as known, Called(), Indexing(known), cumulative_averages(), every_row(),
                 torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip

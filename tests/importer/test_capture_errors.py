@@ -158,7 +158,14 @@ def changed_by_mask(model, x):
     return y
 
 
+def formatted(model, x):
+    y = model.layer(x)
+    print(f"mean {y.mean():.3f}")  # here
+    return y
+
+
 @pytest.mark.parametrize(("function", "message", "hint"), [
+    (formatted, "the values of a tensor are read", "outside of the forward"),
     (sparse, "aten.to_sparse.default gives a sparse_coo tensor; plans are made of dense ones", "dense tensor"),
     (changed_by_mask, "size of the result of aten.index.Tensor depends on the values", "torch.where"),
     (branch, "Python control flow or a size depends on the values", "torch.where"),
@@ -306,8 +313,9 @@ def test_logging_and_printing_of_the_users_own_is_kept(capfd):
 
 def test_failures_inside_a_layer_of_torch_are_at_the_layer():
     model = nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 4], div_value=1.0)
+    model.forward = model.predict
     with pytest.raises(CaptureError, match=r"adaptive.py:\d+: Python control flow or a size depends on the values of a tensor"):
-        capture(model, (torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)))
+        capture(model, (torch.randn(4, 4),), mode="inference")
 
 
 def test_a_weight_that_the_forward_assigns_is_named():

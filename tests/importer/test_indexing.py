@@ -77,6 +77,7 @@ PICKED: dict[str, Function] = {
     "where": lambda x, one, other, mask: x[torch.where(torch.arange(6) > 2)],
     "counts": lambda x, one, other, mask: x * torch.bincount(torch.tensor([0, 1, 1, 4])),
     "kinds": lambda x, one, other, mask: x[..., torch.unique(torch.tensor([3, 1, 1]))],
+    "numbers in tensors": lambda x, one, other, mask: x[..., :4] * torch.tensor([[x.detach()[0, 0, 0], 2], [one, x.data.sum()]]).view(-1),
     "repeated": lambda x, one, other, mask: x.repeat_interleave(torch.tensor([2, 0, 1, 1]), 1),
 }
 WRITTEN: dict[str, Function] = {
@@ -107,3 +108,22 @@ def test_as_on_one_device(name: str) -> None:
 def test_a_mask_that_is_given_has_no_size() -> None:
     with pytest.raises(CaptureError, match="depends on the values of a tensor"):
         autopar.capture(Indexed(lambda x, one, other, mask: x[mask]), (torch.randn(6, 4, 5), *[torch.tensor(1)] * 2, torch.rand(6) > 0.5))
+
+
+class Adaptive(nn.Module):
+    """Words of the shortlist and of both tails, and the loss of one word alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax = nn.AdaptiveLogSoftmaxWithLoss(8, 20, [6, 12], div_value=2.0, head_bias=True).double()
+
+    def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.softmax(x, words)
+        return found.output, found.loss + self.softmax(x[0], words[0]).output
+
+
+def test_adaptive_softmax() -> None:
+    torch.manual_seed(0)
+    found = example(Adaptive(), (torch.randn(8, 8, dtype=torch.float64), torch.tensor([0, 5, 6, 11, 12, 19, 3, 13])), "train")
+    for seed in range(4):
+        check(found, "2x2", seed)
