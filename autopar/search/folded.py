@@ -22,12 +22,11 @@ import numpy as np
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
 from autopar.search.folding import Folding, shortened
-from autopar.search.model import InSequence, Model, Priced, Weights
+from autopar.search.model import Model, Priced, Weights
 from autopar.search.repeats import PATTERN
 from autopar.search.solving import solve
 from autopar.search.tuning import Sample
-from autopar.search.units import in_units
-from solvers import Problem
+from autopar.search.units import Item, in_units
 
 Table = np.ndarray
 STEPS = 12
@@ -166,26 +165,33 @@ class FoldedModel(Model):
             return True
         return crossings == 1 and len(places[PATTERN]) == 2 and sorted(places[PATTERN]) == sorted(places[echo])
 
-    def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
-        priced = (weights or InSequence()).price(self)
+    @cached_property
+    def _joined(self) -> tuple[tuple[int, int, int], ...]:
+        """Of the edges that count, their numbers and the places in the problem of the nodes that they join."""
         place = {int(number): index for index, number in enumerate(self.kept)}
-        ties = self._ties(priced)
-        costs = [self.node_times[number] * (priced.nodes[number] + ties[number]) for number in self.kept]
-        edges = []
+        ends = [(place[self.twin.get(edge.source, edge.source)], place[self.twin.get(edge.target, edge.target)]) for edge in self.edges]
+        return tuple((number, one, other) for number, (one, other) in enumerate(ends) if self.edge_times[number] > 0.0)
+
+    @cached_property
+    def ends(self) -> Sequence[tuple[int, int]]:
+        return [(one, other) for _, one, other in self._joined if one != other]
+
+    def counted(self, nodes: list[Table], edges: list[Table]) -> tuple[list[Table], list[Table]]:
+        """An edge of a node with itself is a part of what the node counts."""
+        costs, tables = [self.node_times[number] * nodes[number] for number in self.kept], list[Table]()
         scaled: dict[tuple[int, float], Table] = {}
-        for number, (edge, table) in enumerate(zip(self.edges, priced.edges, strict=True)):
-            times = float(self.edge_times[number])
-            if times == 0.0:
-                continue
-            if (id(table), times) not in scaled:
-                scaled[id(table), times] = times * table
-            one, other = (place[self.twin.get(end, end)] for end in (edge.source, edge.target))
+        for number, one, other in self._joined:
+            key = id(edges[number]), float(self.edge_times[number])
+            if key not in scaled:
+                scaled[key] = key[1] * edges[number]
             if one == other:
-                costs[one] = costs[one] + np.diagonal(scaled[id(table), times])
+                costs[one] = costs[one] + np.diagonal(scaled[key])
             else:
-                edges.append((one, other, scaled[id(table), times]))
-        items = [self._held(int(number)) for number in self.kept]
-        return in_units(costs, edges, items, limit)
+                tables.append(scaled[key])
+        return costs, tables
+
+    def held(self) -> Sequence[list[list[Item]]]:
+        return [self._held(int(number)) for number in self.kept]
 
     def _held(self, number: int) -> list[list[tuple[int, int, int]]]:
         """Memory items: of the pattern's nodes those of the echo too, and what all layers left out hold before the pattern, between its

@@ -279,26 +279,40 @@ class Model:
         The unit is chosen so that the sum of the largest finite entries stays under 2**52. To costs come ``TIES`` of them at most.
         """
         priced = (weights or InSequence()).price(self)
-        most = {id(table): largest(table) for table in {id(table): table for table in priced.edges}.values()}
-        ceiling = sum(largest(table) for table in priced.nodes) + sum(most[id(table)] for table in priced.edges)
-        unit = max(ceiling, 1e-30) / 2**52
-        costs = [integers(table + tie, unit) for table, tie in zip(priced.nodes, self._ties(priced), strict=True)]
+        nodes, edges = self.counted([table + tie for table, tie in zip(priced.nodes, self._ties(priced), strict=True)], priced.edges)
+        most = {id(table): largest(table) for table in {id(table): table for table in edges}.values()}
+        unit = max(sum(map(largest, nodes)) + sum(most[id(table)] for table in edges), 1e-30) / 2**52
+        costs = [integers(table, unit) for table in nodes]
         rounded: dict[int, np.ndarray] = {}
-        for table in priced.edges:
+        for table in edges:
             if id(table) not in rounded:
                 rounded[id(table)] = integers(table, unit).reshape(-1)
-        edge_costs = np.concatenate([rounded[id(table)] for table in priced.edges]) if priced.edges else self._frame.edge_costs
+        edge_costs = np.concatenate([rounded[id(table)] for table in edges]) if edges else self._frame.edge_costs
         return replace(self._frame, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
 
     @cached_property
     def _frame(self) -> Problem:
         """The problem without prices: they are all that weights change."""
-        nothing = {id(edge.seconds): np.zeros(edge.seconds.shape, dtype=np.int64) for edge in self.edges}
-        edges = [(edge.source, edge.target, nothing[id(edge.seconds)]) for edge in self.edges]
-        costs = [np.zeros(len(node.seconds), dtype=np.int64) for node in self.nodes]
-        return Problem.build(costs, edges, items=[node.items for node in self.nodes], limit=0, name="plan")
+        nothing = {id(edge.seconds): np.zeros(edge.seconds.shape) for edge in self.edges}
+        free = [np.zeros(len(node.seconds)) for node in self.nodes]
+        nodes, tables = self.counted(free, [nothing[id(edge.seconds)] for edge in self.edges])
+        edges = [(source, target, table.astype(np.int64)) for (source, target), table in zip(self.ends, tables, strict=True)]
+        return Problem.build([cost.astype(np.int64) for cost in nodes], edges, items=self.held(), limit=0, name="plan")
 
     # What follows is told apart where equal layers are folded: see ``folded``.
+
+    @property
+    def ends(self) -> Sequence[tuple[int, int]]:
+        """The nodes of the problem that each of its edges joins."""
+        return [(edge.source, edge.target) for edge in self.edges]
+
+    def counted(self, nodes: list[np.ndarray], edges: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """What the problem's nodes and edges count, from what the model's do. Equal tables are one object."""
+        return nodes, edges
+
+    def held(self) -> Sequence[list[list[Item]]]:
+        """Memory items of the choices of the problem's nodes."""
+        return [node.items for node in self.nodes]
 
     @cached_property
     def homes(self) -> Sequence[int | None]:

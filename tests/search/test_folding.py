@@ -17,7 +17,7 @@ from autopar.importer import capture_graph
 from autopar.schedule.legality import check_legal
 from autopar.search import find_plan
 from autopar.search.baselines import find_baselines
-from autopar.search.bounds import PHASES, Answer, Cuts, Term, floor, floor_of
+from autopar.search.bounds import PHASES, Answer, Cuts, Mixture, Term, floor, floor_of
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
@@ -286,6 +286,15 @@ def test_layers_that_give_outputs_fold() -> None:
     assert cost == pytest.approx(answer.objective * unit, rel=1e-6)
     items, limit = tied.problem(2**40)[0], long.problem(2**40)[0]
     assert evaluate(items, answer.choices)[1] == pytest.approx(evaluate(limit, choices)[1], rel=0.02)
+
+
+def test_weights_change_what_a_problem_costs_and_nothing_else() -> None:
+    """What does not change is made once: a bound asks for one problem after another."""
+    tied = models("dp=4")[1]
+    one, other = tied.problem(None)[0], tied.problem(2**40, Mixture({Term("forward", compute=True): 1.0}, 0.0))[0]
+    assert not np.array_equal(one.costs, other.costs)
+    for name in ("edges", "edge_ptr", "item_begin", "item_end", "item_usage"):
+        assert getattr(one, name) is getattr(other, name)
 
 
 def test_pins_on_some_of_the_layers_are_kept() -> None:
