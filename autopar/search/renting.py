@@ -8,6 +8,7 @@ Rents are costs of nodes alone, so that equal layers are cut apart as in ``folde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,17 +23,16 @@ from solvers import Status
 
 SECONDS, MOST = 3.0, 12.0
 """For one solve, and where that is too short for an answer on the machine."""
-CLOSE = 1e-4
-"""The gap at which it stops."""
 ASKING = 0.65
 """Share of the time for the prices; the rest is for the proof that what they give holds for layers left free."""
-ASKED, IDLE = 14, 6
-"""Prices tried, at most, and so many after the best: the first that are too high tell only that, and what follows them comes to more."""
+ASKED, IDLE = 14, 3
+"""Prices tried, at most, and so many of which none has raised the bound or lowered what the cuts leave to be reached: prices that are too
+high tell that, and what follows them comes to more."""
 FIRST, FURTHER = 0.06, 4.0
 """The highest first price, as the share of the seconds that renting all that is allowed costs, and by how much others may be higher than
 those of the best bound."""
 GAIN = 5e-4
-"""Relative gain for which no other price is tried."""
+"""Relative gain for which no other price is tried, and the gap at which a solve stops."""
 SHARE, LESS, LEAST = 0.5, 0.6, 0.1
 """Of what the answers so far want; the rest is what gave the best bound. By how much less after each that gave none, and at least."""
 
@@ -84,10 +84,11 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
     cuts = Cuts(model, weights.slowdown, allowed, times)
     best: _Asked | None = None
     prices: Mapping[int, float] = {}
-    idle, seconds, ends = 0, SECONDS, perf_counter() + ASKING * (until - perf_counter())
-    while len(cuts.answers) < ASKED and idle < IDLE and (left := ends - perf_counter()) > 0:
+    within = math.inf
+    idle, still, seconds, ends = 0, 0, SECONDS, perf_counter() + ASKING * (until - perf_counter())
+    while len(cuts.answers) < ASKED and still < IDLE and (left := ends - perf_counter()) > 0:
         problem, unit = model.problem(None, Rented(weights, prices))
-        found = solve(problem, time_limit=min(seconds, left), gap=CLOSE, patient=False)
+        found = solve(problem, time_limit=min(seconds, left), gap=GAIN, patient=False)
         if found.choices is None or found.objective is None:
             if found.status is Status.INFEASIBLE or seconds >= min(MOST, left):
                 break
@@ -104,6 +105,8 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
         wanted, most, dear = cuts.best(max(FIRST * best.least / allowed, FURTHER * sum(best.prices.values())))
         if most <= best.bound * (1 + GAIN):
             break
+        still = 0 if idle == 0 or most < within * (1 - GAIN) else still + 1
+        within = min(within, most)
         share = max(SHARE * LESS**idle, LEAST)
         weights = blend(wanted, best.weights, share)
         prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in dear.items()}
