@@ -428,6 +428,8 @@ def _search(
         found = replace(_found(search, search.best, written, clock), ended=False) if search.best is not None and search.fits else None
         written.unfold(model)
         return found
+    if not search.interrupted:
+        written.settle(search)
     clock.lap("solve")
     assert search.best is not None
     best = _tied(search) or search.best

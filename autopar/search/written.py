@@ -47,8 +47,13 @@ class Written:
                 self._schedule(search, space, pins, again)
         finally:  # what ends it leaves those that are there
             for name in _by_worth(rivals, limit):
-                rivals[name] = search.sure(rivals[name])
                 search.offer(rivals[name], "baseline")
+
+    def settle(self, search: Trials) -> None:
+        """Schedules those at full depth that may be better than the best of a search that has ended."""
+        for name in _by_worth(self.rivals, search.limit):
+            self.rivals[name] = search.sure(self.rivals[name])
+            search.offer(self.rivals[name], "baseline")
 
     def _schedule(self, search: Trials, space: Space, pins: Pins, again: bool) -> None:
         rivals = self.rivals

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
 
 import pytest
 
 from autopar.schedule import Assignment
-from autopar.search import finding, rounds, written
+from autopar.search import finding, folded, rounds, written
+from autopar.search.building import build_model
 from autopar.search.folded import FoldedModel
+from autopar.search.folding import FEWEST
 from autopar.search.model import Model
 from autopar.search.pins import Pins
 from autopar.search.space import Space
-from tests.search.test_folding import graph, machine
+from autopar.search.trials import Asked, Trials
+from autopar.search.tuning import Timed
+from autopar.search.written import Written
+from tests.search.test_folding import folding, graph, machine
 
 Assignments = tuple[dict[str, Assignment], dict[str, str]]
 
@@ -50,3 +57,29 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
         name: (one.seconds, one.memory.peak) for name, one in whole.baselines.items()
     }
     assert found.plan is not None and len(found.plan.strategies) == len(graph().ops)
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then what shorter graphs tell is enough of plans written by hand, and of those that trail for good."""
+    exact: list[Timed] = []
+    before = Trials._exact
+
+    def noted(search: Trials, plan: Timed) -> Timed:
+        exact.append(plan)
+        return before(search, plan)
+
+    monkeypatch.setattr(rounds.Search, "_exact", noted)
+    monkeypatch.setattr(folded, "SHORT", (5, 6))
+    monkeypatch.setattr(folded, "DEEP", FEWEST + 1)
+    model = folded.folded(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
+    assert model is not None
+    search = rounds.Search(model, Asked(2**36, "adamw", 60.0, perf_counter(), 0.0, 0, None, True, False), False)
+    plans = Written()
+    plans.schedule(search, model.space, Pins(), again=False)
+    first = search.best
+    assert first is not None and first.estimated and not exact
+    search.best = replace(first, seconds=first.seconds / 2) if better else first
+    plans.settle(search)
+    assert bool(exact) is not better
+    assert any(not plan.estimated for plan in plans.rivals.values()) is not better
