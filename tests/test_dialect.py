@@ -326,6 +326,17 @@ def test_embedding_windows_add_up():
     assert whole[6].abs().sum() == 0 and whole[7].abs().sum() > 0
 
 
+def test_gradients_that_are_no_numbers_reach_their_own_row_alone():
+    """As where attention at padding has nothing to attend to: the word of the padding, and what a rank does not have, stay as they are."""
+    indices, grad = torch.tensor([[1, 6, 7]]), random(1, 3, 5, grad=False)
+    grad[0, 1], grad[0, 2] = torch.nan, torch.inf
+    wanted = torch.ops.aten.embedding_dense_backward.default(grad, indices, 8, 6, False)
+    assert wanted[:7].isfinite().all()
+    parts = [ops.embedding_backward(grad, indices, 4, offset, 6) for offset in (0, 4)]
+    torch.testing.assert_close(ops.embedding_backward(grad, indices, 8, 0, 6), wanted)
+    torch.testing.assert_close(torch.cat(parts), wanted)
+
+
 def test_nll_loss():
     target = torch.tensor([0, 5, -100, 2])
     check(

@@ -35,7 +35,7 @@ def _embedding_backward(grad: Tensor, indices: Tensor, rows: int, offset: int, p
     inside, local = _window(indices, offset, rows)
     if padding_idx >= 0:
         inside = inside & (indices != padding_idx)
-    kept = (grad * inside.unsqueeze(-1)).reshape(indices.numel(), grad.shape[-1])
+    kept = grad.masked_fill(~inside.unsqueeze(-1), 0).reshape(indices.numel(), grad.shape[-1])  # whatever else it holds, NaN too
     return grad.new_zeros([rows, grad.shape[-1]]).index_add_(0, local.reshape(-1), kept)
 
 
