@@ -3,7 +3,7 @@
 Compiling all kernels takes some 30 s, once an installation. Only very large problems wait for that (``solving.PATIENT``), given the time,
 and small ones never need it: for them, and where numba is missing or switched off (``NUMBA_DISABLE_JIT=1``), a kernel runs as plain
 Python, or in a second form written with NumPy where a loop is run millions of times. Those few in which most of the time goes are
-``loop_or``: they are compiled in 4 s, so that a process which solves more than a little has them made alone (``LOOPS``), and calls
+``loop_or``: they are compiled in 3 s, so that a process which solves more than a little has them made alone (``LOOPS``), and calls
 them from the others as they are. Tests hold the forms against each other.
 Compiled kernels hold no interpreter lock, so that two threads use two cores on the same arrays.
 """
@@ -35,7 +35,7 @@ _known = set[int]()
 """The levels of which a kernel is known to numba."""
 NOTHING, LOOPS, EVERYTHING = range(3)
 """What runs as machine code."""
-SIGN = {LOOPS: ("messages", "certify"), EVERYTHING: ("propagation", "run_queues")}
+SIGN = {LOOPS: ("messages", "pass_both"), EVERYTHING: ("propagation", "run_queues")}
 """Module and name of the kernel whose machine code tells that a level's is there: every solve of a large problem calls it."""
 _wanted: ContextVar[int] = ContextVar("wanted", default=EVERYTHING if AVAILABLE else NOTHING)
 """A choice of each solve: threads of their own solve beside each other, and a solve's own threads copy its context."""

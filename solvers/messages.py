@@ -119,7 +119,7 @@ def decode(graph: Pairs, messages: Floats, choices: Ints, i: int, belief: Floats
     return best
 
 
-@loop_or(plain.certify)
+@kernel_or(plain.certify)
 def certify(graph: Pairs, theta: Floats, messages: Floats) -> float:
     """The bound that any messages prove: least beliefs, and least entries of tables to which the lower node's belief pays its share."""
     total = 0.0

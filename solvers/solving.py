@@ -96,7 +96,7 @@ _solved = {"entries": 0}
 
 
 def compile_loops() -> None:
-    """Compiles what large problems need most, which takes some 4 s, so that the first of them does not wait for it; nothing where it was
+    """Compiles what large problems need most, which takes some 3 s, so that the first of them does not wait for it; nothing where it was
     done before."""
     if compiled.is_first_use(compiled.LOOPS):
         now = time.perf_counter()
