@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import autopar
 from cost_models import Hardware, Link, load_hardware
+from tests.runtime.models import example
+from tests.runtime.test_execution import check
 
 ROWS, COLUMNS = 512, 64
 SHAPES: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -83,3 +85,19 @@ def test_a_reduction_over_a_split_dim_receives_sums_alone(name: str) -> None:
     function, sums = REDUCTIONS[name]
     row = COLUMNS * 4 * 2 * 3 // 4  # an all-reduce of a row on four ranks
     assert received(lambda x: function(x).square().sum(), "", "S0 R") <= row * (sums + 1) + 64
+
+
+def test_probabilities_of_nothing_and_of_all_have_a_gradient() -> None:
+    """A sigmoid that is saturated gives 0 or 1; the logarithm's own gradient would be no number there."""
+    torch.manual_seed(0)
+    x, target = torch.rand(8, 4, dtype=torch.float64), torch.rand(8, 4, dtype=torch.float64)
+    x[0], x[1], target[:2] = 0.0, 1.0, torch.tensor([0.0, 1.0, 0.5, 1.0])
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            return F.binary_cross_entropy(x, target), F.binary_cross_entropy(x, target, weight=target + 1, reduction="none")
+
+    found = example(Model(), (x.requires_grad_(), target), "train")
+    assert found.single.gradients["x"].isfinite().all()
+    for seed in range(3):
+        check(found, "2x2", seed)

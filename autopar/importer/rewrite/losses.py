@@ -217,9 +217,27 @@ def gaussian_nll_loss(
     return _reduce(rows, _REDUCTIONS[reduction])
 
 
+_LEAST = 9.999999960041972e-13
+"""1e-12 as torch's kernel has it, a number of single precision."""
+
+
+class _BinaryCrossEntropy(torch.autograd.Function):
+    """As torch does, logarithms are kept above -100 and what the gradient divides by above 1e-12: a probability may be 0 or 1."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(x, target)
+        return -(target * x.log().clamp(min=-100) + (1 - target) * (1 - x).log().clamp(min=-100))
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        x, target = context.saved_tensors
+        of_target = gradient * ((1 - x).log() - x.log()) if context.needs_input_grad[1] else None
+        return gradient * (x - target) / ((1 - x) * x).clamp(min=_LEAST), of_target
+
+
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
-    """Logarithms are kept above -100, as torch does."""
-    rows = -(target * x.log().clamp(min=-100) + (1 - target) * (1 - x).log().clamp(min=-100))
+    rows = _BinaryCrossEntropy.apply(x, target)
     return _reduce(rows if weight is None else rows * weight, reduction)
 
 
