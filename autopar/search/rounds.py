@@ -59,6 +59,11 @@ PATIENT = 6
 """The like for weights where memory is short: the first say nothing about plans of little memory."""
 HUGE, LITTLE = 10_000_000, 0.015
 """Edge entries from which a solve takes seconds, and the relative gain of a bound for which no other is asked there."""
+FINER, ROUGHER = 0.25, 0.02
+"""Solves for a bound stop at this share of the gap that is open, and at the latter at most: what is chosen then suggests other weights as
+well as the best would, which take many times as long."""
+PROVING = 0.1
+"""Share of the time limit that is left for bounds where memory is short and plans could be changed for ever."""
 LOOSE = 0.1
 """The gap from which others are asked for of a large problem too, each a solve of seconds."""
 RENTING, BRIEF = 0.35, 0.1
@@ -194,10 +199,14 @@ class Search(Trials):
         if self.best is not None:
             exposure = exposure.learn(self.best.schedule, self.best.slots)
         if self.again:
+            self.held_back = PROVING * self.time_limit
             self._allow_again(exposure)
         exposure = self._rounds(exposure)
+        self.held_back = 0.0
         if self.proved:
             return
+        if self.keeping and self.reached > TIGHT:
+            self._rent()
         if self.proves and (self.left > 0 or self.best is None):
             self._prove()
             self._call()
@@ -232,7 +241,9 @@ class Search(Trials):
             mixture = blend(cuts.best()[0], center, SHARE)
         for number in range(BOUNDS):
             before, ask = self.aim, self.solve if number == 0 or not self.large else self.choose
-            found = ask(mixture, CLOSE, proves=True, limit=UNLIMITED if self.again else None)
+            left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
+            gap = min(max(FINER * left_open, CLOSE), ROUGHER)
+            found = ask(mixture, gap, proves=True, limit=UNLIMITED if self.again else None)
             if self.last is not None and self.last.message == INTERRUPTED:
                 raise KeyboardInterrupt
             if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short):
@@ -267,9 +278,11 @@ class Search(Trials):
 
     def _rent(self) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
-        seconds = min(self.left - BRIEF * self.time_limit, RENTING * self.time_limit)
-        if not self.proves or not isinstance(self.weights, Mixture) or seconds < BRIEF * self.time_limit:
+        spare = 0.0 if self.keeping else BRIEF * self.time_limit
+        seconds = min(self.left - spare, RENTING * self.time_limit)
+        if not self.proves or seconds < BRIEF * self.time_limit:
             return
+        weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()
         until, model = perf_counter() + seconds, self.model
         if self.apart:
             model = build_model(model.space, again=1, share=0.0)
@@ -278,7 +291,7 @@ class Search(Trials):
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
-        self.bound = max(self.bound, dearest(model, self.weights.without_paths(), float(self.limit), times, until))
+        self.bound = max(self.bound, dearest(model, weights.without_paths(), float(self.limit), times, until))
 
     def _polish(self) -> None:
         """More limits for the best schedule, of a deep graph at full depth too: what shorter ones tell is not so precise."""

@@ -92,6 +92,8 @@ class Trials:
     def __init__(self, model: Model, asked: Asked, again: bool) -> None:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
         self.time_limit, self.grace, self.began, self.interrupted = asked.time_limit, asked.grace, asked.began, False
+        self.held_back = 0.0
+        """Seconds that are left for what follows."""
         self.apart = MOMENTS if again else 0
         """Times told apart of second runs, in problems that have them from the start."""
         self.problem, self.unit = model.problem(asked.limit)
@@ -145,8 +147,8 @@ class Trials:
 
     @property
     def left(self) -> float:
-        """Seconds left of the whole search, pricing and baselines included; those of grace until there is a plan."""
-        return self.time_limit + (0.0 if self.fits else self.grace) - (perf_counter() - self.began)
+        """Seconds left of the whole search, pricing and baselines included, but those held back; those of grace until there is a plan."""
+        return self.time_limit + (-self.held_back if self.fits else self.grace) - (perf_counter() - self.began)
 
     @property
     def reached(self) -> float:
@@ -255,7 +257,7 @@ class Trials:
             if self.folded and solution.objective is not None and solution.choices is not None:
                 self.claims.append((bound, solution.objective * unit, weights, self.model.expand(solution.choices)))
             elif not self.folded:
-                self.bound = self.aim
+                self.bound = max(self.bound, self.aim)
                 if isinstance(weights, Mixture):
                     self.mixtures.append((bound, weights))
         if asked is problem and limit is None:

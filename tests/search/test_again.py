@@ -186,6 +186,18 @@ def test_problems_that_are_too_large_for_all_at_once(seed: int, joint: int) -> N
         assert found.seconds <= cheapest * (1 + 1e-6)
 
 
+def test_the_bound_of_a_coarser_problem_counts_what_has_to_be_made_again() -> None:
+    """That problem leaves out what backward keeps: its memory is paid for in another."""
+    graph, machine = chain(6), one_rank()
+    plain = model_of(graph, machine, again=0)
+    known = list(every_set(graph, extract(plain, _solved(plain, None)[0]), machine))
+    limit = min(peak for _, peak in known)
+    cheapest = min(seconds for seconds, peak in known if peak == limit)
+    with patch.object(rounds, "SMALL", 0), patch.object(rounds, "JOINT", 0):
+        found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
+    assert 1.2 * min(seconds for seconds, _ in known) < found.bound_seconds <= cheapest * (1 + EXACT)
+
+
 def test_where_no_answer_can_be_made_to_fit_all_is_chosen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a problem beyond ``JOINT``."""
     graph, machine = drawn(0), small_machine(0, "x=1")
