@@ -275,8 +275,7 @@ class Trials:
         """The strategies of plans with less kept, if that fits; and the prices learnt."""
         model = self.model
         wanted = Wanted(self.limit, self.apart, self.tries, self.seed, perf_counter() + max(seconds, 1.0), shares, self.draft)
-        folding, known = model.folding if isinstance(model, FoldedModel) else None, self.best if self.fits else None
-        found, prices = fit(model.space, plans, prices, wanted, folding, known)
+        found, prices = fit(model.space, plans, prices, wanted, model.folding if isinstance(model, FoldedModel) else None)
         if found is None or found.memory.peak > self.limit:
             return None, prices
         self.gained |= self.offer(found, "auto")
