@@ -31,8 +31,10 @@ high tell that, and what follows them comes to more."""
 FIRST, FURTHER = 0.06, 4.0
 """The highest first price, as the share of the seconds that renting all that is allowed costs, and by how much others may be higher than
 those of the best bound."""
+HIGHEST = 0.99
+"""Share of the highest prices from which others may have been left out."""
 GAIN = 5e-4
-"""Relative gain for which no other price is tried, and the gap at which a solve stops."""
+"""The gap at which a solve stops, and the relative gain for which no other price is tried at all."""
 SHARE, LESS, LEAST = 0.5, 0.6, 0.1
 """Of what the answers so far want; the rest is what gave the best bound. By how much less after each that gave none, and at least."""
 
@@ -73,13 +75,14 @@ class _Asked:
     choices: np.ndarray
 
 
-def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int], until: float) -> float:
+def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int], until: float, enough: float = 0.0) -> float:
     """The best bound found on the step of every plan that holds at most ``allowed`` bytes at some times; 0 without any.
 
     Args:
         weights: to begin from; none of paths.
         times: at which bytes may be paid for.
         until: the ``perf_counter`` up to which it may take.
+        enough: the relative gain for which no other price is tried.
     """
     cuts = Cuts(model, weights.slowdown, allowed, times)
     best: _Asked | None = None
@@ -102,8 +105,10 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
         cuts.add(Answer(model, choices))
         if not prices and cuts.beyond[-1].max() <= 0.0:
             break
-        wanted, most, dear = cuts.best(max(FIRST * best.least / allowed, FURTHER * sum(best.prices.values())))
-        if most <= best.bound * (1 + GAIN):
+        highest = max(FIRST * best.least / allowed, FURTHER * sum(best.prices.values()))
+        wanted, most, dear = cuts.best(highest)
+        bounded = sum(dear.values()) > HIGHEST * highest  # higher prices may bring more than ``most``
+        if most <= best.bound * (1 + (GAIN if bounded else max(enough, GAIN))):
             break
         still = 0 if idle == 0 or most < within * (1 - GAIN) else still + 1
         within = min(within, most)

@@ -64,6 +64,8 @@ FINER, ROUGHER = 0.25, 0.02
 well as the best would, which take many times as long."""
 PROVING = 0.1
 """Share of the time limit that is left for bounds where memory is short and plans could be changed for ever."""
+ENOUGH = 0.02
+"""Share of the gap that is open for which no other price of memory is tried."""
 LOOSE = 0.1
 """The gap from which others are asked for of a large problem too, each a solve of seconds."""
 RENTING, BRIEF = 0.35, 0.1
@@ -240,7 +242,7 @@ class Search(Trials):
         if cuts.answers and huge:
             mixture = blend(cuts.best()[0], center, SHARE)
         for number in range(BOUNDS):
-            before, ask = self.aim, self.solve if number == 0 or not self.large else self.choose
+            before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.choose
             left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
             gap = min(max(FINER * left_open, CLOSE), ROUGHER)
             found = ask(mixture, gap, proves=True, limit=UNLIMITED if self.again else None)
@@ -291,18 +293,19 @@ class Search(Trials):
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
-        self.bound = max(self.bound, dearest(model, weights.without_paths(), float(self.limit), times, until))
+        enough = ENOUGH * self.reached if self.fits else 0.0
+        self.bound = max(self.bound, dearest(model, weights.without_paths(), float(self.limit), times, until, enough))
 
     def _polish(self) -> None:
-        """More limits for the best schedule, of a deep graph at full depth too: what shorter ones tell is not so precise."""
+        """More limits for the best schedule, of a deep graph as shorter ones tell it and then at full depth: they are not so precise."""
         best = self.best
         if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
-            if best.estimated:
+            deep = bool(self.model.short(best.assignment))
+            if deep:
                 self.offer(self._schedule(best.assignment, False, best.schedule.limits, tries=4 * self.tries), self.method)
                 self.settle_best()
                 best = self.best or best
-            deep = bool(self.model.short(best.assignment))
-            self.offer(self._schedule(best.assignment, deep, best.schedule.limits, tries=(3 if deep else 4) * self.tries), self.method)
+            self.offer(self._schedule(best.assignment, deep, best.schedule.limits, tries=(2 if deep else 4) * self.tries), self.method)
             self.polished = self.best
 
     def _settle(self) -> None:

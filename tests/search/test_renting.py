@@ -113,6 +113,23 @@ def test_without_time_nothing_is_solved() -> None:
     assert dearest(model, first(model), 1.0, rests(model), -math.inf) == 0.0
 
 
+def test_prices_end_where_more_of_them_could_bring_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, on = chain(6), one_rank()
+    model = heavy(Space(some, on, "sgd", Pins()))
+    limit = min(peak for _, peak in every_set(some, extract(build_model(model.space), answer(build_model(model.space))), on))
+    solved, real = list[Problem](), renting.solve
+
+    def counted(problem: Problem, **how: Any) -> Solution:
+        solved.append(problem)
+        return real(problem, **how)
+
+    monkeypatch.setattr(renting, "solve", counted)
+    best, most = dearest(model, first(model), float(limit), rests(model), math.inf), len(solved)
+    found = dearest(model, first(model), float(limit), rests(model), math.inf, 0.05)
+    assert len(solved) - most < most
+    assert best / 1.05 <= found <= best
+
+
 def test_time_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     now, given, real, model = [0.0], list[float](), renting.solve, tied(MESH)
 
@@ -138,6 +155,6 @@ def test_time_is_left_for_the_proofs_that_follow(monkeypatch: pytest.MonkeyPatch
     search.weights, search.grace = first(search.model), 0.0
     monkeypatch.setattr(rounds, "perf_counter", lambda: until)
     monkeypatch.setattr(trials, "perf_counter", lambda: until)
-    monkeypatch.setattr(rounds, "dearest", lambda model, weights, limit, times, ends: asked.append(ends - until) or 0.0)
+    monkeypatch.setattr(rounds, "dearest", lambda model, weights, limit, times, ends, enough: asked.append(ends - until) or 0.0)
     search._rent()
     assert asked == ([pytest.approx(given)] if given is not None else [])
