@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -141,6 +141,10 @@ class GraphOutput:
     name: str
 
 
+DIVISOR = "microbatch.divisor"
+"""The output, none of the model's, that says what a mean divides by in a microbatch."""
+
+
 @dataclass(frozen=True)
 class Accumulation:
     """How a step is made of microbatches: forward and backward run for one after another, and their gradients are summed.
@@ -151,6 +155,8 @@ class Accumulation:
         weight: of each microbatch's loss, and of its gradients, in the step's.
         whole: that the sum so weighted is the whole batch's loss is proved; else ``reason`` says where rows of the batch meet. Of what is
             proved it says when that holds, if not always.
+        divisor: what a mean divides by that each microbatch counts for itself, by its tensor name: its share of the sum over all
+            microbatches is then the weight, times ``weight`` and the number of microbatches. It leaves as the output ``DIVISOR``.
     """
 
     microbatches: int = 1
@@ -158,6 +164,7 @@ class Accumulation:
     weight: float = 1.0
     whole: bool = True
     reason: str = ""
+    divisor: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,6 +189,12 @@ class Graph:
     groups: tuple[tuple[tuple[str, ...], ...], ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     accumulation: Accumulation = Accumulation()
+
+    def accumulated(self, made: Accumulation) -> Graph:
+        """The graph as one of the microbatches of a step."""
+        divisor = GraphOutput(made.divisor, "output", DIVISOR)
+        outputs = self.outputs if not made.divisor or divisor in self.outputs else (*self.outputs, divisor)
+        return replace(self, outputs=outputs, accumulation=made)
 
     @property
     def microbatches(self) -> int:

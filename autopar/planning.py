@@ -289,13 +289,12 @@ def _bounded(found: Found, bound: float) -> Found:
 def _warn_microbatches(found: Found) -> None:
     """Says where the step is not the whole batch's."""
     made = found.schedule.graph.accumulation
+    step = f"the step of {made.microbatches} microbatches is"
     if not made.whole:
-        warnings.warn(
-            f"the step of {made.microbatches} microbatches is not proved to be the whole batch's: {made.reason}; each microbatch's loss "
-            f"counts 1/{made.microbatches}, and verify compares with the same on one device",
-            MicrobatchWarning,
-            stacklevel=3,
-        )
+        words = f"not proved to be the whole batch's: {made.reason}; each microbatch's loss counts 1/{made.microbatches}, and verify"
+        warnings.warn(f"{step} {words} compares with the same on one device", MicrobatchWarning, stacklevel=3)
+    elif made.reason:
+        warnings.warn(f"{step} the whole batch's {made.reason}", MicrobatchWarning, stacklevel=3)
 
 
 def _warn_axes(hardware: Hardware, meshes: Sequence[Mesh]) -> None:

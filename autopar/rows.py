@@ -286,6 +286,7 @@ class AccumulationPlan(Row):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     whole: bool = True
     reason: str | None = None
+    divisor: str | None = None
 
 
 class LimitsPlan(Row):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -102,6 +103,7 @@ EDITS: list[tuple[Callable[[Any], None], str]] = [
     (lambda data: data.update(microbatches=2), "times: 4 in the plan, 2 recomputed"),
     (lambda data: data["accumulation"].update(cut=["nothing"]), "the plan has no input nothing"),
     (lambda data: data.pop("accumulation"), "is missing, the plan has 4 microbatches"),
+    (lambda data: data["accumulation"].update(divisor="nothing"), "no output microbatch.divisor of nothing"),
     (lambda data: [row.update(microbatch=0) for row in data["schedule"] if row["kind"] == "start"], "is there after the last"),
     (lambda data: [row.update(microbatch=3) for row in data["schedule"] if row["kind"] == "run"], "runs in 1 of 4 microbatches"),
     (lambda data: [row.update(microbatch=2) for row in data["schedule"] if row["kind"] == "wait"], "neither the first nor the last"),
@@ -171,16 +173,87 @@ def test_what_losses_add_up_to(loss: str, weight: float, whole: bool) -> None:
         assert whole == (abs(float(summed - model(x))) < (1e-2 if loss == "in half" else 1e-5))
 
 
-def test_a_mean_over_targets_that_count_says_where_it_adds_up() -> None:
-    def loss(y: Tensor, target: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(y, target, ignore_index=0)
+def _over_targets(kind: str) -> Callable[..., Tensor]:
+    """A mean over what counts."""
 
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        match kind:
+            case "smoothed":
+                return nn.functional.cross_entropy(y, target, ignore_index=0, label_smoothing=0.1)
+            case "weighted":
+                return nn.functional.cross_entropy(y, target, torch.linspace(0.5, 2, 4, dtype=y.dtype), ignore_index=0)
+            case "masked":
+                mask = (target != 0).to(y.dtype)
+                return (nn.functional.cross_entropy(y, target, reduction="none") * mask).sum() / mask.sum()
+            case "beside a mean":
+                return nn.functional.cross_entropy(y, target, ignore_index=0) + y.square().mean()
+            case "over the model's":
+                return y.square().sum() / y.sigmoid().sum()
+            case _:
+                return nn.functional.cross_entropy(y, target, ignore_index=0)
+
+    return loss
+
+
+TARGETS = torch.tensor([1, 2, 0, 0, 3, 0, 0, 1])
+"""Of four microbatches two, none, one and one count."""
+
+
+@pytest.mark.parametrize("execute", ["eager", "graph"])
+@pytest.mark.parametrize("kind", ["plain", "smoothed", "weighted", "masked"])
+def test_a_mean_over_targets_weighs_microbatches_by_what_they_count(kind: str, execute: Any, one_rank: None) -> None:
+    """Each counted 1/N, and a microbatch in which nothing counts made the loss no number."""
     torch.manual_seed(0)
-    model, x, target = nn.Linear(4, 4), torch.randn(8, 4), torch.tensor([1, 2, 3, 0, 0, 0, 0, 1])
-    given = {"loss": loss, "loss_args": (target,), "microbatches": 4}
+    loss, x = _over_targets(kind), torch.randn(8, 4, dtype=torch.float64)
+    model = nn.Linear(4, 4).double()
+    plan = autopar.plan(model, (x,), mesh="dp=1", loss=loss, loss_args=(TARGETS,), microbatches=4)
+    assert check(plan) == () and "by its share of what the mean divides by" in str(plan)
+    module = autopar.compile(model, Plan.from_json(plan.to_json()), loss=loss, execute=execute)
+    for target in (TARGETS, TARGETS.roll(2), torch.ones_like(TARGETS)):
+        wanted, found = loss(model(x), target), module(x, target)
+        wanted.backward()
+        (3 * found).backward()
+        assert found.item() == pytest.approx(wanted.item(), rel=TOLERANCE)
+        for mine, other in zip(module.parameters(), model.parameters(), strict=True):
+            grad = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+            torch.testing.assert_close(grad, 3 * other.grad, rtol=TOLERANCE, atol=TOLERANCE)
+        module.zero_grad()
+        model.zero_grad()
+    with torch.no_grad():
+        assert module(x, TARGETS).item() == pytest.approx(loss(model(x), TARGETS).item(), rel=TOLERANCE)
+        assert math.isnan(module(x, torch.zeros_like(TARGETS)).item())
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked"])
+def test_ranks_weigh_microbatches_by_what_all_of_them_count(kind: str) -> None:
+    torch.manual_seed(0)
+    model, args = nn.Linear(4, 4).double(), (torch.randn(8, 4, dtype=torch.float64),)
+    target = SimpleNamespace(model=model, args=args, kwargs={}, loss=_over_targets(kind), loss_args=(TARGETS,))
+    for mesh in ("dp=2", "2x2"):
+        plan = autopar.plan(model, args, mesh=mesh, loss=target.loss, loss_args=(TARGETS,), microbatches=4)
+        assert verify(plan, target, backend="simulate", steps=3).passed
+
+
+def test_a_mean_over_targets_beside_another_says_where_it_adds_up() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(8, 4)
+    given: Any = {"loss": _over_targets("beside a mean"), "loss_args": (TARGETS,), "microbatches": 4}
     found = autopar.capture(model, (x,), **given).accumulation
-    assert found.whole and found.reason == COUNTED and COUNTED in str(autopar.plan(model, (x,), mesh="dp=2", **given))
+    assert found.whole and found.reason == COUNTED and not found.divisor
+    with pytest.warns(MicrobatchWarning, match=COUNTED):
+        assert COUNTED in str(autopar.plan(model, (x,), mesh="dp=2", **given))
     assert not autopar.capture(Losses("mean"), (x,), microbatches=4).accumulation.reason
+    given["loss"] = _over_targets("over the model's")
+    assert not autopar.capture(model, (x,), **given).accumulation.whole
+
+
+def test_triangles_are_the_same_in_every_microbatch() -> None:
+    """A default that is not written in a call was taken for another number."""
+
+    def loss(y: Tensor) -> Tensor:
+        return (y.view(-1, 2, 2) @ torch.ones(2, 2).tril() + y.view(-1, 2, 2).triu()).square().mean()
+
+    assert autopar.capture(nn.Linear(4, 4), (torch.randn(8, 4),), loss=loss, microbatches=4).accumulation.whole
 
 
 def test_a_step_that_is_not_the_whole_batchs_is_compared_with_the_same_on_one_device() -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from autopar.check.differences import Difference
 from autopar.check.legs import Call, Leg
 from autopar.check.walk import Walk, is_forward
+from autopar.graph import DIVISOR
 from autopar.rows import InstructionPlan
 
 
@@ -218,6 +219,10 @@ class Order:
         for name in plan.accumulation.cut:
             if name not in plan.inputs:
                 yield Difference("accumulation.cut", f"the plan has no input {name}")
+        divisor = plan.accumulation.divisor
+        found = plan.outputs.get(DIVISOR)
+        if divisor is not None and (found is None or found.tensor != divisor or found.shape):
+            yield Difference("accumulation.divisor", f"the plan has no output {DIVISOR} of {divisor}, one number")
         calls = {name: {leg.source for leg in call.legs} for name, call in self.calls.items()}
         final = set(self.walk.sums)
         for place, row in enumerate(self.rows):

@@ -3,8 +3,9 @@
 The model is captured with a part of the batch, and with the whole of it for comparison. Rows of the batch that the model keeps apart are a
 split of every operator over an axis of so many parts: the same rules that split operators over ranks say whether that is so, operator by
 operator, and where sums over the batch are left. What a mean divides by is then another number in the two captures: the ratio is the
-weight of a microbatch's loss. A mean over the targets that count is one over microbatches in which equally many do. Where rows meet
-otherwise (statistics of the batch, sorting), nothing is proved.
+weight of a microbatch's loss. Of a mean over the targets that count, each microbatch counts its own, and its share of them all is its
+weight; where other terms join such a mean, it is one over microbatches in which equally many count. Where rows meet otherwise (statistics
+of the batch, sorting), nothing is proved.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from autopar.sharding import ShardingSpec, Strategy
 SCALED = ("aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor", "aten.mul.Scalar")
 """Operators whose number may be another in a microbatch: what a mean divides by."""
 COUNTED = "where every microbatch has as many targets that count"
-"""Of a mean over targets that are not ignored."""
+"""Of a mean over targets that are not ignored, beside something else."""
+MIXED = "several"
+"""In place of the name of a divisor: there is more than one, or something beside it."""
 
 
 def divisors(batch: int) -> str:
@@ -91,13 +94,16 @@ def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
     )  # fmt: skip
     try:
         pairing = _Pairing(whole, part, count)
-        weights = {pairing.weight(output.tensor) for output in whole.outputs if output.kind == "output"}
-        if len(weights) > 1:
+        states = [pairing.state(output.tensor) for output in whole.outputs if output.kind == "output"]
+        if len({state.factor for state in states}) > 1:
             raise _Unproved("its outputs add up differently")
         pairing.check_gradients()
     except _Unproved as reason:
         return Accumulation(count, cut, 1 / count, False, str(reason))
-    return Accumulation(count, cut, weights.pop(), reason=COUNTED if pairing.counted else "")
+    factor, divisors = states[0].factor, {state.over for state in states}
+    if divisors == {""} or len(divisors) > 1 or MIXED in divisors or part.loss_gradient is None:
+        return Accumulation(count, cut, factor, reason="" if divisors == {""} else COUNTED)
+    return Accumulation(count, cut, factor, divisor=divisors.pop())
 
 
 def _buffers(graph: Graph) -> str:
@@ -131,7 +137,9 @@ class Captures:
             other = accumulation(whole, self._captured(count // 2), count // 2)
             if other.whole and other.weight in (1.0, 2 / count):
                 made = replace(other, microbatches=count, cut=made.cut, weight=1.0 if other.weight == 1.0 else 1 / count)
-        return replace(part, accumulation=made)
+                if other.divisor and not _same_sum(other.divisor, part, self._captured(count // 2)):
+                    made = replace(made, divisor="", reason=COUNTED)
+        return part.accumulated(made)
 
     def numbers(self) -> tuple[int, ...]:
         """Powers of two that divide the batch, from 1 on."""
@@ -155,6 +163,17 @@ class Captures:
         return self.made[count]
 
 
+def _same_sum(name: str, one: Graph, two: Graph) -> bool:
+    """Whether a scalar is made alike in two captures of the same model, from the sum on."""
+    while True:
+        ops = [graph.producer[name] for graph in (one, two) if name in graph.producer]
+        if len(ops) < 2 or ops[0].target != ops[1].target or not ops[0].inputs:
+            return False
+        if one.tensors[ops[0].inputs[0]].shape:
+            return True
+        name = ops[0].inputs[0]
+
+
 class _Unproved(Exception):
     """Why the microbatches' losses are not known to add up, in words."""
 
@@ -163,12 +182,13 @@ class _Unproved(Exception):
 class _State:
     """How a tensor of the whole batch is made of those of the microbatches: by its spec on an axis of microbatches, times ``factor``.
 
-    ``counts``: a number of entries that were counted.
+    ``over``: the sum (as a microbatch's tensor) that a mean divides by; the factor is of microbatches in which it is the same. ``MIXED``:
+    of several such, or of one beside something else.
     """
 
     spec: ShardingSpec
     factor: float = 1.0
-    counts: bool = False
+    over: str = ""
 
 
 class _Pairing:
@@ -177,8 +197,11 @@ class _Pairing:
     def __init__(self, whole: Graph, part: Graph, count: int) -> None:
         self.whole, self.part, self.count = whole, part, count
         self.states: dict[str, _State | str] = {}
-        self.counted = False
-        """Whether a mean over what counts is taken to be over as many in each."""
+        self.made: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.first: dict[str, str] = {}
+        """Of a microbatch's tensors, which of them is the first that is made alike."""
+        self.trained = {item.tensor for item in whole.inputs if item.kind in ("parameter", "input") and item.tensor in whole.gradients}
+        """What has a gradient."""
         for item in whole.inputs:
             same = next(other for other in part.inputs if (other.kind, other.name) == (item.kind, item.name))
             self.states[item.tensor] = _State(self._split(whole.tensors[item.tensor], part.tensors[same.tensor]))
@@ -190,6 +213,8 @@ class _Pairing:
         if [op.target for op in mine] != [op.target for op in others]:
             raise _Unproved("a microbatch is captured as other operators than the whole batch")
         for op, other in zip(mine, others, strict=True):
+            key = other.target, str(other.args), str(other.kwargs), *(self.first.get(name, name) for name in other.inputs)
+            self.first.update(zip(other.outputs, self.made.setdefault(key, other.outputs), strict=True))
             try:
                 self.states.update(zip(op.outputs, after(op, other), strict=True))
             except _Unproved as reason:
@@ -218,7 +243,7 @@ class _Pairing:
         wanted = [self._split(self.whole.tensors[one], self.part.tensors[two]).dims for one, two in pairs]
         if family(op) == "factory" or not any(spec.partial or any(spec.dims) for spec in found):
             return (_State(ShardingSpec(dims)) for dims in wanted)
-        if op.target.startswith("aten._to_copy") and self._floating(op):
+        if op.target.startswith("aten._to_copy") and all(map(self._floating, (op.inputs[0], op.outputs[0]))):
             return iter((_State(found[0]),))
         for strategy in self._offered(op):
             fits = all(one == two or one == replace(two, partial=()) for one, two in zip(found, strategy.inputs, strict=True))
@@ -226,18 +251,22 @@ class _Pairing:
                 return (_State(spec) for spec in strategy.outputs)
         raise self._meeting(op)
 
-    def weight(self, tensor: str) -> float:
-        """Of each microbatch's value of a scalar in the whole batch's."""
+    def state(self, tensor: str) -> _State:
+        """How a scalar of the whole batch is made of each microbatch's; its factor is their weight."""
         state = self.states[tensor]
         if isinstance(state, str):
             raise _Unproved(state)
         if not state.spec.partial:
             raise _Unproved("the loss does not depend on the batch")
-        return state.factor
+        return state
 
-    def _floating(self, op: Op) -> bool:
-        dtypes = [getattr(torch, self.whole.tensors[name].dtype) for name in (op.inputs[0], op.outputs[0])]
-        return all(dtype.is_floating_point for dtype in dtypes)
+    def _counted(self, name: str) -> bool:
+        """Whether a sum over rows is one number, in which nothing has a gradient."""
+        return name not in self.trained and not self.whole.tensors[name].shape
+
+    def _floating(self, name: str) -> bool:
+        dtype: torch.dtype = getattr(torch, self.whole.tensors[name].dtype)
+        return dtype.is_floating_point
 
     def _split(self, whole: Tensor, part: Tensor) -> ShardingSpec:
         ends = [(0,) if one != other else () for one, other in zip(whole.shape, part.shape, strict=True)]
@@ -252,15 +281,19 @@ class _Pairing:
             if isinstance(state, str):
                 raise _Unproved(state)
             found.append(state)
-        if op.target == "aten.div.Tensor" and len(found) == 2 and all(state.spec.partial for state in found) and found[1].counts:
-            self.counted = True
-            return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count),))
-        if op.target.startswith("aten._to_copy") and (found[0].counts or (found[0].spec.partial and self._floating(op))):
+        if not self.trained.isdisjoint(op.inputs):
+            self.trained.update(name for name in op.outputs if self._floating(name))
+        summed = all(state.spec.partial and not state.over for state in found)
+        if op.target == "aten.div.Tensor" and summed and self._counted(op.inputs[-1]):
+            over = self.first.get(other.inputs[1], other.inputs[1])
+            return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count, over),))
+        if op.target.startswith("aten._to_copy") and found[0].spec.partial and self._floating(op.outputs[0]):
             return iter((found[0],))  # a loss in fewer digits is rounded for each microbatch, as every operator rounds
         strategy, states = self._strategy(op, other, found)
         factor = self._factor(op, states) * self._ratio(op, other, strategy)
-        counts = op.target.startswith("aten.sum") and self.whole.tensors[op.inputs[0]].dtype == "bool"
-        return (_State(spec, factor, counts) for spec in strategy.outputs)
+        over = {state.over for state in found if state.spec.partial} or {""}
+        shared = MIXED if len(over) > 1 else over.pop()
+        return (_State(spec, factor, shared) for spec in strategy.outputs)
 
     def _strategy(self, op: Op, other: Op, states: list[_State]) -> tuple[Strategy, list[_State]]:
         """The operator split as its inputs are. A value that is the same in every microbatch is also their weighted sum."""
@@ -299,13 +332,19 @@ class _Pairing:
     def _ratio(self, op: Op, other: Op, strategy: Strategy) -> float:
         """What the operator's own number adds to the factor: it has to be the same in both, or one that it multiplies or divides by."""
         args, kwargs = localize(op, self.whole.tensors, strategy, (self.count,), (0,))
-        if (tuple(args), tuple(kwargs)) == (other.args, other.kwargs) or family(op) == "random":
+        others, other_kwargs = localize(other, self.part.tensors, self._uncut(other), (1,), (0,))
+        if (args, kwargs) == (others, other_kwargs) or family(op) == "random":
             return 1.0
-        pairs = [(one, two) for one, two in zip(args, other.args, strict=True) if one != two]
+        pairs = [(one, two) for one, two in zip(args, others, strict=True) if one != two]
         if op.target in SCALED and len(pairs) == 1 and all(isinstance(number, int | float) and number for number in pairs[0]):
             ratio = pairs[0][0] / pairs[0][1]
             return 1 / ratio if ".div." in op.target else ratio
         raise _Unproved(f"{op.target} is given other numbers in a microbatch" + (f" (at {op.location})" if op.location else ""))
+
+    def _uncut(self, op: Op) -> Strategy:
+        """A microbatch's operator, whole."""
+        specs = [ShardingSpec.replicated(len(self.part.tensors[name].shape)) for name in (*op.inputs, *op.outputs)]
+        return Strategy(tuple(specs[: len(op.inputs)]), tuple(specs[len(op.inputs) :]))
 
 
 def _sums(strategy: Strategy) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from autopar import pricing
@@ -33,6 +32,7 @@ def replay(plan: Plan, graph: Graph) -> Schedule:
         MismatchError: the graph is another one, or the plan was edited into something that cannot be run; names the first difference.
         ScheduleError: a schedule that is not legal. FileError: hardware that cannot be read.
     """
+    graph = graph.accumulated(accumulation_of(plan))
     if graph.sha256 != plan.model.graph_sha256:
         raise MismatchError(
             f"the plan was made for another model: {first_difference(plan, graph)}",
@@ -42,7 +42,7 @@ def replay(plan: Plan, graph: Graph) -> Schedule:
     if broken:
         hint = "undo the edit, or plan again; autopar check lists all that is wrong with it"
         raise MismatchError(f"the plan cannot be run: {broken[0]}", hint)
-    return check_legal(_schedule(plan, replace(graph, accumulation=accumulation_of(plan))), "the plan file")
+    return check_legal(_schedule(plan, graph), "the plan file")
 
 
 def machine_of(plan: Plan) -> Machine:
@@ -88,7 +88,7 @@ def accumulation_of(plan: Plan) -> Accumulation:
     if plan.microbatches == 1 or row is None:
         return Accumulation()
     cut = tuple(plan.inputs[name].tensor for name in row.cut)
-    return Accumulation(plan.microbatches, cut, row.weight, row.whole, row.reason or "")
+    return Accumulation(plan.microbatches, cut, row.weight, row.whole, row.reason or "", row.divisor or "")
 
 
 def assignment_of(plan: Plan, graph: Graph) -> Assignment:

@@ -149,7 +149,7 @@ def _accumulation(graph: Graph) -> AccumulationPlan | None:
     if made.microbatches == 1:
         return None
     cut = tuple(item.name for item in graph.of_kind("input") if item.tensor in made.cut)
-    return AccumulationPlan(cut=cut, weight=made.weight, whole=made.whole, reason=made.reason or None)
+    return AccumulationPlan(cut=cut, weight=made.weight, whole=made.whole, reason=made.reason or None, divisor=made.divisor or None)
 
 
 def _memory(memory: Memory) -> MemoryParts:

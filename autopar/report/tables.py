@@ -133,7 +133,8 @@ def _microbatches(plan: Plan) -> str:
     made, words = plan.accumulation, []
     if made is not None:
         adds = sum(row.bytes for row in plan.collectives if row.times < plan.microbatches)
-        words.append(f"{plan.microbatches}, one after another, cut from {', '.join(made.cut)}; each one's loss counts {made.weight:.3g}")
+        counts = f"{made.weight:.3g}" if made.divisor is None else "by its share of what the mean divides by"
+        words.append(f"{plan.microbatches}, one after another, cut from {', '.join(made.cut)}; each one's loss counts {counts}")
         words += [f"{units.size(adds)} of gradients reduced once"] if adds else []
         if made.reason:
             words.append(f"{'' if made.whole else 'not proved to be '}the whole batch's step{'' if made.whole else ':'} {made.reason}")

@@ -15,7 +15,7 @@ import torch
 from autopar.dialect import random_step
 from autopar.dialect.dropout import this_step
 from autopar.errors import UsageError
-from autopar.graph import Accumulation
+from autopar.graph import DIVISOR, Accumulation
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, loss_gradient, own_shape
@@ -42,8 +42,8 @@ def run_step(
     """
     schedule = executable.schedule
     graph, made = schedule.graph, schedule.graph.accumulation
-    scaled = isinstance(executable, Executable) and graph.loss_gradient is not None
-    weight = torch.tensor(made.weight) if made.weight != 1.0 and scaled else None
+    scaled = graph.loss_gradient is not None and (isinstance(executable, Executable) or executable.weighted)
+    weights = Weights(schedule)
     leaving = [value for output, value in schedule.outputs if output.kind == "output"]
     gradients = [value for output, value in schedule.outputs if output.kind == "gradient"]
     totals: list[Values] = []
@@ -53,24 +53,55 @@ def run_step(
         ranks = enter(number)
         with random_step((this_step() if draw is None else draw) * made.microbatches + number), rows_in_reach(made):
             executable.forward(ranks, observed)
+            weights.take(ranks)
             if made.microbatches > 1:
                 found = [{name: held[name].clone() for name in leaving} for held in ranks]
-                totals = [_added(made.weight, *pair) for pair in zip(totals or [{}] * len(ranks), found, strict=True)]
+                totals = [_added(weights.now, *pair) for pair in zip(totals or [{}] * len(ranks), found, strict=True)]
                 del found
             if not trains or graph.mode != "train":
                 continue
             for rank, held, mine in zip(at, ranks, sums or [None] * len(ranks), strict=True):
                 held.update(_zeros(schedule, rank, held) if mine is None else mine)
             sums = []
-            with loss_gradient(weight):
+            with loss_gradient(weights.now if scaled and made.microbatches > 1 else None):
                 executable.backward(ranks, observed, last=last)
             if not last:
                 sums = [{name: held[name] for name in schedule.sums} for held in ranks]
     for held, total in zip(ranks, totals, strict=False):
-        held.update(total)
-        for name in dict.fromkeys(gradients) if not scaled and made.weight != 1.0 and trains else ():
-            held[name] = held[name] * made.weight
+        held.update({name: _times(value, weights.share) for name, value in total.items()})
+        for name in dict.fromkeys(gradients) if trains else ():
+            held[name] = _times(held[name], torch.nan_to_num(weights.share, 1.0) if scaled else weights.now)
     return ranks
+
+
+class Weights:
+    """What each microbatch's loss and gradients count in the step's.
+
+    Where a mean divides by what every microbatch counts for itself, the sum of that is known after the last one: until then it is counted
+    in units of the first that is not 0.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        made = self.made = schedule.graph.accumulation
+        self.divisor = next((value for output, value in schedule.outputs if made.divisor and output.name == DIVISOR), None)
+        self.now = torch.tensor(made.weight, dtype=torch.float64)
+        """Of the microbatch that runs."""
+        self.share = torch.tensor(1.0)
+        """What is missing in the sum of those so far."""
+        self._unit = self._sum = torch.tensor(0.0)
+
+    def take(self, ranks: Sequence[Values]) -> None:
+        """The next microbatch's forward has run. One in which nothing counts weighs nothing, and its backward divides by one: nothing by
+        nothing would be no number."""
+        if self.divisor is None:
+            return
+        found = ranks[0][self.divisor]
+        self._sum, unit = self._sum.to(found) + found, self._unit.to(found)
+        self._unit = torch.where(unit == 0, found, unit)
+        self.now = torch.where(found == 0, found, found / self._unit * self.made.weight)
+        self.share = self.made.microbatches * self._unit / self._sum
+        for held in ranks:
+            held[self.divisor] = torch.where(found == 0, torch.ones_like(found), found)
 
 
 @contextmanager
@@ -86,8 +117,16 @@ def rows_in_reach(made: Accumulation) -> Iterator[None]:
         raise UsageError(message, hint) from error
 
 
-def _added(weight: float, total: Values, found: Values) -> Values:
-    return {name: value * weight + total[name] if name in total else value * weight for name, value in found.items()}
+def _added(weight: torch.Tensor, total: Values, found: Values) -> Values:
+    """The sums with what is found so weighted; what weighs nothing may be no number."""
+    here = {name: torch.where(weight.to(value.device) == 0, 0, _times(value, weight)).to(value) for name, value in found.items()}
+    return {name: value + total[name] if name in total else value for name, value in here.items()}
+
+
+def _times(value: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    if factor.device.type == "cpu" and factor.item() == 1.0:
+        return value
+    return value * factor.to(value)
 
 
 def _zeros(schedule: Schedule, rank: int, held: Values) -> Values:

@@ -16,7 +16,7 @@ import torch
 
 from autopar.dialect.library import BODIES
 from autopar.runtime.collectives import Observed, Values
-from autopar.runtime.execution import Executable, own_shape
+from autopar.runtime.execution import Executable, given_loss_gradient, loss_gradient, own_shape
 from autopar.runtime.reach import told
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, trace_operators
@@ -55,6 +55,11 @@ class Graphs:
         """Graph inputs but tangents."""
         return tuple(item.tensor for item in self.schedule.graph.inputs if item.kind != "tangent")
 
+    @property
+    def weighted(self) -> bool:
+        """Whether backward takes the loss's gradient, last."""
+        return _weighted(self.schedule)
+
     def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward``."""
         (values,) = ranks
@@ -73,6 +78,8 @@ class Graphs:
         names = (*self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")), *self.schedule.sums)
         (values,) = ranks
         tensors = [values[name] for name in names]
+        if self.weighted:
+            tensors.append(given_loss_gradient())
         values.clear()
         with torch.no_grad():
             found = run(*tensors)
@@ -106,6 +113,7 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
     seen: tuple[list[Observed], list[Observed], list[Observed]] = ([], [], [])
+    weighted = _weighted(schedule)
 
     def forward(*tensors: torch.Tensor) -> list[torch.Tensor]:
         values: Values = dict(zip(entering, tensors, strict=True))
@@ -113,13 +121,15 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
         return [values[name] for name in (*leaving(schedule), *executable.kept)]
 
     def backward(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values: Values = dict(zip((*executable.kept, *tangents, *schedule.sums), tensors, strict=True))
-        executable.backward([values], seen[1])
+        values: Values = dict(zip((*executable.kept, *tangents, *schedule.sums), tensors, strict=not weighted))
+        with loss_gradient(tensors[-1] if weighted else None):
+            executable.backward([values], seen[1])
         return [values[name] for name in gradients(schedule)]
 
     def repeated(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values: Values = dict(zip((*executable.kept, *tangents, *schedule.sums), tensors, strict=True))
-        executable.backward([values], seen[2], last=False)
+        values: Values = dict(zip((*executable.kept, *tangents, *schedule.sums), tensors, strict=not weighted))
+        with loss_gradient(tensors[-1] if weighted else None):
+            executable.backward([values], seen[2], last=False)
         return [values[name] for name in schedule.sums]
 
     with mode:
@@ -129,10 +139,16 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
             # What forward keeps lies in memory as it left it, and views of it are traced for just that.
             kept = [_like(node.meta["val"]) for node in first.graph.output_node().args[0][len(leaving(schedule)) :]]
             given = [*kept, *_stand_ins(schedule, rank, [*tangents, *schedule.sums], device)]
+            given += [given_loss_gradient()] if weighted else []
             second = trace_operators(backward, given, bodies)
             third = trace_operators(repeated, given, bodies) if schedule.sums else None
     observed = tuple(seen[0]), tuple(seen[1])
     return Graphs(schedule, executable.kept, first, second, observed, first, second, third, third, tuple(seen[2]))
+
+
+def _weighted(schedule: Schedule) -> bool:
+    """Whether what a microbatch weighs is known when it runs."""
+    return schedule.graph.accumulation.divisor != ""
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

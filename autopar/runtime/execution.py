@@ -137,6 +137,12 @@ def loss_gradient(gradient: Tensor | None) -> Iterator[None]:
         _LOSS_GRADIENT.reset(token)
 
 
+def given_loss_gradient() -> Tensor:
+    """The one that the backward begins with, one number on the CPU."""
+    given = _LOSS_GRADIENT.get()
+    return torch.ones((), dtype=torch.float64) if given is None else given.detach().to("cpu", torch.float64)
+
+
 def _scaled(kernel: Kernel) -> Kernel:
     """The kernel that makes the loss's gradient, times the one that was given."""
 
