@@ -6,6 +6,7 @@ may lie in memory otherwise than the whole tensor did, and copies are contiguous
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import BuiltinFunctionType
@@ -35,6 +36,12 @@ def _replacing(part: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return run
 
 
+def _fold(x: torch.Tensor, size: Sequence[int], kernel: Sequence[int], *rest: Sequence[int]) -> torch.Tensor:
+    """Likewise: torch's result lies in as much memory as the columns that it is folded of."""
+    made = x.new_empty((*x.shape[:-2], x.shape[-2] // math.prod(kernel), *size))
+    return torch.ops.aten.col2im.out(x, size, kernel, *rest, out=made)
+
+
 def _conjugate(x: torch.Tensor) -> torch.Tensor:
     """torch's gives what it is given, marked; of what is sent and of gradients that leave nobody asks for the mark."""
     return torch.ops.aten._conj.default(x).resolve_conj()
@@ -51,6 +58,7 @@ _INSTEAD: Mapping[str, Callable[..., Any]] = {
     "aten._conj.default": _conjugate,
     "aten._neg_view.default": _negated,
     "aten.copy.default": _copied,
+    "aten.col2im.default": _fold,
     "aten.slice_scatter.default": _replacing(torch.ops.aten.slice.Tensor),
     "aten.select_scatter.default": _replacing(torch.ops.aten.select.int),
 }
