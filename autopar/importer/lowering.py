@@ -272,7 +272,8 @@ class Lowering:
     def _argument(self, item: Any, inputs: list[str]) -> Argument:
         match item:
             case Node() if _is_number(item):
-                return int(item.meta["val"])
+                value = item.meta["val"]
+                return float(value) if isinstance(value, float | torch.SymFloat) else int(value)
             case Node():
                 inputs.append(self._tensor(item))
                 return Ref(len(inputs) - 1)
@@ -324,8 +325,8 @@ def _views_as(node: Node, shape: tuple[int, ...]) -> bool:
 
 
 def _is_number(node: Node) -> bool:
-    """Whether a node is a size, known here, that the trace asked a tensor for."""
-    return isinstance(node.meta.get("val"), (int, torch.SymInt))
+    """Whether a node is a size, known here, that the trace asked a tensor for, or what it computed of one (how an image is scaled)."""
+    return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
 
 
 def _still(node: Node) -> bool:

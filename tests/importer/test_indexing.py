@@ -78,6 +78,7 @@ PICKED: dict[str, Function] = {
     "counts": lambda x, one, other, mask: x * torch.bincount(torch.tensor([0, 1, 1, 4])),
     "kinds": lambda x, one, other, mask: x[..., torch.unique(torch.tensor([3, 1, 1]))],
     "numbers in tensors": lambda x, one, other, mask: x[..., :4] * torch.tensor([[x.detach()[0, 0, 0], 2], [one, x.data.sum()]]).view(-1),
+    "then scaled": lambda x, one, other, mask: F.interpolate(x[..., torch.tensor([0, 2, 0])], size=5, mode="linear"),
     "repeated": lambda x, one, other, mask: x.repeat_interleave(torch.tensor([2, 0, 1, 1]), 1),
 }
 WRITTEN: dict[str, Function] = {

@@ -260,6 +260,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case("aten.im2col.default", (F(4, 6, 4, 4), [2, 2], [1, 1], [0, 0], [2, 2]), "n c _ _ -> n (c _) _ | linear {0}"),
     Case("aten.col2im.default", (F(4, 24, 4), [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]), "n (c _) _ -> n c _ _ | linear {0}"),
+    Case("aten.col2im.default", (F(4, 24, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]), "n (c _) _ -> n c _ _ | linear {0}"),
     # attention
     Case(
         "autopar.attention.default", (F(2, 4, 6, 4), F(2, 4, 6, 4), F(2, 4, 6, 4), None, False, 0.5, 0.0, 0),
