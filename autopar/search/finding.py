@@ -42,7 +42,7 @@ from solvers import TooLargeError
 
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
-MOST, PACE, WIDE, ROOMY = 25_000_000, 400_000, 0.02, 0.5
+MOST, PACE, WIDE, ROOMY = 25_000_000, 600_000, 0.02, 0.5
 """Edge entries up to which it goes over all choices after all, of a second of the time limit and altogether; where the gap of the best plan
 of merged axes is at least so wide, and that plan holds at most this share of the memory."""
 LOOKS = 3

@@ -64,6 +64,8 @@ FINER, ROUGHER = 0.25, 0.02
 well as the best would, which take many times as long."""
 PROVING = 0.1
 """Share of the time limit that is left for bounds where memory is short and plans could be changed for ever."""
+BEYOND, SETTLING = (0.1, 0.5), 2
+"""Share of the time limit, and seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
 ENOUGH = 0.02
 """Share of the gap that is open for which no other price of memory is tried."""
 LOOSE = 0.1
@@ -309,7 +311,9 @@ class Search(Trials):
             self.polished = self.best
 
     def _settle(self) -> None:
-        """Proves for layers left free the best of the bounds that so far hold for tied ones."""
+        """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the time limit."""
+        if self.left + BEYOND[0] * self.time_limit + BEYOND[1] < SETTLING * self.proving:
+            self.claims.clear()
         for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
             if bound > self.bound * (1 + GAIN):
                 seconds = max(min(self.left, TURN * self.time_limit), 1.0)

@@ -129,6 +129,8 @@ class Trials:
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()
         self.weights: Weights | None = None
         """Those that gave ``aim``."""
+        self.proving = 0.0
+        """Seconds that the longest solve for a bound has taken."""
         self.mixtures: list[tuple[float, Mixture]] = []
         """What was asked for a bound, and the bound of it."""
         self.rivals: tuple[Timed, ...] = ()
@@ -215,7 +217,7 @@ class Trials:
     def choose(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Solution | None:
         """What ``solve`` does before its schedule: the choices are in ``start``, and their assignment is the last of ``answers``; None
         without any. Whoever makes no schedule of it looks whether it was interrupted."""
-        self.gained = False
+        began, self.gained = perf_counter(), False
         space = self.model.space
         bytes_allowed = UNLIMITED if self.folded else self.limit if limit is None else limit
         problem, unit = self.model.problem(bytes_allowed, weights)
@@ -251,6 +253,7 @@ class Trials:
                 raise KeyboardInterrupt
         self.last = solution = solution if solution is not None and self.roomy else answer(asked)
         if proves:
+            self.proving = max(self.proving, perf_counter() - began)
             bound = solution.bound * unit / (1 + TIES)
             if bound > self.aim:
                 self.aim, self.weights = bound, weights

@@ -158,3 +158,16 @@ def test_time_is_left_for_the_proofs_that_follow(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rounds, "dearest", lambda model, weights, limit, times, ends, enough: asked.append(ends - until) or 0.0)
     search._rent()
     assert asked == ([pytest.approx(given)] if given is not None else [])
+
+
+@pytest.mark.parametrize(("left", "settles"), [(100.0, True), (-5.0, True), (-11.0, False)])
+def test_a_last_proof_passes_the_limit_by_little(monkeypatch: pytest.MonkeyPatch, left: float, settles: bool) -> None:
+    """A tenth of the limit of 100 s and half a second, less what two solves have taken."""
+    proofs, now = list[float](), 1000.0
+    search = Search(tied(MESH), Asked(2**30, "adamw", 100.0, now - 100.0 + left, 1e-6, 0, None, False, True), True)
+    search.grace, search.proving = 0.0, 0.1
+    search.claims = [(1.0, 1.0, first(search.model), answer(search.model))]
+    monkeypatch.setattr(trials, "perf_counter", lambda: now)
+    monkeypatch.setattr(FoldedModel, "proved", lambda self, *of: proofs.append(now) or 0.0)
+    search._settle()
+    assert bool(proofs) is settles and not search.claims
