@@ -247,6 +247,17 @@ def test_a_mean_over_targets_beside_another_says_where_it_adds_up() -> None:
     assert not autopar.capture(model, (x,), **given).accumulation.whole
 
 
+def test_rows_that_are_made_and_sums_of_data_alone() -> None:
+    """Rows of zeros read nothing, and a sum over inputs that is divided by a number is no mean over what counts."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([y.new_zeros(len(y), 1), y, y.new_full((len(y), 1), 2.0)], 1).square().sum() / 8 + x.sum() / 4
+
+    model, x = nn.Linear(4, 4).double(), torch.randn(8, 4, dtype=torch.float64)
+    found = autopar.capture(model, (x,), loss=loss, loss_args=(x,), microbatches=4).accumulation
+    assert (found.whole, found.weight, found.divisor) == (True, 1.0, ""), found.reason
+
+
 def test_triangles_are_the_same_in_every_microbatch() -> None:
     """A default that is not written in a call was taken for another number."""
 

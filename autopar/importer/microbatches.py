@@ -276,14 +276,14 @@ class _Pairing:
 
     def _after(self, op: Op, other: Op) -> Iterator[_State]:
         found: list[_State] = []
-        for tensor in op.inputs:
+        for tensor in op.inputs if family(op) != "factory" else ():  # which reads no values
             state = self.states[tensor]
             if isinstance(state, str):
                 raise _Unproved(state)
             found.append(state)
-        if not self.trained.isdisjoint(op.inputs):
+        if found and not self.trained.isdisjoint(op.inputs):
             self.trained.update(name for name in op.outputs if self._floating(name))
-        summed = all(state.spec.partial and not state.over for state in found)
+        summed = len(found) == 2 and all(state.spec.partial and not state.over for state in found)
         if op.target == "aten.div.Tensor" and summed and self._counted(op.inputs[-1]):
             over = self.first.get(other.inputs[1], other.inputs[1])
             return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count, over),))
@@ -305,7 +305,8 @@ class _Pairing:
             tries.append([_State(mean.spec, mean.factor) if not state.spec.dims and not state.spec.partial else state for state in states])
         for inputs in tries:
             for strategy in offered:
-                fits = strategy.inputs == tuple(state.spec for state in inputs) and not strategy.inner
+                read = tuple(state.spec for state in inputs)
+                fits = not strategy.inner and (strategy.inputs == read if read else not any(spec.partial for spec in strategy.outputs))
                 if fits and _sums(strategy) and [spec.dims for spec in strategy.outputs] == [spec.dims for spec in wanted]:
                     return strategy, inputs
         raise self._meeting(op)
