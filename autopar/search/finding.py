@@ -26,7 +26,7 @@ from autopar.search.building import build_model
 from autopar.search.folded import folded
 from autopar.search.folding import Folding, fold
 from autopar.search.found import Baseline, Clock, Found, Shared
-from autopar.search.merging import mergings
+from autopar.search.merging import Merging, mergings
 from autopar.search.model import Model
 from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
@@ -200,7 +200,8 @@ def _nearby(
         bound = max(bound, pooled(space, folding, asked.limit, perf_counter() + TURN * asked.time_limit))
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated)
-    plans, found, _, interrupted = _of_merged_axes(graph, space.machine, pins, less, bound, least, folding is not None, draft=True)
+    ways = list(mergings(space.machine, ALL_ORDERS))
+    plans, found, _, interrupted = _of_merged_axes(graph, ways, pins, less, bound, least, folding is not None, draft=True)
     merged = found.timed if found is not None else None
     reached = merged.seconds if merged is not None else math.inf
     start = merged.schedule.limits if merged is not None and reached < least else None
@@ -264,16 +265,17 @@ def _over_all(space: Space, merged: Timed | None, bound: float, asked: Asked) ->
 
 
 def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock, found: Found) -> Found:
-    """What was found on many axes, or on a mesh with some of them merged where that, searched to the end, gives the better plan: fewer
-    choices are searched better. Where little is left to gain, or schedules take long, drafts of such plans have to do (``_nearby``)."""
-    if not _many_axes(machine) or found.gap <= max(OPEN, asked.gap) or found.interrupted or len(graph.ops) >= LONG:
+    """What was found, or on a mesh with some of its axes merged where that, searched to the end, gives the better plan: fewer choices are
+    searched better. Where little is left to gain, or schedules take long, drafts of such plans have to do (``_nearby``)."""
+    if found.gap <= max(OPEN, asked.gap) or found.interrupted or len(graph.ops) >= LONG:
+        return found
+    ways = _worth_merging(machine)
+    if not ways:
         return found
     began, before, bound = perf_counter(), found.timed, found.bound_seconds / graph.microbatches
     assert before is not None
     try:
-        plans, merged, proved, interrupted = _of_merged_axes(
-            graph, machine, pins, asked, bound, before.seconds, folded=False, draft=False
-        )  # fmt: skip
+        plans, merged, proved, interrupted = _of_merged_axes(graph, ways, pins, asked, bound, before.seconds, folded=False, draft=False)
         if merged is not None and merged.timed is not None and merged.timed.better(before, asked.limit):
             start, optimizer = merged.schedule.limits, found.optimizer
             timed = best_schedule(graph, plans[0], machine, optimizer, asked.limit, start=start, tries=TRIES, until=asked.ends)
@@ -284,6 +286,16 @@ def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clo
         interrupted = True
     clock.lap("merged")
     return replace(found, stages=clock.laps, solve_seconds=found.solve_seconds + perf_counter() - began, interrupted=interrupted)
+
+
+def _worth_merging(machine: Machine) -> list[Merging]:
+    """Down to two axes, and to one where a single link serves all of them, so that none is slowed by another."""
+    used = [axis for axis, size in enumerate(machine.mesh.sizes) if size > 1]
+    if machine.cost_model == "communication" or len(used) < 2:
+        return []
+    one_link = len(machine.links([machine.mesh.whole(axis) for axis in used])) == 1
+    counts = [*([ALL_ORDERS] if len(used) > ALL_ORDERS else []), *([1] if one_link else [])]
+    return [merging for axes in counts for merging in mergings(machine, axes)]
 
 
 def _instead(found: Found, timed: Timed, tied_seconds: float, merged: float) -> Found:
@@ -310,9 +322,9 @@ def _bound(seconds: float, own: float, floor: float) -> float:
 
 
 def _of_merged_axes(
-    graph: Graph, machine: Machine, pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
+    graph: Graph, ways: Sequence[Merging], pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
 ) -> tuple[list[Assignment], Found | None, float, bool]:  # fmt: skip
-    """Plans of meshes with axes merged, the best first, what was found with it, seconds below which no plan of those meshes stays, and
+    """Plans of meshes with axes merged in some ways, the best first, what was found with it, seconds below which no plan of those meshes stays, and
     whether Ctrl-C ended that.
 
     Args:
@@ -321,7 +333,7 @@ def _of_merged_axes(
         folded: whether plans are to be those of the folded graph, where they were searched so.
         draft: whether plans are for another search to begin from; else each mesh is searched to the end.
     """
-    ways, plans, interrupted = list(mergings(machine, ALL_ORDERS)), list[Assignment](), False
+    plans, interrupted = list[Assignment](), False
     best: Found | None = None
     reached, proved = math.inf, [0.0] * len(ways)
     for number, merging in enumerate(ways):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -88,17 +87,10 @@ def model_of(case: Case) -> Model:
 
 
 def search(graph: Graph, machine: Machine, optimizer: str, pins: Mapping[str, str]) -> tuple[Found, float]:
-    """What is found, and the bound before it is cut to the seconds of what is found, which would hide one that is too high."""
-    searches = []
-
-    def run(self: rounds.Search, begin: Callable[[], None]) -> bool:
-        searches.append(self)
-        return original(self, begin)
-
-    original = rounds.Search.run
-    with patch.object(rounds.Search, "run", run):
-        found = find_plan(graph, machine, optimizer=optimizer, constraints=pins, baselines=False, time_limit=3600.0)
-    return found, max(search.bound for search in searches)
+    """What is found, and the bound over the mesh's own choices before it is cut to the seconds of what is found, which would hide one that
+    is too high."""
+    found = find_plan(graph, machine, optimizer=optimizer, constraints=pins, baselines=False, time_limit=3600.0)
+    return found, found.own_seconds
 
 
 def outcome(case: Case) -> Outcome:
@@ -111,7 +103,8 @@ def outcome(case: Case) -> Outcome:
     assert reordered <= found.seconds * (1 + EXACT), f"{case}: the plan found is not among those tried"
     optimum = BruteForce(model_of(case), reordered).run()
     assert bound <= optimum * (1 + EXACT), f"{case}: the bound {bound} is above the optimum {optimum}"
-    assert found.bound_seconds == min(bound, found.seconds)
+    merged = found.solver == "merged axes"  # whose bound it takes as well where they are better
+    assert found.bound_seconds <= min(bound, found.seconds) if merged else found.bound_seconds == min(bound, found.seconds)
     assert found.seconds >= optimum * (1 - EXACT)
     assert found.gap == pytest.approx((found.seconds - found.bound_seconds) / found.seconds, abs=1e-12)
     assert (found.status == "optimal") == (found.gap <= PROOF)

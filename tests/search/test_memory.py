@@ -13,7 +13,7 @@ import pytest
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
-from autopar.search import find_plan, trials
+from autopar.search import find_plan, finding, trials
 from autopar.search.beside import pairs_at
 from autopar.search.building import build_model
 from autopar.search.extract import extract
@@ -146,6 +146,7 @@ def test_a_limit_that_keeps_nothing_out_is_not_asked_for(seed: int, monkeypatch:
     """And one that does is, after the first answer without it: both find what they find with the limit from the start."""
     graph, asked = random_graph(seed, layers=4), list[int | None]()
     monkeypatch.setattr(trials, "solve", lambda problem, **more: (asked.append(problem.limit), solve(problem, **more))[1])
+    monkeypatch.setattr(finding, "OPEN", 1.0)  # one search, none beside it with the axes merged
     free = find_plan(graph, machine("x=2,y=2"), memory_bytes=2**60)
     assert set(asked) == {None}
     tight = int(0.97 * free.memory.peak)

@@ -118,11 +118,15 @@ def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch
     assert set(found.baselines) == set(whole.baselines)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (10, 18, 33))])
-def test_no_plan_costs_more_than_those_of_merged_axes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+SLOW = [pytest.param(mesh, seed, marks=pytest.mark.slow) for mesh in ("2x2x2", "2x2") for seed in (10, 18, 33, 105)]
+
+
+@pytest.mark.parametrize(("mesh", "seed"), [("2x2x2", 0), ("2x2", 17), *SLOW])
+def test_no_plan_costs_more_than_those_of_merged_axes(mesh: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where all choices are searched at once, as here, and where what is searched around is a draft."""
-    graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
-    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
+    graph, machine = small_graph(seed), small_machine(seed, mesh)
+    machine = replace(machine, hardware=replace(machine.hardware, devices_per_node=8))  # one link for all
+    merged = [of_merged_axes(graph, merging, monkeypatch) for axes in range(1, mesh.count("x") + 1) for merging in mergings(machine, axes)]
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert found.seconds <= min(item.seconds for item in merged) * ROOM
     assert found.bound_seconds <= found.seconds
