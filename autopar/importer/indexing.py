@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar import torch_compat
 from autopar.importer.known_values import KnownValues
+from autopar.importer.own_rows import OwnRows
 
 _COUNTED = frozenset({"nonzero", "argwhere", "where", "unique", "unique_consecutive", "bincount", "repeat_interleave", "masked_select"})
 """Functions of which the size of a result follows from values."""
@@ -37,6 +38,9 @@ class Indexing(TorchFunctionMode):
             tensor, index, *value = args
             filled = bool(value) and not (isinstance(value[0], Tensor) and value[0].dim())  # one value, wherever a mask holds
             items = [part for item in (index if isinstance(index, tuple) else (index,)) for part in self._items(item, places=not filled)]
+            own = OwnRows.of(tensor, items, lambda item: self.known.answered(torch.clone, (item,), {}))
+            if own is not None:
+                return own.put(tensor, value[0]) if value else own.picked(tensor)
             return _put(function, tensor, items, value[0]) if value else _picked(function, tensor, items)
         if name in _COUNTED and (name != "where" or len(args) == 1):
             found = self.known.answered(function, args, kwargs)
