@@ -149,7 +149,9 @@ def planner(
                 shared = _shared(common, number, machine)
                 return _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress, shared)
 
-            return tried.setdefault(number, _best_of(machines, on, ends, later=len(further)))
+            found = _best_of(machines, on, ends, later=len(further))
+            tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
+            return tried[number]
 
         try:
             found = _best_of(list(numbers), find, ends, enough=lambda: _enough(tried, limit))
@@ -209,7 +211,7 @@ def _best_of(
     plan is there, one for which its share was too short has twice as much, so that little time makes one plan and not parts of several.
 
     Args:
-        enough: asked after each plan, whether to look no further.
+        enough: asked after each plan, whether to look no further; one that took all of its share then has the time of the others.
         later: so many of the last share what time the others leave.
     """
     found: list[Found] = []
@@ -220,8 +222,8 @@ def _best_of(
         if left <= 0 and (found or failed):
             break
         try:
-            sharing = len(asked) - number - (later if number < len(asked) - later else 0)
-            found.append(_in_time(find, item, max(left / sharing, 0.0), 0.0 if found else ends))
+            share = max(left / (len(asked) - number - (later if number < len(asked) - later else 0)), 0.0)
+            found.append(_in_time(find, item, share, 0.0 if found else ends))
         except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
         except UsageError as error:  # a pin that a mesh of fewer axes, or of other sizes, cannot take
@@ -237,6 +239,14 @@ def _best_of(
             warnings.warn(f"{item} microbatches and more are not tried: {reason}", MicrobatchWarning, stacklevel=4)
             break
         if found and (found[-1].interrupted or (number + 1 < len(asked) and enough())):
+            further = ends - perf_counter()
+            if not found[-1].interrupted and 0 < further <= left - share:
+                try:
+                    found.append(find(item, further))
+                except AutoparError:
+                    pass  # the plan is there
+                except KeyboardInterrupt:
+                    interrupted = True
             break
     if not found:
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])

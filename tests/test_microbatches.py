@@ -335,6 +335,30 @@ def test_little_time_makes_one_plan_rather_than_parts_of_several(
     assert [seconds for number, seconds in given if number == 1] == pytest.approx(asked)
 
 
+@pytest.mark.parametrize(("takes", "asked"), [(0.3, [0.3, 0.9]), (0.1, [0.3])])
+@pytest.mark.parametrize("ends", [None, TimeLimitError("no plan was found", "allow more time"), KeyboardInterrupt()], ids=repr)
+def test_the_only_number_looked_at_has_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, takes: float, asked: list[float], ends: BaseException | None
+) -> None:
+    """If its share was too short; and how that then ends does not lose the plan."""
+    now, given = [0.0], list[float]()
+    monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
+
+    def find(number: int, seconds: float) -> Any:
+        given.append(seconds)
+        if len(given) > 1 and ends is not None:
+            raise ends
+        now[0] += takes
+        return SimpleNamespace(seconds=1.0 / len(given), interrupted=False)
+
+    monkeypatch.setattr(planning, "replace", lambda found, **changed: SimpleNamespace(**{**vars(found), **changed}))
+    found = planning._best_of([1, 2, 4, 8], find, 1.2, enough=lambda: True)
+    assert given == pytest.approx(asked)
+    again = len(asked) > 1
+    assert found.seconds == (0.5 if again and ends is None else 1.0)
+    assert found.interrupted is (again and isinstance(ends, KeyboardInterrupt))
+
+
 class Edges(nn.Linear):
     """Sums what lies at the ends of edges, which number the rows of the whole batch."""
 

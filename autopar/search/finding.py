@@ -324,8 +324,8 @@ def _bound(seconds: float, own: float, floor: float) -> float:
 def _of_merged_axes(
     graph: Graph, ways: Sequence[Merging], pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
 ) -> tuple[list[Assignment], Found | None, float, bool]:  # fmt: skip
-    """Plans of meshes with axes merged in some ways, the best first, what was found with it, seconds below which no plan of those meshes stays, and
-    whether Ctrl-C ended that.
+    """Plans of meshes with axes merged in some ways, the best first, what was found with it, seconds below which no plan of those meshes
+    stays, and whether Ctrl-C ended that.
 
     Args:
         bound: of all plans.
