@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -171,6 +172,37 @@ def test_what_losses_add_up_to(loss: str, weight: float, whole: bool) -> None:
     with torch.no_grad():
         summed = sum(found.weight * model(part) for part in x.chunk(4))
         assert whole == (abs(float(summed - model(x))) < (1e-2 if loss == "in half" else 1e-5))
+
+
+@pytest.mark.parametrize("kind", ["a sum", "a constant", "weighed", "outputs"])
+def test_what_adds_up_differently_is_named_with_its_lines(kind: str) -> None:
+    """The line that joined the terms was all that was said."""
+
+    class Joined(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            mean = super().forward(x).square().mean()
+            total = super().forward(x).square().sum()
+            penalty = self.weight.square().sum()
+            match kind:
+                case "a sum":
+                    return mean + total
+                case "a constant":
+                    return total + 0.1 * penalty
+                case "weighed":
+                    return torch.stack([0.5 * mean, total / 100, penalty]).sum()
+                case _:
+                    return {"loss": mean, "total": total}
+
+    reason = autopar.capture(Joined(4, 4), (torch.randn(8, 4),), microbatches=4).accumulation.reason
+    first = Joined.forward.__code__.co_firstlineno
+    mean, total, penalty = (f"(at {os.path.relpath(__file__)}:{first + number})" for number in (1, 2, 3))
+    said = {
+        "a sum": f"a mean over the batch {mean}, a sum over the batch {total}",
+        "a constant": f"a sum over the batch {total}, the same in every microbatch {penalty}",
+        "weighed": f"a mean over the batch {mean}, a sum over the batch {total}, the same in every microbatch {penalty}",
+        "outputs": f"its outputs add up differently: loss is a mean over the batch {mean}, total is a sum over the batch {total}",
+    }[kind]
+    assert reason.endswith(said), reason
 
 
 def _over_targets(kind: str) -> Callable[..., Tensor]:

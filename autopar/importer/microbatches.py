@@ -10,7 +10,7 @@ of the batch, sorting), nothing is proved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,7 +96,8 @@ def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
         pairing = _Pairing(whole, part, count)
         states = [pairing.state(output.tensor) for output in whole.outputs if output.kind == "output"]
         if len({state.factor for state in states}) > 1:
-            raise _Unproved("its outputs add up differently")
+            named = [output for output in whole.outputs if output.kind == "output"]
+            raise _Unproved(f"its outputs add up differently: {pairing.described({one.tensor: f'{one.name} is ' for one in named})}")
         pairing.check_gradients()
     except _Unproved as reason:
         return Accumulation(count, cut, 1 / count, False, str(reason))
@@ -309,7 +310,7 @@ class _Pairing:
                 fits = not strategy.inner and (strategy.inputs == read if read else not any(spec.partial for spec in strategy.outputs))
                 if fits and _sums(strategy) and [spec.dims for spec in strategy.outputs] == [spec.dims for spec in wanted]:
                     return strategy, inputs
-        raise self._meeting(op)
+        raise self._unlike(op) or self._meeting(op)
 
     def _offered(self, op: Op) -> Sequence[Strategy]:
         """The ways to split an operator over the microbatches."""
@@ -317,7 +318,37 @@ class _Pairing:
         return strategies(find_rule(op, self.whole.tensors), tensors, (self.count,), uneven=frozenset()) if self.count > 1 else ()
 
     def _meeting(self, op: Op) -> _Unproved:
-        return _Unproved(f"rows of the batch meet in {op.target}" + (f" (at {op.location})" if op.location else ""))
+        return _Unproved(f"rows of the batch meet in {op.target}{_at(op)}")
+
+    def _unlike(self, op: Op) -> _Unproved | None:
+        """Where numbers that are added to one do not add up alike over microbatches, which do how; None where it is another trouble."""
+        added = frozenset(range(len(op.inputs))) in {frozenset(group) for group in find_rule(op, self.whole.tensors).flows}
+        if not added or len(op.inputs) < 2 or any(self.whole.tensors[name].shape for name in op.inputs):
+            return None
+        if len({self._adds_up(name) for name in op.inputs}) == 1:
+            return None
+        return _Unproved(f"{op.target}{_at(op)} joins what adds up differently: {self.described(dict.fromkeys(op.inputs, ''))}")
+
+    def described(self, scalars: Mapping[str, str]) -> str:
+        """How each of some numbers is made of those of the microbatches, and where in the user's code, after its words."""
+        return ", ".join(f"{words}{self._adds_up(name)}{_at(self._reduced(name))}" for name, words in scalars.items())
+
+    def _adds_up(self, name: str) -> str:
+        state = self.states[name]
+        if isinstance(state, str):
+            return "not known"
+        if not state.spec.partial:
+            return "the same in every microbatch"
+        if abs(state.factor * self.count - 1) < 1e-9:
+            return "a mean over the batch"
+        return "a sum over the batch" + ("" if state.factor == 1.0 else f" of which each microbatch's counts {state.factor:g}")
+
+    def _reduced(self, name: str) -> Op | None:
+        """The operator that makes a number of more than one, before it is scaled."""
+        op = self.whole.producer.get(name)
+        while op is not None and len(op.inputs) == 1 and not self.whole.tensors[op.inputs[0]].shape:
+            op = self.whole.producer.get(op.inputs[0])
+        return op
 
     def _factor(self, op: Op, states: list[_State]) -> float:
         """The factor of what is made of inputs with factors: it is linear in those that have one."""
@@ -327,7 +358,7 @@ class _Pairing:
         flows = {frozenset(group) for group in find_rule(op, self.whole.tensors).flows}
         factors = {states[index].factor for index in scaled}
         if len(factors) > 1 or scaled not in flows:
-            raise _Unproved(f"{op.target} is not linear in a mean over the batch" + (f" (at {op.location})" if op.location else ""))
+            raise self._unlike(op) or _Unproved(f"{op.target} is not linear in a mean over the batch{_at(op)}")
         return factors.pop()
 
     def _ratio(self, op: Op, other: Op, strategy: Strategy) -> float:
@@ -340,12 +371,16 @@ class _Pairing:
         if op.target in SCALED and len(pairs) == 1 and all(isinstance(number, int | float) and number for number in pairs[0]):
             ratio = pairs[0][0] / pairs[0][1]
             return 1 / ratio if ".div." in op.target else ratio
-        raise _Unproved(f"{op.target} is given other numbers in a microbatch" + (f" (at {op.location})" if op.location else ""))
+        raise _Unproved(f"{op.target} is given other numbers in a microbatch{_at(op)}")
 
     def _uncut(self, op: Op) -> Strategy:
         """A microbatch's operator, whole."""
         specs = [ShardingSpec.replicated(len(self.part.tensors[name].shape)) for name in (*op.inputs, *op.outputs)]
         return Strategy(tuple(specs[: len(op.inputs)]), tuple(specs[len(op.inputs) :]))
+
+
+def _at(op: Op | None) -> str:
+    return f" (at {op.location})" if op is not None and op.location else ""
 
 
 def _sums(strategy: Strategy) -> bool:
