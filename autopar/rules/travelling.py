@@ -76,7 +76,9 @@ def _mirrored(rule: ShardingRule, held: Held) -> Inside:
 def _ring(rule: ShardingRule, held: Held) -> Inside:
     """Beside the results: of what travels two blocks, the one that a rank works on and the one that comes; of a triangle, the rows as they
     are after the trade; the sums that stay, in their width; of those that travel the two that are under way, what a turn adds to them being
-    as large as the results, or, where only half of the rows or of the block meet, less by half of one of these."""
+    as large as the results, or, where only half of the rows or of the block meet, less by half of one of these. At the first turn none is
+    under way yet, and what it makes of the rows is their sum where that is as wide; at the last, of two ranks the other one, no block
+    comes, and what was sent is given up when the gradients follow."""
     assert rule.ring is not None
     first, last = len(rule.inputs), held.ranks - 1
     block = sum(held.sizes[index] for index in rule.ring.sent)
@@ -92,7 +94,9 @@ def _ring(rule: ShardingRule, held: Held) -> Inside:
         hops += [held.permute(home, "next", turn + 1 if turn < last else None)] if made else []
     traded = sum(held.sizes[index] for group in before for index in group)
     halved = min(home, sum(held.sizes[index] for index in rows)) // 2 if groups else 0
-    room = 2 * block + traded + sum(map(held.wide, rows)) + 2 * home - halved
+    wider = sum(held.wide(index) for index in rows if held.wide(index) > held.sizes[index])
+    later = (1 if made and held.ranks == 2 else 2) * block + sum(map(held.wide, rows)) + 2 * home - halved
+    room = traded + max(2 * block + wider + home, later)
     inner = [*map(held.halves, before), *([held.halves(rule.ring.sent)] if groups else []), *hops]
     inner += [*map(held.halves, after), *([held.halves(made)] if groups and made else [])]
     passes = 1 if made else 2  # gradients are added; results are weighed by how much of the whole each turn has seen, the old and the new
