@@ -63,14 +63,14 @@ def run_step(
             for rank, held, mine in zip(at, ranks, sums or [None] * len(ranks), strict=True):
                 held.update(_zeros(schedule, rank, held) if mine is None else mine)
             sums = []
-            with loss_gradient(weights.now if scaled and made.microbatches > 1 else None):
+            with loss_gradient(torch.as_tensor(weights.now, dtype=torch.float64) if scaled and made.microbatches > 1 else None):
                 executable.backward(ranks, observed, last=last)
             if not last:
                 sums = [{name: held[name] for name in schedule.sums} for held in ranks]
     for held, total in zip(ranks, totals, strict=False):
         held.update({name: _times(value, weights.share) for name, value in total.items()})
         for name in dict.fromkeys(gradients) if trains else ():
-            held[name] = _times(held[name], torch.nan_to_num(weights.share, 1.0) if scaled else weights.now)
+            held[name] = _times(held[name], torch.as_tensor(weights.share).nan_to_num(1.0) if scaled else weights.now)
     return ranks
 
 
@@ -84,11 +84,12 @@ class Weights:
     def __init__(self, schedule: Schedule) -> None:
         made = self.made = schedule.graph.accumulation
         self.divisor = next((value for output, value in schedule.outputs if made.divisor and output.name == DIVISOR), None)
-        self.now = torch.tensor(made.weight, dtype=torch.float64)
+        self.now: torch.Tensor | float = made.weight
         """Of the microbatch that runs."""
-        self.share = torch.tensor(1.0)
+        self.share: torch.Tensor | float = 1.0
         """What is missing in the sum of those so far."""
-        self._unit = self._sum = torch.tensor(0.0)
+        self._unit: torch.Tensor | float = 0.0
+        self._sum: torch.Tensor | float = 0.0
 
     def take(self, ranks: Sequence[Values]) -> None:
         """The next microbatch's forward has run. One in which nothing counts weighs nothing, and its backward divides by one: nothing by
@@ -96,8 +97,8 @@ class Weights:
         if self.divisor is None:
             return
         found = ranks[0][self.divisor]
-        self._sum, unit = self._sum.to(found) + found, self._unit.to(found)
-        self._unit = torch.where(unit == 0, found, unit)
+        before = torch.as_tensor(self._unit).to(found)
+        self._sum, self._unit = self._sum + found, torch.where(before == 0, found, before)
         self.now = torch.where(found == 0, found, found / self._unit * self.made.weight)
         self.share = self.made.microbatches * self._unit / self._sum
         for held in ranks:
@@ -117,16 +118,20 @@ def rows_in_reach(made: Accumulation) -> Iterator[None]:
         raise UsageError(message, hint) from error
 
 
-def _added(weight: torch.Tensor, total: Values, found: Values) -> Values:
+def _added(weight: torch.Tensor | float, total: Values, found: Values) -> Values:
     """The sums with what is found so weighted; what weighs nothing may be no number."""
-    here = {name: torch.where(weight.to(value.device) == 0, 0, _times(value, weight)).to(value) for name, value in found.items()}
+    here = {name: _times(value, weight, nothing=True) for name, value in found.items()}
     return {name: value + total[name] if name in total else value for name, value in here.items()}
 
 
-def _times(value: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def _times(value: torch.Tensor, factor: torch.Tensor | float, *, nothing: bool = False) -> torch.Tensor:
+    """``nothing``: whether it is 0 where the factor is, whatever the value."""
+    if not isinstance(factor, torch.Tensor):
+        return value if factor == 1.0 else value * factor
     if factor.device.type == "cpu" and factor.item() == 1.0:
         return value
-    return value * factor.to(value)
+    product = value * factor.to(value)
+    return torch.where(factor.to(value.device) == 0, 0, product).to(value) if nothing else product
 
 
 def _zeros(schedule: Schedule, rank: int, held: Values) -> Values:
