@@ -43,20 +43,25 @@ class OwnRows:
         """The index ``items`` of a tensor as one of these; None where it is none."""
         if not all(_is_basic(item) or _is_places(item) for item in items) or all(map(_is_basic, items)):
             return None
+        if not all(type(size) is int for size in tensor.shape):
+            return None  # a symbol
         basic = tuple(item if _is_basic(item) else _ALL for item in items)
-        part = tensor[basic]
+        try:
+            part = numpy.broadcast_to(0, tuple(tensor.shape))[basic].shape  # a view of the tensor would be one more operator
+        except (IndexError, ValueError):
+            return None  # torch says what is wrong
         around = tensor.dim() - sum(item is not None and item is not Ellipsis for item in items)
         wide = [around if item is Ellipsis else 0 if isinstance(item, int) else 1 for item in items]
         dims = [sum(wide[:at]) for at, item in enumerate(items) if not _is_basic(item)]
         places = [item for item in items if not _is_basic(item)]
         shapes = [tuple(item.shape) if isinstance(item, Tensor) else (len(item),) for item in places]
-        if not all(type(size) is int for sizes in (part.shape, *shapes) for size in sizes):
-            return None  # a symbol
+        if not all(type(size) is int for sizes in shapes for size in sizes):
+            return None
         shape = numpy.broadcast_shapes(*shapes)
         rows: dict[int, int] = {}
         others: list[tuple[int, Any]] = []
         for dim, item in zip(dims, places, strict=True):
-            along = [at for at, size in enumerate(shape) if size == part.shape[dim] and at not in rows]
+            along = [at for at, size in enumerate(shape) if size == part[dim] and at not in rows]
             known = (values(item) if isinstance(item, Tensor) else numpy.asarray(item)) if along else None
             found = next((at for at in along if known is not None and _counts(known, shape, at)), None)
             if found is None:
@@ -66,7 +71,7 @@ class OwnRows:
         if not others:
             return cls(basic, rows, shape, None, None) if all(size == 1 for at, size in enumerate(shape) if at not in rows) else None
         ((dim, index), *more) = others
-        return cls(basic, rows, shape, (dim, part.shape[dim]), index) if rows and not more and isinstance(index, Tensor) else None
+        return cls(basic, rows, shape, (dim, part[dim]), index) if rows and not more and isinstance(index, Tensor) else None
 
     def picked(self, tensor: Tensor) -> Tensor:
         """``tensor[items]``."""
@@ -123,7 +128,9 @@ class OwnRows:
 
 
 def _is_basic(item: Any) -> bool:
-    return item is None or item is Ellipsis or isinstance(item, slice) or (isinstance(item, int) and not isinstance(item, bool))
+    if isinstance(item, slice):
+        return all(one is None or type(one) is int for one in (item.start, item.stop, item.step))
+    return item is None or item is Ellipsis or type(item) is int
 
 
 def _is_places(item: Any) -> bool:
