@@ -13,13 +13,14 @@ import pytest
 
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
-from autopar.search import PROOF, Found, find_plan, rounds, trials
+from autopar.search import PROOF, Found, find_plan, finding, rounds, trials
 from autopar.search.bounds import Answer, Cuts, Term
 from autopar.search.building import build_model
 from autopar.search.extract import extract
 from autopar.search.fitting import choices_of
 from autopar.search.model import Model
 from autopar.search.pins import resolve_pins
+from autopar.search.rounds import Search
 from autopar.search.space import Space
 from cost_models import Machine
 from cost_models.links import Link
@@ -103,8 +104,7 @@ def outcome(case: Case) -> Outcome:
     assert reordered <= found.seconds * (1 + EXACT), f"{case}: the plan found is not among those tried"
     optimum = BruteForce(model_of(case), reordered).run()
     assert bound <= optimum * (1 + EXACT), f"{case}: the bound {bound} is above the optimum {optimum}"
-    merged = found.solver == "merged axes"  # whose bound it takes as well where they are better
-    assert found.bound_seconds <= min(bound, found.seconds) if merged else found.bound_seconds == min(bound, found.seconds)
+    assert found.bound_seconds == min(bound, found.seconds)
     assert found.seconds >= optimum * (1 - EXACT)
     assert found.gap == pytest.approx((found.seconds - found.bound_seconds) / found.seconds, abs=1e-12)
     assert (found.status == "optimal") == (found.gap <= PROOF)
@@ -256,6 +256,18 @@ def test_of_a_large_problem_bounds_are_asked_for_while_the_gap_is_wide(monkeypat
     assert first.gap > 0.2
     assert found.gap < 0.1
     assert found.bound_seconds <= found.seconds
+
+
+@pytest.mark.parametrize("long", [0, math.inf])
+def test_of_a_long_graph_only_the_first_bounds_answer_is_scheduled(long: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduled, solved, solve, choose = list[bool](), list[bool](), Search.solve, Search.choose
+    monkeypatch.setattr(Search, "solve", lambda self, *of, **how: scheduled.append("proves" in how) or solve(self, *of, **how))
+    monkeypatch.setattr(Search, "choose", lambda self, *of, **how: solved.append(how.get("proves", False)) or choose(self, *of, **how))
+    monkeypatch.setattr(trials, "LONG", long)
+    monkeypatch.setattr(finding, "LONG", 0)  # no search with the axes merged
+    find_plan(small_graph(9), small_machine(9, "2x2"), memory_bytes=trials.UNLIMITED, baselines=False)
+    assert sum(solved) > 2
+    assert sum(scheduled) == (1 if long == 0 else sum(solved))
 
 
 @pytest.mark.parametrize("seed", range(80))
