@@ -1,7 +1,7 @@
 """ShardingSpec: how one tensor lies on the mesh. Strategy: one legal way to run one operator.
 
-A dim that the axes do not divide may be split over one axis in unequal parts (``span``): shapes, prices and memory are then those of the
-largest part, which the first rank has.
+A dim that the axes do not divide may be split in unequal parts (``span``), over several axes in the mesh's order: shapes, prices and
+memory are then those of the largest part, which the first rank has.
 
 Mesh axes are integers here (their position in the mesh); names belong to the mesh. Axes of size 1 never
 appear in a spec: ``ShardingSpec.normalized`` drops them, so that they cannot change an answer.
@@ -28,6 +28,10 @@ would be thousands for one operator, and a problem of hundreds of millions of en
 
 Orders = Callable[[tuple[int, ...]], Iterable[tuple[int, ...]]]
 """The orders in which some axes may split a dim: ``itertools.permutations``, or ``innermost_first``."""
+
+Run = tuple[int, int, int]
+"""Elements one after another along a dim: the first one's place where parts are filled up to equal ones, its place in the dim itself, and
+how many."""
 
 _DIM = re.compile(r"^(R|S(\d+)(?:/(\d+))?)$")
 _NAMED = re.compile(r"\(([^()]*)\)")
@@ -73,7 +77,7 @@ class ShardingSpec:
             SpecError: naming the word that cannot be read, or the axis that is not there.
 
         >>> ShardingSpec.parse("S01 R +P2max")
-        ShardingSpec(dims=((0, 1), ()), partial=((2, 'max'),))
+        ShardingSpec(dims=((0, 1), ()), partial=((2, 'max'),), blocks=())
         """
         return _parse(_NAMED.sub(lambda match: _digits(match, text, axes), text) if "(" in text else text)
 
@@ -176,9 +180,10 @@ class ShardingSpec:
             if shape[dim] % (count * self.parts(dim, sizes)):
                 return f"dim {dim} of size {shape[dim]} is not {count} blocks of {self.parts(dim, sizes)} equal parts, as {self!s} has it"
         for dim, extent in enumerate(shape):
-            parts = self.parts(dim, sizes)
-            if extent % parts and sum(sizes[axis] > 1 for axis in self.dims[dim]) > 1:
-                return f"dim {dim} of size {extent} cannot be split in {parts} equal parts by {self!s}; one axis alone splits unequally"
+            parts, axes = self.parts(dim, sizes), [axis for axis in self.dims[dim] if sizes[axis] > 1]
+            if extent % parts and axes != sorted(axes):
+                ordered = "".join(map(str, sorted(axes)))
+                return f"dim {dim} of size {extent} is cut in {parts} unequal parts by {self!s}; these are cut in mesh order, S{ordered}"
             if extent % parts and extent == 1:
                 return f"dim {dim} of size {extent} cannot be split in {parts} parts by {self!s}"
         return None
@@ -187,18 +192,40 @@ class ShardingSpec:
 def span(extent: int, sizes: Sequence[int], places: Sequence[int]) -> tuple[int, int]:
     """The first index, and how many, of one part of a dim that is cut by axes of these sizes, major to minor.
 
-    Parts are those of ``torch.chunk`` and DTensor's ``Shard``: each as large as the first, but for the last ones, which have what is left,
-    perhaps nothing.
+    Parts are those of ``torch.chunk`` and DTensor's ``Shard``, an axis at a time: each as large as the first, but for the last ones, which
+    have what is left, perhaps nothing.
 
     Args:
         places: of the part, along each axis.
+
+    >>> [span(7, (2, 2), (place // 2, place % 2)) for place in range(4)]
+    [(0, 2), (2, 2), (4, 2), (6, 1)]
+    >>> [span(6, (2, 2), (place // 2, place % 2)) for place in range(4)]
+    [(0, 2), (2, 1), (3, 2), (5, 1)]
     """
-    index, parts = 0, 1
+    start, length = 0, extent
     for size, place in zip(sizes, places, strict=True):
-        index, parts = index * size + place, parts * size
-    each = -(-extent // parts)
-    start = min(index * each, extent)
-    return start, min(each, extent - start)
+        each = -(-length // size)
+        begin = min(place * each, length)
+        start, length = start + begin, min(each, length - begin)
+    return start, length
+
+
+@lru_cache(maxsize=1024)
+def runs(extent: int, sizes: tuple[int, ...]) -> tuple[Run, ...]:
+    """Where the parts of a dim, cut by axes of these sizes, lie in a dim of as many parts that are all as large as the largest.
+
+    >>> runs(7, (4,)), runs(6, (2, 2))
+    (((0, 0, 7),), ((0, 0, 3), (4, 3, 3)))
+    """
+    each, found = -(-extent // math.prod(sizes)), list[Run]()
+    for number, places in enumerate(itertools.product(*map(range, sizes))):
+        here, length = span(extent, sizes, places)
+        if found and sum(found[-1][::2]) == number * each:
+            found[-1] = (*found[-1][:2], found[-1][2] + length)
+        elif length:
+            found.append((number * each, here, length))
+    return tuple(found)
 
 
 def _digits(match: re.Match[str], text: str, axes: Sequence[str]) -> str:
@@ -298,19 +325,16 @@ def splits(
 ) -> Iterator[ShardingSpec]:
     """Every legal spec without partial sums of a tensor of ``shape``, replicated first.
 
-    An axis splits at most one dim; a dim is split only by axes whose product divides it, or, if it is among ``uneven``, by one alone; of
-    several axes on one dim all ``orders`` are given. Axes of size 1 are left out.
+    An axis splits at most one dim; a dim is split only by axes whose product divides it, or, if it is among ``uneven``, by others in the
+    mesh's order; of several axes on one dim all ``orders`` are given where their product divides it. Axes of size 1 are left out.
     """
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     for dims in itertools.product(range(-1, len(shape)), repeat=len(axes)):
         chosen = [tuple(axis for axis, d in zip(axes, dims, strict=True) if d == dim) for dim in range(len(shape))]
-        if any(
-            extent % math.prod(sizes[a] for a in some) and not (dim in uneven and extent > 1 and len(some) == 1)
-            for dim, (extent, some) in enumerate(zip(shape, chosen, strict=True))
-        ):
-            continue
-        for order in itertools.product(*map(orders, chosen)):
-            yield ShardingSpec(tuple(order))
+        equal = [extent % math.prod(sizes[a] for a in some) == 0 for extent, some in zip(shape, chosen, strict=True)]
+        if all(even or (dim in uneven and shape[dim] > 1) for dim, even in enumerate(equal)):
+            for order in itertools.product(*(orders(some) if even else (some,) for some, even in zip(chosen, equal, strict=True))):
+                yield ShardingSpec(tuple(order))
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ TAMPERINGS = [
     (("ops", 4, "seconds"), 1.0, "ops.gw1.seconds: 1 in the plan"),
     (("ops", 2, "inputs", 0, "tensor"), "nowhere", "ops.loss.inputs[0]: reads nowhere"),
     (("mesh",), {"dp": 4, "tp": 1}, "axis of size 1"),
-    (("mesh",), {"dp": 3, "tp": 2}, "cannot be split in"),
+    (("mesh",), {"dp": 3, "tp": 2}, "schedule[0].bytes: 512 in the plan, 384 recomputed"),
     (("inputs", "x", "shape"), [16, 9], "x"),
     (("outputs", "loss", "spec"), "+P0", "partial"),
     (("model", "graph_sha256"), "0" * 64, "their hash is"),

@@ -81,7 +81,7 @@ def test_a_value_is_split_as_the_model_says(hidden: str, result: str) -> None:
 
 def test_a_spec_in_the_model_that_does_not_fit_is_refused_at_its_line() -> None:
     x = torch.randn(6, 16)
-    for spec, reason in (("S01 R", "dim 0 of size 6"), ("S5 R", "uses axis 5"), ("S0", "has 1 dims"), ("S(pp) R", "no mesh axis 'pp'"),
+    for spec, reason in (("S10 R", "dim 0 of size 6"), ("S5 R", "uses axis 5"), ("S0", "has 1 dims"), ("S(pp) R", "no mesh axis 'pp'"),
                          ("R R +P0", "cannot be partial"), ("X", "X")):  # fmt: skip
         with pytest.raises(UsageError, match=reason) as caught:
             autopar.plan(Told(spec, "R R"), (x,), mesh="dp=2,tp=2", hardware="cpu-cluster")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.sharding import ShardingSpec
+from autopar.sharding import Run, ShardingSpec, runs
 from cost_models import Mesh, SubAxis
 
 
@@ -62,17 +62,23 @@ def filled_up(shape: Sequence[int], source: ShardingSpec, target: ShardingSpec, 
 
 def halfway(shape: Sequence[int], source: ShardingSpec, target: ShardingSpec, sizes: Sequence[int]) -> ShardingSpec | None:
     """The target with the dims whole that source and target cut in parts of which equal ones of the size of the largest would be of
-    different lengths together: no exchange turns one into the other. None where there are no such dims.
+    different lengths together, or begin elsewhere: no exchange turns one into the other. None where there are no such dims.
 
     >>> str(halfway((7, 4), ShardingSpec.parse("S0 R"), ShardingSpec.parse("S1 S0"), (2, 3)))
     'R S0'
     """
-    lengths = [filled_up(shape, *ends, sizes) for ends in ((source, target), (target, source))]
-    if lengths[0] == lengths[1]:
-        return None
-    return ShardingSpec(
-        tuple(axes if one == other else () for axes, one, other in zip(target.dims, *lengths, strict=True)), target.partial
-    )  # fmt: skip
+    apart = {dim for dim, extent in enumerate(shape) if _apart(extent, source.dims[dim], target.dims[dim], sizes)}
+    return ShardingSpec(tuple(() if dim in apart else axes for dim, axes in enumerate(target.dims)), target.partial) if apart else None
+
+
+def _apart(extent: int, one: tuple[int, ...], other: tuple[int, ...], sizes: Sequence[int]) -> bool:
+    """See ``halfway``."""
+    if not one or not other or one == other:
+        return False
+    cuts = [[sizes[axis] for axis in axes] for axes in (one, other)]
+    counts = [math.prod(cut) for cut in cuts]
+    lengths = [-(-extent // count) * count for count in counts]
+    return lengths[0] != lengths[1] or (cuts[0] != cuts[1] and lengths[0] != extent)
 
 
 def shape_after(shape: tuple[int, ...], step: Step) -> tuple[int, ...]:
@@ -97,6 +103,7 @@ class Shapes:
         whole: of the tensor.
         ends: the specs that this step, with those around it, turns one into the other.
         last: of these steps.
+        runs: for each dim where the elements lie in one that is filled up; of none where no dim is.
     """
 
     source: tuple[int, ...]
@@ -107,6 +114,7 @@ class Shapes:
     whole: tuple[int, ...]
     ends: tuple[ShardingSpec, ShardingSpec]
     last: bool
+    runs: tuple[tuple[Run, ...], ...] = ()
 
     def on(self, sizes: Sequence[int], coordinates: Sequence[int]) -> Shapes:
         """The same on the rank at ``coordinates``: what travels filled up is as large on all ranks, and cut in the end; a dim that is not
@@ -186,10 +194,13 @@ class Reshard:
             return tuple([shapes for leg in self.legs for shapes in leg.shapes])
         sizes, ends, found = self.mesh.sizes, (self.source, self.target), []
         before, sent = (self.source.local_shape(shape, sizes) for shape in (self.shape, self.padded))
+        filled = self.padded != self.shape
+        cuts = [tuple([sizes[axis] for axis in one or other]) for one, other in zip(self.source.dims, self.target.dims, strict=True)]
+        places = tuple([runs(extent, cut) for extent, cut in zip(self.shape, cuts, strict=True)]) if filled else ()
         for number, step in enumerate(self.steps, 1):
             last, came = number == len(self.steps), shape_after(sent, step)
             after = self.target.local_shape(self.shape, sizes) if last else came
-            found.append(Shapes(before, sent, came, after, self.padded != self.shape, self.shape, ends, last))
+            found.append(Shapes(before, sent, came, after, filled, self.shape, ends, last, places))
             before = sent = came
         return tuple(found)
 

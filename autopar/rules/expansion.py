@@ -65,7 +65,9 @@ def _expand(
     found: dict[tuple[object, ...], Strategy] = {}
     several = dict.fromkeys(names for term in rule.inputs + rule.outputs for names in term if len(names) > 1)
     for factors, flows, way in _assignments(rule, sizes, uneven, range(len(rule.flows) if partial_inputs else 0)):
-        for ordered in itertools.product(*map(orders, factors.values())):
+        equal = [rule.extent[name] % math.prod([sizes[axis] for axis in some]) == 0 for name, some in factors.items()]
+        words = zip(factors.values(), equal, strict=True)
+        for ordered in itertools.product(*[orders(some) if even else (some,) for some, even in words]):
             given = dict(zip(factors, ordered, strict=True))
             if several and not all(word in orders(word) for word in (_together(names, given) for names in several)):
                 continue
@@ -81,15 +83,14 @@ def _assignments(
     rule: ShardingRule, sizes: tuple[int, ...], uneven: frozenset[str], offered: Iterable[int]
 ) -> Iterator[tuple[dict[str, Axes], dict[int, Axes], str]]:  # fmt: skip
     """Every assignment of axes: to factors, to the flows ``offered`` (by index), or to nothing; replicated first. With each, every way to
-    split the factor along which ranks may exchange parts. Unequal parts are made by one axis alone, and nothing is exchanged beside
-    them."""
+    split the factor along which ranks may exchange parts; nothing is exchanged beside unequal parts."""
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     dims = [names for term in rule.inputs + rule.outputs for names in term if len(names) > 1]
     shapes = [extent for term, shape in zip(rule.inputs + rule.outputs, rule.shapes[0] + rule.shapes[1], strict=True)
               for names, extent in zip(term, shape, strict=True) if len(names) > 1]  # fmt: skip
     composites = list(dict.fromkeys(zip(dims, shapes, strict=True)))
     options = [
-        [None, *(name for name in rule.free if rule.splits(name, sizes[axis], uneven=name in uneven)), *offered]
+        [None, *(name for name in rule.free if rule.splits(name, sizes[axis : axis + 1], uneven=name in uneven)), *offered]
         for axis in axes
     ]
     for choice in itertools.product(*options):
@@ -102,9 +103,8 @@ def _assignments(
                 flows[chosen] = (*flows.get(chosen, ()), axis)
         parts = {name: math.prod([sizes[axis] for axis in some]) for name, some in factors.items()}
         even = not any(rule.extent[name] % count for name, count in parts.items())
-        if (even or all(len(factors[name]) == 1 or rule.extent[name] % count == 0 for name, count in parts.items())) and all(
-            _contiguous(names, extent, rule.extent, parts) for names, extent in composites
-        ):
+        legal = even or all(rule.splits(name, [sizes[axis] for axis in some], uneven=name in uneven) for name, some in factors.items())
+        if legal and all(_contiguous(names, extent, rule.extent, parts) for names, extent in composites):
             yield factors, flows, ""
             for way in _ways(rule, parts) if even else ():
                 yield factors, flows, way

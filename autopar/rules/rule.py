@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+from autopar.sharding import span
 
 Dims = tuple[tuple[str, ...], ...]
 """For each tensor dim its factors, major to minor; ``()`` is a dim no factor splits."""
@@ -118,13 +122,14 @@ class ShardingRule:
         """The factors that axes may split."""
         return tuple(name for name, _ in self.extents if name not in self.whole)
 
-    def splits(self, name: str, parts: int, *, uneven: bool) -> bool:
-        """Whether a factor may be split in so many parts; ``uneven``: in unequal ones too, of which the first are the largest."""
+    def splits(self, name: str, sizes: Sequence[int], *, uneven: bool) -> bool:
+        """Whether a factor may be split by axes of these sizes; ``uneven``: in unequal parts too, of which the first are the largest."""
         extent = self.extent[name]
-        if extent % parts == 0:
+        if extent % math.prod(sizes) == 0:
             return True
-        each = -(-extent // parts)
-        return uneven and name not in self.equal and extent > 1 and (name not in self.full or each * (parts - 1) < extent)
+        if not uneven or name in self.equal or extent == 1:
+            return False
+        return name not in self.full or span(extent, sizes, [size - 1 for size in sizes])[1] > 0
 
     def __str__(self) -> str:
         """The whole rule in the notation, with every reduction, flow and inner collective.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.backends import Backend, Exchange, Wait
+from autopar.runtime.filling import fitted, lay_out, put_together
 from autopar.runtime.groups import group_of
 from autopar.schedule import Collective
 from autopar.schedule.collectives import Part
@@ -210,7 +211,7 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
         cut = cuts[0]
         if call.filled and not traced:
             part, room = call.parts[0], (blocks, *_block_shape(call.parts[0], blocks))
-            return lambda sources: _lay_out(sources[0], sources[0].new_empty(room), part).view(-1)
+            return lambda sources: lay_out(sources[0], sources[0].new_empty(room), part).view(-1)
         if call.filled:
             return lambda sources: cut(sources[0]).clone(memory_format=torch.contiguous_format).view(-1)
         if call.kind == "all_reduce" and not traced:
@@ -235,7 +236,7 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
         if even:
             copy_each([room[number] for number in even], [cuts[number](sources[number]) for number in even])
         for number in unequal:
-            _lay_out(sources[number], room[number], call.parts[number])
+            lay_out(sources[number], room[number], call.parts[number])
         return whole
 
     return fill
@@ -244,29 +245,12 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
 def _cutting(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
     """A source as ``[blocks, ...]``: a view of it."""
     if blocks == 1:
-        return lambda source: fitted(source, part.shapes.sent)[None] if part.filled else source[None]
+        return lambda source: fitted(source, part.shapes.sent, part.shapes)[None] if part.filled else source[None]
     dim, sent = part.step.dims[-1], part.shapes.sent
     parts = (blocks, sent[dim] // blocks)
     if part.filled:
-        return lambda source: fitted(source, sent).unflatten(dim, parts).movedim(dim, 0)
+        return lambda source: fitted(source, sent, part.shapes).unflatten(dim, parts).movedim(dim, 0)
     return lambda source: source.unflatten(dim, parts).movedim(dim, 0)
-
-
-def _lay_out(source: Tensor, room: Tensor, part: Part) -> Tensor:
-    """``room``, ``[blocks, ...]``, with a source in it, zeros where it is filled up; without another copy in between."""
-    blocks, *shape = room.shape
-    dim = part.step.dims[-1] if part.step.dims else 0
-    if tuple(source.shape) != part.shapes.sent:
-        room.zero_()
-    for number, block in enumerate(room):
-        piece = source
-        if blocks > 1:
-            start = min(number * shape[dim], source.shape[dim])
-            piece = source.narrow(dim, start, min(shape[dim], source.shape[dim] - start))
-        for along, extent in enumerate(piece.shape):
-            block = block.narrow(along, 0, extent)
-        block.copy_(piece)
-    return room
 
 
 def _laid(source: Tensor, place: Tensor) -> Tensor:
@@ -281,15 +265,6 @@ def _block_shape(part: Part, blocks: int) -> tuple[int, ...]:
         return sent
     dim = part.step.dims[-1]
     return (*sent[:dim], sent[dim] // blocks, *sent[dim + 1 :])
-
-
-def fitted(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """The tensor with its dims cut to, or filled up with zeros to, this shape; itself where it has it."""
-    for dim, extent in enumerate(shape):
-        if tensor.shape[dim] > extent:
-            tensor = tensor.narrow(dim, 0, extent)
-    missing = [extent - have for extent, have in zip(shape, tensor.shape, strict=True)]
-    return torch.constant_pad_nd(tensor, [amount for more in reversed(missing) for amount in (0, more)]) if any(missing) else tensor
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------------
@@ -311,22 +286,12 @@ def _unpacking(call: Collective, blocks: int) -> Unpacking:
 
 def _joining(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
     """A part's columns of the buffer as its target, where unequal parts were filled up in memory of its own."""
-    came, target, filled = part.shapes.came, part.shapes.target, part.filled
+    came, dim = part.shapes.came, part.step.dims[0] if blocks > 1 else 0
+    each = (blocks, *came[:dim], came[dim] // blocks, *came[dim + 1 :]) if came else (blocks,)
+    if part.filled:
+        return lambda columns: put_together(columns.view(each), part)
     if blocks == 1:
-        return lambda columns: fitted(columns.view(came), target).clone(memory_format=torch.contiguous_format)
-    dim = part.step.dims[0]
-    width = came[dim] // blocks
-    each = (blocks, *came[:dim], width, *came[dim + 1 :])
-
-    def put_together(columns: Tensor) -> Tensor:
-        whole = columns.new_empty(target)
-        for number, block in enumerate(columns.view(each)):
-            place = whole.narrow(dim, start := min(number * width, target[dim]), min(width, target[dim] - start))
-            place.copy_(fitted(block, place.shape))
-        return whole
-
-    if filled:
-        return put_together
+        return lambda columns: columns.view(came).clone(memory_format=torch.contiguous_format)
     return lambda columns: columns.view(each).movedim(0, dim).reshape(came).contiguous()
 
 

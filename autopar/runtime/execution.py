@@ -18,7 +18,8 @@ from torch import Tensor
 
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now, exchange_of, fitted
+from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now, exchange_of
+from autopar.runtime.filling import fitted, sliced
 from autopar.runtime.fusion import bind_in_place, bind_pair, makes_memory, pairs_of
 from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import Kernel, bind_kernel
@@ -316,21 +317,15 @@ def _on_one(kernel: Kernel, reads: Sequence[str], writes: Sequence[str]) -> Acti
 
 
 def _slicing(part: Part, index: int) -> Kernel:
-    (dim,), each, shape = part.step.dims, part.shapes.came[part.step.dims[0]], part.shapes.target
-
-    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        start = min(index * each, tensors[0].shape[dim])
-        sliced = tensors[0].narrow(dim, start, min(each, tensors[0].shape[dim] - start))
-        return (fitted(sliced, shape).clone(memory_format=torch.contiguous_format),)
-
-    return run
+    (dim,), shapes = part.step.dims, part.shapes
+    return lambda tensors: (sliced(tensors[0], shapes, dim, index).clone(memory_format=torch.contiguous_format),)
 
 
 def _masking(part: Part, index: int) -> Kernel:
-    shape = part.shapes.target
+    shapes = part.shapes
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        kept = fitted(tensors[0], shape)
+        kept = fitted(tensors[0], shapes.target, shapes)
         return (torch.zeros_like(kept) if index else kept.clone(memory_format=torch.contiguous_format),)
 
     return run

@@ -34,7 +34,7 @@ class Merging:
         return {word: axis for axis, word in enumerate(self.words)}
 
     def pins(self, pins: Pins) -> Pins | None:
-        """The pins on the merged mesh; None where one uses a part of a merged axis. Unequal parts are those of one axis of the mesh."""
+        """The pins on the merged mesh; None where one uses a part of a merged axis."""
         found = []
         for place in (pins.inputs, pins.outputs, pins.tensors):
             specs = {name: self._merged(spec) for name, spec in place.items()}

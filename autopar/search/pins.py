@@ -17,7 +17,7 @@ from cost_models import Mesh
 @dataclass(frozen=True)
 class Pins:
     """Pinned specs: of graph inputs by tensor name, of outputs by reader name (``output:0``), of operators' results by tensor name.
-    ``merged``: the axes that stand for several of a mesh with more; they split dims in equal parts alone, and no blocks."""
+    ``merged``: the axes that stand for several of a mesh with more; they split no blocks."""
 
     inputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     outputs: Mapping[str, ShardingSpec] = field(default_factory=dict)

@@ -85,13 +85,17 @@ class Resharding:
     def _made_equal(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
         """The row of each pair, those together that fill the tensor up to the same shape. What is whole halfway is sliced then, which costs
         nothing."""
-        shape, ranks = np.array(tensor.shape, dtype=np.int64), self.sizes[self.sizes > 1]
-        if not (shape[:, None] % ranks[None]).any(where=shape[:, None] > 1):
+        shape = np.array(tensor.shape, dtype=np.int64)
+        if not (shape % self.sizes.prod()).any():
             return self._prices(tensor, pairs, shape > shape)
         splits = [np.where(codes >= 0, codes // self.axes, -1) for codes in (pairs[:, : self.axes], pairs[:, self.axes :])]
         counts = [np.stack([np.where(dims == dim, self.sizes, 1).prod(axis=1) for dim in range(len(shape))], axis=1) for dims in splits]
+        if not any((shape % cut).any() for cut in counts):
+            return self._prices(tensor, pairs, shape > shape)
         one, other = (np.where(cut > 1, -(-shape // cut) * cut, 0) for cut in counts)
-        apart = np.pad((one > 0) & (other > 0) & (one != other), [(0, 0), (0, 1)])  # a dim more, that axes which split none are on
+        cuts = [np.stack([self._cut(dims == dim) for dim in range(len(shape))], axis=1) for dims in splits]
+        unlike = (one != other) | ((cuts[0] != cuts[1]) & (one != shape))
+        apart = np.pad((one > 0) & (other > 0) & unlike, [(0, 0), (0, 1)])  # a dim more, that axes which split none are on
         whole = np.take_along_axis(apart, splits[1], axis=1)
         pairs = np.concatenate([pairs[:, : self.axes], np.where(whole, FREE, pairs[:, self.axes :])], axis=1)
         filled = np.where(one > 0, one, np.where(other > 0, other, shape))
@@ -99,6 +103,13 @@ class Resharding:
         for length in np.unique(filled, axis=0):
             some = np.flatnonzero((filled == length).all(axis=1))
             found[some] = self._prices(replace(tensor, shape=tuple(length.tolist())), pairs[some], length > shape)
+        return found
+
+    def _cut(self, axes: np.ndarray) -> np.ndarray:
+        """The sizes of some axes, in the mesh's order, as a number; shape [pairs] of [pairs, axes]."""
+        found = np.zeros(len(axes), dtype=np.int64)
+        for size, among in zip(self.sizes.tolist(), axes.T, strict=True):
+            found = np.where(among & (size > 1), found * (self.sizes.max() + 1) + size, found)
         return found
 
     def _prices(self, tensor: Tensor, pairs: Codes, longer: np.ndarray) -> np.ndarray:

@@ -175,7 +175,7 @@ class Space:
     @cached_property
     def uneven(self) -> Uneven:
         """What may be split in unequal parts."""
-        return find_uneven(self.graph, self.machine, self.pins.merged)
+        return find_uneven(self.graph, self.machine)
 
     def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
         """Equal parts of tensors and of the work cost the same, whichever axes make them, but for collectives inside."""

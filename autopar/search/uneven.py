@@ -1,4 +1,4 @@
-"""Which dims a search may split in unequal parts.
+"""Which dims a search may split in unequal parts, over one axis or several.
 
 Waste is bounded (``MOST_WASTE``, ``LARGEST``), and so are the choices: a dim that the axes do not divide is offered where it is, through
 operators that may split it so, one with a dim of what enters the model: a weight's vocabulary or odd width, a batch. Any other would have
@@ -7,7 +7,9 @@ to be cut just before an operator and gathered just after it. Operators of equal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.graph import Graph, Op
@@ -24,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 def is_offered(extent: int, size: int) -> bool:
-    """Whether an axis of ``size`` may split a dim that it does not divide; one with less than one for each rank it may not.
+    """Whether axes of ``size`` ranks may split a dim that they do not divide; one with less than one for each rank they may not.
 
     >>> [is_offered(extent, 4) for extent in (50257, 6, 5, 4, 3)]
     [True, True, False, False, False]
@@ -38,20 +40,17 @@ class Uneven:
     """What may be split in unequal parts.
 
     Args:
-        sizes: of the mesh's axes; of those that split in equal parts alone, 1.
         dims: by shape of a tensor.
         factors: by signature of an operator.
     """
 
-    sizes: tuple[int, ...]
     dims: Mapping[Shape, frozenset[int]] = field(default_factory=dict)
     factors: Mapping[object, frozenset[str]] = field(default_factory=dict)
 
     def allows(self, spec: ShardingSpec, shape: Shape, sizes: Sequence[int]) -> bool:
         """Whether a spec splits every dim in equal parts, or in unequal ones that waste little."""
-        return all(
-            extent % spec.parts(dim, sizes) == 0 or is_offered(extent, spec.parts(dim, self.sizes)) for dim, extent in enumerate(shape)
-        )  # fmt: skip
+        counts = [spec.parts(dim, sizes) for dim in range(len(shape))]
+        return all(extent % count == 0 or is_offered(extent, count) for extent, count in zip(shape, counts, strict=True))
 
 
 def signature(op: Op, graph: Graph) -> object:
@@ -60,17 +59,16 @@ def signature(op: Op, graph: Graph) -> object:
     return op.target, op.args, op.kwargs, shown
 
 
-def find_uneven(graph: Graph, machine: Machine, even: Set[int] = frozenset()) -> Uneven:
-    """The dims and factors that a search is offered; none where only collectives are priced, and waste would not be seen.
-
-    Args:
-        even: the axes that split in equal parts alone.
-    """
-    priced = machine.cost_model != "communication"
-    sizes = tuple(size if priced and axis not in even else 1 for axis, size in enumerate(machine.mesh.sizes))
-    odd = {extent for item in graph.inputs for extent in graph.tensors[item.tensor].shape if _odd(extent, sizes)}
+def find_uneven(graph: Graph, machine: Machine) -> Uneven:
+    """The dims and factors that a search is offered; none where only collectives are priced, and waste would not be seen."""
+    if machine.cost_model == "communication":
+        return Uneven()
+    sizes = [size for size in machine.mesh.sizes if size > 1]
+    counts = {math.prod(some) for number in range(1, len(sizes) + 1) for some in itertools.combinations(sizes, number)}
+    extents = {extent for item in graph.inputs for extent in graph.tensors[item.tensor].shape}
+    odd = {extent for extent in extents if any(is_offered(extent, count) for count in counts)}
     if not odd:
-        return Uneven(sizes)
+        return Uneven()
     together = _Together()
     ruled = [(op, find_rule(op, graph.tensors)) for op in graph.ops]
     for op, rule in ruled:
@@ -92,11 +90,7 @@ def find_uneven(graph: Graph, machine: Machine, even: Set[int] = frozenset()) ->
                 factors.setdefault(signature(op, graph), set()).add(name)
                 for tensor, dim in places:
                     dims.setdefault(graph.tensors[tensor].shape, set()).add(dim)
-    return Uneven(sizes, {shape: frozenset(some) for shape, some in dims.items()}, {key: frozenset(some) for key, some in factors.items()})
-
-
-def _odd(extent: int, sizes: Sequence[int]) -> bool:
-    return any(is_offered(extent, size) for size in sizes)
+    return Uneven({shape: frozenset(some) for shape, some in dims.items()}, {key: frozenset(some) for key, some in factors.items()})
 
 
 def _factors(rule: ShardingRule, odd: set[int]) -> list[str]:

@@ -120,8 +120,8 @@ def test_what_must_be_equal_is() -> None:
     offered = strategies(find_rule(softmax, square), list(square.values()), (5,))
     assert [str(item) for item in offered] == ["R R -> R R", "S0 R -> S0 R"], "2, 2, 2, 1 and 0 columns: no rank may be without"
     assert {str(spec) for item in strategies(find_rule(softmax, square), list(square.values()), (2, 2)) for spec in item.inputs} == {
-        "R R", "S0 R", "R S0", "S1 R", "R S1", "S0 S1", "S1 S0",
-    }  # fmt: skip  one axis alone
+        "R R", "S0 R", "R S0", "S1 R", "R S1", "S0 S1", "S1 S0", "S01 R", "R S01",
+    }  # fmt: skip  of two axes the mesh's order alone
 
 
 def test_operators_of_ones_own_are_cut_in_equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:

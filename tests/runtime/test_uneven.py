@@ -46,10 +46,13 @@ class Reader(nn.Module):
 
 PINS = {
     "2x2": {"tokens.weight": "S0 S1", "up.weight": "S1 R", "up.bias": "S1", "down.weight": "R S1"},
+    "a=2,b=2": {"tokens.weight": "S01 R", "up.weight": "R S01", "up.bias": "S01", "down.weight": "R S01", "input:tokens": "S01 R",
+                "input:targets": "S01 R"},
     "4": {"tokens.weight": "S0 R", "up.weight": "S0 R", "up.bias": "S0", "down.weight": "R S0", "norm.weight": "S0"},
     "dp=4": {"input:tokens": "S0 R", "input:targets": "S0 R", "up.bias": "S0"},
 }
-"""18 over 4 is 5, 5, 5, 3; 63 over 4 is 16, 16, 16, 15; 33 over 2 is 17, 16; a batch of 6 over 4 is 2, 2, 2 and none."""
+"""18 over 4 is 5, 5, 5, 3; 63 over 4 is 16, 16, 16, 15; 33 over 2 is 17, 16; a batch of 6 over 4 is 2, 2, 2 and none. Over 2 and 2: 18 is
+5, 4, 5, 4; 33 is 9, 8, 8, 8; 6 is 2, 1, 2, 1."""
 
 
 def model(seed: int = 0) -> Reader:
@@ -105,7 +108,13 @@ def test_the_search_splits_them_where_it_pays_and_ranks_compute_what_one_device_
     assert found.passed, found.problems
 
 
-def test_it_trains_saves_and_loads_on_another_mesh(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first_mesh", "tokens", "bias"), [
+    ("2x2", [(32, 9)] * 2 + [(31, 9)] * 2, [17, 16, 17, 16]),
+    ("a=2,b=2", [(16, 18)] * 3 + [(15, 18)], [9, 8, 8, 8]),
+])  # fmt: skip
+def test_it_trains_saves_and_loads_on_another_mesh(
+    first_mesh: str, tokens: list[tuple[int, int]], bias: list[int], tmp_path: Path
+) -> None:  # fmt: skip
     wanted_model = model()
     wanted = train(wanted_model, 6, torch.optim.AdamW(wanted_model.parameters(), lr=1e-2))
     first = model()
@@ -113,7 +122,7 @@ def test_it_trains_saves_and_loads_on_another_mesh(tmp_path: Path) -> None:
     wanted_gradients = gradients(first)
 
     def run(rank: int) -> tuple[Any, ...]:
-        module = autopar.compile(model(), plan_of("2x2"))
+        module = autopar.compile(model(), plan_of(first_mesh))
         right = same({name: whole(p).detach() for name, p in module.named_parameters()}, dict(model().named_parameters()))
         module(*batch()).backward()
         right = right and same(gradients(module), wanted_gradients)
@@ -142,13 +151,14 @@ def test_it_trains_saves_and_loads_on_another_mesh(tmp_path: Path) -> None:
         return held, right, losses + train(alone, 2, plain)
 
     for rank, (held, right, losses) in enumerate(on_ranks(run, 4)):
-        assert held == [((32, 31)[rank // 2], 9), ((17, 16)[rank % 2],)]
+        assert held == [tokens[rank], (bias[rank],)]
         assert right
         assert losses == pytest.approx(wanted, rel=1e-4)
 
 
-def test_folders_and_files_hold_unequal_parts(tmp_path: Path) -> None:
-    export_program(plan_of("4"), model(), tmp_path / "program")
+@pytest.mark.parametrize("on", ["4", pytest.param("a=2,b=2", marks=pytest.mark.slow)])
+def test_folders_and_files_hold_unequal_parts(on: str, tmp_path: Path) -> None:
+    export_program(plan_of(on), model(), tmp_path / "program")
     save_file({name: parameter.detach() for name, parameter in model(seed=3).named_parameters()}, tmp_path / "other.safetensors")
     first = model()
     wanted = first(*batch())
@@ -168,56 +178,59 @@ def test_folders_and_files_hold_unequal_parts(tmp_path: Path) -> None:
         assert (value, after) == pytest.approx((wanted.item(), other), rel=1e-5)
 
 
-def test_dtensors_cut_by_torch_are_pins_and_a_graph_runs() -> None:
+@pytest.mark.parametrize(("on", "placements", "spec"), [("4", [Shard(0)], "S0 R"), ("a=2,b=2", [Shard(0), Shard(0)], "S01 R")])
+def test_dtensors_cut_by_torch_are_pins_and_a_graph_runs(on: str, placements: list[Shard], spec: str) -> None:
     first = model()
     first(*batch()).backward()
     wanted_gradients = gradients(first)
 
     def run(rank: int) -> tuple[str, bool, bool]:
-        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("x",))
+        names = ("x",) if on == "4" else ("a", "b")
+        mesh = init_device_mesh("cpu", (4,) if on == "4" else (2, 2), mesh_dim_names=names)
         placed = model()
-        placed.tokens.weight = nn.Parameter(distribute_tensor(placed.tokens.weight.detach(), mesh, [Shard(0)]))
-        plan = autopar.plan(placed, batch(), mesh="4", hardware="cpu-cluster")
-        module = autopar.compile(model(), plan_of("4"), execute="graph")
+        placed.tokens.weight = nn.Parameter(distribute_tensor(placed.tokens.weight.detach(), mesh, placements))
+        plan = autopar.plan(placed, batch(), mesh=on, hardware="cpu-cluster")
+        module = autopar.compile(model(), plan_of(on), execute="graph")
         module(*batch()).backward()
         weight = module.get_parameter("tokens.weight")
         assert isinstance(weight, DTensor)
         alike = torch.equal(weight.to_local(), placed.tokens.weight.to_local())
         return plan.parameters["tokens.weight"].spec, alike, same(gradients(module), wanted_gradients)
 
-    assert set(on_ranks(run, 4)) == {("S0 R", True, True)}
+    assert set(on_ranks(run, 4)) == {(spec, True, True)}
 
 
-def test_batches_in_unequal_parts() -> None:
+@pytest.mark.parametrize(("on", "rows"), [("dp=4", (2, 2, 2, 0)), ("a=2,b=2", (2, 1, 2, 1))])
+def test_batches_in_unequal_parts(on: str, rows: tuple[int, ...]) -> None:
     wanted_model = model()
     wanted = train(wanted_model, 3, torch.optim.AdamW(wanted_model.parameters(), lr=1e-2))
     dataset = TensorDataset(*batch())
 
     def run(rank: int) -> tuple[Any, ...]:
-        module = autopar.compile(model(), plan_of("dp=4"))
+        module = autopar.compile(model(), plan_of(on))
         (loaded,) = list(module.local_batch(dataset))
-        rows = [tuple(item.to_local().shape) for item in loaded]
+        held = [tuple(item.to_local().shape) for item in loaded]
         losses = train(module, 3, torch.optim.AdamW(module.parameters(), lr=1e-2), *loaded)
-        own = autopar.compile(model(), plan_of("dp=4"), inputs="local")
-        parts = [part[2 * rank : 2 * rank + 2] for part in batch()]
+        own = autopar.compile(model(), plan_of(on), inputs="local")
+        parts = [part[sum(rows[:rank]) : sum(rows[: rank + 1])] for part in batch()]
         own_losses = train(own, 3, torch.optim.AdamW(own.parameters(), lr=1e-2), *parts)
         with torch.no_grad():
             shorter = module(*(part[:4] for part in batch())).item()
         dist.barrier()
         try:
-            own(*(part[:1] for part in batch()))
+            own(*(part[:5] for part in batch()))
             words = ""
         except AutoparError as error:
             words = str(error)
-        return rows, losses, own_losses, shorter, words
+        return held, losses, own_losses, shorter, words
 
     shorter = wanted_model(*(part[:4] for part in batch())).item()
-    for rank, (rows, losses, own_losses, short, words) in enumerate(on_ranks(run, 4)):
-        assert rows == [((2, 2, 2, 0)[rank], 5)] * 2
+    for rank, (held, losses, own_losses, short, words) in enumerate(on_ranks(run, 4)):
+        assert held == [(rows[rank], 5)] * 2
         assert losses == pytest.approx(wanted, rel=1e-4)
         assert own_losses == pytest.approx(wanted, rel=1e-4)
         assert short == pytest.approx(shorter, rel=1e-4)
-        assert "part of input tokens is [1, 5] here" in words
+        assert "part of input tokens is [5, 5] here" in words
         assert "hint: parts of unequal sizes cannot change" in words
 
 
@@ -267,16 +280,17 @@ def test_microbatches_of_inputs_that_are_split_otherwise() -> None:
     assert found.passed, found.problems
 
 
-def test_placements_are_those_of_torch() -> None:
+@pytest.mark.parametrize("on", ["2x2", "a=2,b=2"])
+def test_placements_are_those_of_torch(on: str) -> None:
     def run(rank: int) -> bool:
-        module = autopar.compile(model(), plan_of("2x2"))
+        module = autopar.compile(model(), plan_of(on))
         mesh = module.get_parameter("tokens.weight").device_mesh
         right = True
         for name, parameter in module.named_parameters():
             assert isinstance(parameter, DTensor)
             cut = distribute_tensor(model().get_parameter(name).detach(), mesh, parameter.placements)
             right = right and torch.equal(cut.to_local(), parameter.to_local())
-            right = right and str(from_placements(parameter.placements, parameter.dim(), (2, 2))) == plan_of("2x2").parameters[name].spec
+            right = right and str(from_placements(parameter.placements, parameter.dim(), (2, 2))) == plan_of(on).parameters[name].spec
         return right
 
     assert all(on_ranks(run, 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import pytest
@@ -11,11 +10,11 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
-from autopar.compare import explain, words
+from autopar.check.parts import illegal
+from autopar.compare import explain
 from autopar.graph import Graph
 from autopar.importer import capture
 from autopar.report import summary
-from autopar.search import uneven
 from autopar.search.merging import mergings
 from autopar.search.pins import Pins
 from autopar.search.space import Space
@@ -32,10 +31,6 @@ def gpt2(vocab: int, mode: str = "train", **sizes: str) -> Graph:
     options = {"layers": "1", "width": "256", "seq": "256", **sizes}
     target = zoo.build("gpt2", device="meta", mode=mode, vocab=str(vocab), **options)
     return capture(target.model, target.args, mode=mode).graph
-
-
-def test_examples() -> None:
-    assert doctest.testmod(uneven).failed == 0
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "llama3", "moe", "resnet"])
@@ -132,28 +127,33 @@ def test_words_say_so() -> None:
     said = "63 over x: 16 on a rank, 15 on the last; time and memory are those of the largest"
     assert said in summary(plan)
     assert any(said in line for line in explain(plan, "weight"))
-    assert doctest.testmod(words).failed == 0
 
 
 def test_pins() -> None:
     model, x = nn.Linear(7, 63), torch.randn(8, 7)
     plan = autopar.plan(model, (x,), mesh="2x2", hardware="h100-sxm", mode="inference", constraints={"weight": "R S0"})
     assert plan.parameters["weight"].spec == "R S0"
-    with pytest.raises(autopar.AutoparError, match="one axis alone"):
-        autopar.plan(model, (x,), mesh="2x2", hardware="h100-sxm", mode="inference", constraints={"weight": "S01 R"})
+    plan = autopar.plan(model, (x,), mesh="2x2", hardware="h100-sxm", mode="inference", constraints={"weight": "S01 R"})
+    assert plan.parameters["weight"].spec == "S01 R" and not list(autopar.check(plan))
+    row = plan.parameters["weight"].model_copy(update={"spec": "S10 R"})
+    found = "\n".join(map(str, autopar.check(plan.model_copy(update={"parameters": {**plan.parameters, "weight": row}}))))
+    assert "these are cut in mesh order, S01" in found, found
+    assert illegal((63, 7), ShardingSpec.parse("S10 R"), (2, 2)) and not illegal((63, 7), ShardingSpec.parse("S01 S2"), (2, 2, 3))
+    with pytest.raises(autopar.AutoparError, match="these are cut in mesh order, S01"):
+        autopar.plan(model, (x,), mesh="2x2", hardware="h100-sxm", mode="inference", constraints={"weight": "S10 R"})
 
 
-def test_axes_taken_as_one_split_in_equal_parts() -> None:
-    """Parts of one axis of 4 that stands for two of 2 would be of two axes."""
+def test_axes_together_are_offered_what_one_as_large_is() -> None:
     graph = gpt2(50257)
-    assert not find_uneven(graph, on("4x2"), even=frozenset({0})).allows(ShardingSpec.parse("S0 R"), (50257, 8), (4, 2))
-    assert find_uneven(graph, on("4x2"), even=frozenset({0})).allows(ShardingSpec.parse("S1 R"), (50257, 8), (4, 2))
+    found = {str(spec) for spec in Space(graph, on("2x2"), "adamw", Pins()).splits("tokens.weight") if spec.dims[0]}
+    assert found == {"S0 R", "S1 R", "S01 R", "S0 S1", "S1 S0"}
+    assert find_uneven(gpt2(50258), on("2x2")).dims, "two axes make unequal parts where one makes equal ones"
     (merged,) = (item for item in mergings(on("2x2x2x2"), 2) if len(item.words[0]) == 3)
     pins = merged.pins(Pins())
     assert pins is not None and pins.merged == {0}
     space = Space(graph, merged.machine, "adamw", pins)
     specs = {str(spec) for item in graph.inputs if item.name == "tokens.weight" for spec in space.input_specs(item)}
-    assert specs == {"R R", "S1 R", "R S0", "R S1", "R S01", "R S10", "S1 S0"}
+    assert specs == {"R R", "S0 R", "S1 R", "S01 R", "R S0", "R S1", "R S01", "R S10", "S0 S1", "S1 S0"}
 
 
 def test_waste_is_priced() -> None:
