@@ -83,7 +83,7 @@ def of_three_axes(devices: int, per_node: int) -> Iterator[Mesh]:
     the last two make up one.
 
     >>> [str(mesh) for mesh in of_three_axes(32, 8)]
-    ['dp=2,cp=2,tp=8', 'dp=4,cp=2,tp=4', 'dp=4,cp=4,tp=2']
+    ['dp=4,cp=4,tp=2', 'dp=4,cp=2,tp=4', 'dp=2,cp=2,tp=8']
     """
     for inner in range(2, devices // 4 + 1):
         for middle in range(2, devices // (2 * inner) + 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import math
 import tomllib
 from importlib import resources
@@ -25,10 +24,8 @@ from cost_models import (
     UnknownOptimizerError,
     collectives,
     hardware_names,
-    links,
     load_hardware,
     memory,
-    mesh,
 )
 from cost_models.collectives import Group
 from cost_models.links import KINDS
@@ -40,12 +37,6 @@ def hardware_with(node: dict[str, object], network: dict[str, object] | None = N
     """H100s with these links, all on one node."""
     links = {"node": node, "network": network or {"latency_seconds": 1.0, "bandwidth": 1.0}}
     return Hardware.from_dict(H100.to_dict() | {"links": links, "devices_per_node": 1 << 20})
-
-
-@pytest.mark.parametrize("module", [collectives, links, memory, mesh], ids=lambda module: module.__name__)
-def test_examples(module) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
 
 
 def test_formulas_of_the_literature() -> None:

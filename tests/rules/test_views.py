@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import math
 
 import torch
@@ -58,9 +56,5 @@ def test_both_sides_hold_the_same_factors_in_the_same_order(both: tuple[list[int
     assert math.prod(both[0]) % math.prod(found.extent.values()) == 0
 
 
-def test_examples_in_the_documentation() -> None:
-    for name in ("notation", "rule", "computed_layout", "writing"):
-        module = importlib.import_module(f"autopar.rules.{name}")
-        tried = doctest.testmod(module)
-        assert tried.attempted > 0 and tried.failed == 0, module.__name__
-    assert parse("m -> m") is parse("m -> m"), "reading is cached"
+def test_reading_is_cached() -> None:
+    assert parse("m -> m") is parse("m -> m")
