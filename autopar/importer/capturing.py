@@ -21,7 +21,7 @@ from autopar.graph import Graph
 from autopar.importer.blocks import Plain, find_blocks
 from autopar.importer.deferred import check_hooks, warn_of_checkpoint
 from autopar.importer.diagnosis import diagnosed
-from autopar.importer.exported import Exported, Value, check_plain, export
+from autopar.importer.exported import Exported, Value, Whole, Within, all_held, check_plain, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
@@ -97,20 +97,24 @@ def capture(
         plain = {} if plain is None else plain
 
         @contextmanager
-        def passed_over(run: Callable[[], object]) -> Iterator[None]:
+        def passed_over(run: Callable[[], object]) -> Iterator[Whole]:
             chain = _chain(model, weights, run)
             if chain is None or not chain.alike(plain):
-                yield
+                yield nullcontext
                 return
             passed.append(chain)
-            with chain.passed_over():
-                yield
+            with chain.passed_over() as held:
+                yield held
 
-        exported, graph, found = _traced(model, call, weights, passed_over, plain, train=train)
-        whole = unrolled(graph, passed[0]) if passed else graph
+        whole: Graph | None = None
+        try:
+            exported, graph, found = _traced(model, call, weights, passed_over, plain, train=train)
+            whole = unrolled(graph, passed[0]) if passed else graph
+        except Exception:
+            if not passed:  # else the full trace fails in the same way, or has what this one lacks
+                raise
         if whole is None:
-            exported, graph, found = _traced(model, call, weights, lambda run: nullcontext(), plain, train=train)
-            whole = graph
+            exported, whole, found = _traced(model, call, weights, all_held, plain, train=train)
         graph = stored(whole)
         _check_dtypes(graph)
         if train:
@@ -121,8 +125,7 @@ def capture(
 
 
 def _traced(
-    model: nn.Module, call: tuple[Any, ...], weights: FakeWeights, within: Callable[[Callable[[], object]], Any], plain: Plain,
-    *, train: bool,
+    model: nn.Module, call: tuple[Any, ...], weights: FakeWeights, within: Within, plain: Plain, *, train: bool
 ) -> tuple[Exported, Graph, tuple[Value, ...]]:  # fmt: skip
     """The graph, and the values that are its inputs."""
     args, kwargs, loss, loss_args, compute_dtype = call
@@ -146,7 +149,7 @@ def _traced(
 
 def _chain(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) -> Chain | None:
     try:
-        return find_chain(model, weights.paths, run)
+        return find_chain(model, {key: paths for key, paths in weights.paths.items() if key not in weights.hooks}, run)
     except Exception:  # the export fails in the same way, and says why
         return None
 

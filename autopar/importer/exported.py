@@ -35,6 +35,16 @@ from autopar.importer.rewrite.called import Called
 from autopar.importer.rewrite.normalisation import cumulative_averages
 from autopar.importer.weights import FakeWeights
 
+Whole = Callable[[], AbstractContextManager[None]]
+"""The model's code runs within what it makes, where modules hold all that is theirs, of which torch may see less."""
+Within = Callable[[Callable[[], object]], AbstractContextManager[Whole]]
+"""Given a call that runs the model once, what an export is done within."""
+
+
+def all_held(run: Callable[[], object]) -> AbstractContextManager[Whole]:
+    """Where torch sees all of the model."""
+    return nullcontext(nullcontext)
+
 
 class ChangedNumberWarning(UserWarning):
     """A forward counts in Python."""
@@ -106,12 +116,13 @@ class Program(nn.Module):
         self.loss = loss
         self.call = call
         self.ran = ran
+        self.whole: Whole = nullcontext
         self.deferred = (deferred,)  # export puts back every other attribute that changes while it traces
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         try:
             with (
-                torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
+                self.whole(), torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
                 KnownValues() as known, Called(), Indexing(known), cumulative_averages(), every_row(),
                 torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
@@ -209,13 +220,12 @@ def export(
     train: bool,
     recording: bool | None = None,
     compute_dtype: str | None = None,
-    within: Callable[[Callable[[], object]], AbstractContextManager[object]] = lambda run: nullcontext(),
+    within: Within = all_held,
 ) -> Exported:
     """Export the model on stand-ins of its inputs. Errors are torch's own; ``autopar.importer.diagnosis`` reads them.
 
     Args:
         recording: whether autograd listens, as it does by default where the model trains; the graph's arguments say so where it was asked.
-        within: given a call that runs the model once, what the export is done within.
     """
     held = loss.named_parameters() if isinstance(loss, nn.Module) else ()
     if own := [name for name, parameter in held if parameter.requires_grad and id(parameter) not in weights.paths]:
@@ -248,7 +258,7 @@ def export(
     once_through = Program(model, None, given, [], compute_dtype, lambda: None, weights.constants)
     again = Program(model, loss, given, [], compute_dtype, lambda: None, weights.constants)  # of two calls, one after another
     listening = train if recording is None else recording
-    with within(lambda: _run_once(once_through, call, weights)), torch.set_grad_enabled(listening):
+    with within(lambda: _run_once(once_through, call, weights)) as module.whole, torch.set_grad_enabled(listening):
         program = torch.export.export(module, call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [_input_name(path, tops) for path, _ in leaves]

@@ -3,8 +3,10 @@
 A chain is a list of at least ``FEWEST`` modules of one class with equal settings and equal weights that a forward runs one after another,
 each on what the one before returned and on the very same other arguments, with nothing between. That is seen in a run of the forward on
 fake tensors, not assumed: a loop that treats one layer apart gives no chain. Of a chain the first two and the last two modules are run
-and traced; in the run that finds it the others return a copy of what they are given, in the trace that itself. The graph is then the same
-as of a full trace, names included; where the traced layers turn out not to be alike in it (``unrolling``), the model is traced in full.
+and traced; in the run that finds it the others return a copy of what they are given, in the trace that itself. To torch they are modules
+without weights then, each of which would cost a trace as much as an operator. The graph is then the same as of a full trace, names
+included; where the traced layers turn out not to be alike in it (``unrolling``), or something else reads a weight of the others, which is
+an error since the trace has none, the model is traced in full.
 """
 
 from __future__ import annotations
@@ -58,9 +60,32 @@ class Chain:
             for module in left_out:
                 del module.forward
 
-    def passed_over(self) -> AbstractContextManager[None]:
-        """Within, the modules left out return what they are given."""
-        return self.running(_first)
+    @contextmanager
+    def passed_over(self) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+        """Within, the modules left out return what they are given and hold nothing, but within what is given: the model's own code sees
+        all that it has."""
+        tables = [table for index in self.left_out for table in (self.modules[index]._parameters, self.modules[index]._modules)]
+        held = [dict(table) for table in tables]
+
+        def hold(contents: Sequence[Mapping[str, Any]]) -> None:
+            for table, items in zip(tables, contents, strict=True):
+                table.clear()
+                table.update(items)
+
+        @contextmanager
+        def whole() -> Iterator[None]:
+            hold(held)
+            try:
+                yield
+            finally:
+                hold([{} for _ in tables])
+
+        with self.running(_first):
+            hold([{} for _ in tables])
+            try:
+                yield whole
+            finally:
+                hold(held)
 
 
 def _first(given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +100,7 @@ def find_chain(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Calla
     """The longest chain of ``model``, if it has one.
 
     Args:
-        shared: the paths of each weight, by identity: tied ones have several.
+        shared: the paths of each weight, by identity: tied ones have several, those whose gradients go through hooks of their own none.
         run: runs the forward once, on tensors without values.
     """
     lists = [(path, tuple(part)) for path, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Tensor
@@ -114,10 +115,10 @@ class _Unrolling:
 
     def _named(self, ops: Sequence[Op]) -> Graph | None:
         """Names as a trace gives them, counted in the order of the operators; None where the order does not hold."""
-        graph = self.graph
-        taken = {item.tensor for item in graph.inputs}
+        graph, inputs = self.graph, self._inputs()
+        taken = {item.tensor for item in inputs}
         new: dict[str, str] = {name: name for name in taken}
-        tensors = {name: graph.tensors[name] for name in graph.tensors if name in taken}
+        tensors = {item.tensor: tensor for item, tensor in inputs.items()}
         counters: dict[str, int] = {}
         renamed: list[Op] = []
         first = next((op for op in ops if op.phase == "backward"), None)
@@ -136,24 +137,23 @@ class _Unrolling:
                 new[old] = now
                 tensors[now] = replace(graph.tensors[old.partition("~")[0]], name=now)
             renamed.append(replace(op, name=name, inputs=tuple(new[tensor] for tensor in op.inputs), outputs=outputs))
-        outputs_ = [replace(output, tensor=new[output.tensor]) for output in self._outputs()]
-        inputs = tuple(self._in_blocks(item, tensors) for item in graph.inputs)
-        return replace(graph, tensors=tensors, inputs=inputs, ops=tuple(renamed), outputs=tuple(outputs_))
+        outputs_ = [replace(output, tensor=new[output.tensor]) for output in self._outputs(inputs)]
+        return replace(graph, tensors=tensors, inputs=tuple(inputs), ops=tuple(renamed), outputs=tuple(outputs_))
 
-    def _in_blocks(self, item: GraphInput, tensors: dict[str, Tensor]) -> GraphInput:
-        """A parameter of a module left out, in blocks where the pattern's is; ``tensors`` gets its shape."""
-        number = next((number for number in self.chain.left_out if _under(item.name, self._prefix(number))), None)
-        if number is None:
-            return item
-        pattern = self.at.get((1, item.name.removeprefix(self._prefix(number))))
-        blocks = next((other.blocks for other in self.graph.inputs if other.tensor == pattern), None)
-        if blocks is not None:
-            tensors[item.tensor] = replace(tensors[item.tensor], shape=blocks.shape(tensors[item.tensor].shape))
-        return replace(item, blocks=blocks)
+    def _inputs(self) -> dict[GraphInput, Tensor]:
+        """The inputs with their tensors: the weights of the modules left out follow those of the pattern, which they are like."""
+        own = [item for item in self.graph.inputs if self.home.get(item.tensor) == 1]
+        found: dict[GraphInput, Tensor] = {}
+        for item in self.graph.inputs:
+            found[item] = self.graph.tensors[item.tensor]
+            for number, like in product(self.chain.left_out if item is own[-1] else (), own):
+                name = self._named_at(self.key[like.tensor], number)
+                found[replace(like, tensor=name, name=name)] = replace(self.graph.tensors[like.tensor], name=name)
+        return found
 
-    def _outputs(self) -> list[GraphOutput]:
+    def _outputs(self, inputs: Iterable[GraphInput]) -> list[GraphOutput]:
         """The outputs with the gradients of the modules left out, in the order of what they are gradients of."""
-        order = {item.name: index for index, item in enumerate(self.graph.inputs)}
+        order = {item.name: index for index, item in enumerate(inputs)}
         own = [output for output in self.graph.outputs if output.kind == "gradient" and self.home.get(output.tensor) == 1]
         added = [
             GraphOutput(self._tensor(output.tensor, 1, number), "gradient", self._named_at(self.key[self.graph.owners[output]], number))

@@ -160,7 +160,30 @@ class Keeping(Net):
         return x.square().mean()
 
 
-KINDS = [Net, Between, Skips, Numbered, Twice, Collects, Tied, Uneven, Frozen, Dropping, Keeping]
+class Hooked(Net):
+    """The gradient of one weight goes through a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[3].up.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+class Regularised(Net):
+    """A weight of a layer between is read beside it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.layers[3].up.weight.square().sum()
+
+
+class Counting(Net):
+    """What modules hold is counted without a tensor being read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * len(list(self.parameters())) / len(list(self.modules()))
+
+
+KINDS = [Net, Between, Skips, Numbered, Twice, Collects, Tied, Uneven, Frozen, Dropping, Keeping, Hooked, Regularised, Counting]
+PASSED_OVER = (Net, Collects, Regularised, Counting)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -168,4 +191,24 @@ def test_a_forward_that_treats_layers_apart_is_traced_in_full(monkeypatch, chain
     x = torch.ones(4, 8)
     short = capture_graph(kind(), (x,), {}, mode="train")
     assert same(short, full(monkeypatch, kind(), (x,), {}, mode="train"))
-    assert (chains[0] is not None) == (kind in (Net, Collects)), "what all layers return is read only when it is traced"
+    assert (chains[0] is not None) == (kind in PASSED_OVER), "what else reads layers is seen only when it is traced"
+
+
+def test_a_loss_that_reads_a_weight_of_a_layer_is_traced_in_full(monkeypatch, chains: list[Chain | None]) -> None:
+    model, x = Net(), torch.ones(4, 8)
+
+    def loss(result: Tensor) -> Tensor:
+        return result + model.layers[3].up.weight.square().sum()
+
+    short = capture_graph(model, (x,), {}, mode="train", loss=loss)
+    assert chains[0] is not None
+    assert same(short, full(monkeypatch, model, (x,), {}, mode="train", loss=loss))
+    assert all(len(list(layer.parameters())) == 4 for layer in model.layers), "the model is as it was"
+
+
+def test_torch_sees_the_weights_of_the_layers_that_are_traced_alone(monkeypatch) -> None:
+    seen: list[int] = []
+    made = capturing.export
+    monkeypatch.setattr(capturing, "export", lambda *a, **k: (found := made(*a, **k), seen.append(len(found.values)))[0])
+    capture_graph(Net(), (torch.ones(4, 8),), {}, mode="train")
+    assert seen == [4 * 4 + 1], "four layers of four weights, and the input"
