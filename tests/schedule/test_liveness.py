@@ -17,7 +17,7 @@ def peak_by_intervals(schedule: Schedule, optimizer: str) -> int:
     """Every storage lives from the instruction that takes it to the one that frees the last value in it, both included.
 
     A storage is a value, with its views; the buffer in which an all-reduce, a reduce-scatter or an unpacked collective arrives is one for
-    all of its values. Beside them each call has the copies it needs from its start to its wait.
+    all of its values. Beside them each call has the copies it needs from its start to its wait, of unequal parts filled up to equal ones.
     """
     graph, calls, end = schedule.graph, schedule.collectives, len(schedule.instructions)
     storage: dict[str, str] = {}
@@ -63,9 +63,9 @@ def peak_by_intervals(schedule: Schedule, optimizer: str) -> int:
             call = calls[item.of]
             staging = 0
             if call.packs and call.kind != "all_reduce":
-                staging += sum(math.prod(part.shapes.source) * part.itemsize for part in call.parts)
+                staging += sum(math.prod(part.shapes.sent) * part.itemsize for part in call.parts)
             if call.unpacks:
-                staging += sum(math.prod(part.shapes.target) * part.itemsize for part in call.parts)
+                staging += sum(math.prod(part.shapes.came) * part.itemsize for part in call.parts)
                 for part in call.parts:
                     take(part.target, at, math.prod(part.shapes.target) * part.itemsize)
             extra.append((began[call.id], at, staging))
