@@ -643,6 +643,7 @@ def teach_dtensors() -> None:
     reduce_parameters()
     write_where_masked()
     write_through_views()
+    pair_complex()
     do_in_whole()
     assign_data()
     place_states()
@@ -807,8 +808,8 @@ def write_through_views() -> None:
 
         @classmethod
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if writes(func, args):
-                return write(func, args, kwargs or {})
+            if written := written_by(func, args):
+                return write(func, args, kwargs or {}) if written[0] is args[0] else write_each(func, args, kwargs or {}, written)
             made = super().__torch_dispatch__(func, types, args, kwargs)
             first = args[0] if args else None
             if isinstance(first, View) and any(item.alias_info for item in func._schema.returns):
@@ -828,9 +829,10 @@ def write_through_views() -> None:
                 one.__class__ = View  # type: ignore[assignment]
                 one.of, one.taken = of, (*before, (*taken, index if several else None))  # type: ignore[attr-defined]
 
-    def writes(operator: Any, args: tuple[Any, ...]) -> bool:
+    def written_by(operator: Any, args: tuple[Any, ...]) -> list[Any]:
         pairs = zip(operator._schema.arguments, args, strict=False)
-        return any(argument.alias_info and argument.alias_info.is_write and isinstance(one, View) for argument, one in pairs)
+        given = [one for argument, one in pairs if argument.alias_info and argument.alias_info.is_write]
+        return [one for one in leaves_of(given) if isinstance(one, View)]
 
     @torch.no_grad()
     def write(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -847,6 +849,15 @@ def write_through_views() -> None:
         cut_into(of, whole)
         cut_into(view, here)
         return view
+
+    def write_each(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Any]) -> Any:
+        """Of lists (``_foreach_mul_``): what the operator makes of copies is written into one after another."""
+        copies = {id(one): one.detach().clone() for one in leaves_of((args, kwargs)) if isinstance(one, View)}
+        given, named = map_tensors(lambda item: copies.get(id(item), item), (args, kwargs))
+        made = operator(*given, **named)
+        for one in written:
+            write(aten.copy_.default, (one, copies[id(one)]), {})
+        return made
 
     def look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         del handlers[operator]
@@ -865,6 +876,21 @@ def write_through_views() -> None:
         aten._reshape_alias.default, aten.unfold.default,
     ):  # fmt: skip
         handlers.setdefault(operator, look)
+
+
+@cache
+def pair_complex() -> None:
+    """``view_as_real`` of a DTensor lies as that does: DTensor's dispatcher gathers it where the last dim is in unequal parts, and what
+    optimizers of complex weights write there is lost, without a word."""
+    from torch.distributed.tensor import DTensor
+
+    def paired(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (tensor,) = args
+        stride = (*(2 * step for step in tensor.stride()), 1)
+        local, shape = operator(tensor._local_tensor), (*tensor.shape, 2)
+        return DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+    DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten.view_as_real.default, paired)
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -471,6 +471,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "in other dims": lambda w: w.reshape(2, 3, 4)[0].zero_(),
     "each second": lambda w: w[::2].copy_(w[1::2]),
     "twice": lambda w: w[3].mul_(2.0).add_(1.0),
+    "several at once": lambda w: torch._foreach_add_([w[0], w[4:6]], [w[1], w[2:4]]),
 }
 
 
@@ -496,6 +497,29 @@ def test_what_is_written_into_views_is_written() -> None:
         return lost
 
     assert run_ranks(run, 2) == [[], []]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_optimizers_step_complex_weights_in_unequal_parts(foreach: bool) -> None:
+    """They write into pairs of real numbers: with 5 over 2 ranks torch gathered those, and weights and moments stood still."""
+
+    def run(rank: int) -> list[bool]:
+        torch_compat.teach_dtensors()
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.randn(3, 5, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+        plain, *split = nn.Parameter(whole.clone()), *(nn.Parameter(distribute_tensor(whole.clone(), mesh, [Shard(dim)])) for dim in (0, 1))
+        optimizers = [torch.optim.AdamW([one], lr=0.1, foreach=foreach) for one in (plain, *split)]
+        for one, optimizer in zip((plain, *split), optimizers, strict=True):
+            for _ in range(3):
+                one.grad = one.detach() ** 2
+                optimizer.step()
+        moments = optimizers[0].state[plain]["exp_avg"]
+        return [
+            torch.allclose(one.full_tensor(), plain) and torch.allclose(optimizer.state[one]["exp_avg"].full_tensor(), moments)
+            for one, optimizer in zip(split, optimizers[1:], strict=True)
+        ]
+
+    assert run_ranks(run, 2) == [[True, True]] * 2
 
 
 def test_views_of_dtensors_are_dtensors() -> None:

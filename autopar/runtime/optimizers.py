@@ -14,11 +14,12 @@ FULL = torch.float32
 class MasterWeights:
     """Steps float32 copies of the parameters and writes them back, so that small updates are not lost to rounding.
 
-    Parameters of float32 and more are stepped themselves. A gradient is given up as soon as it was copied; clip before ``step``. A
-    learning rate scheduler takes ``inner``.
+    Parameters of float32 and more are stepped themselves. A gradient is given up as soon as it was copied; clip before ``step``. What is
+    written into a parameter (a state dict, a bound on weights) is what its copy becomes. A learning rate scheduler takes ``inner``.
 
     Args:
-        parameters: of the module; those that do not require grad are left out.
+        parameters: of the module, or groups of them with options of their own, as optimizers take them; those that do not require grad are
+            left out.
         make: an optimizer class, called with the copies and ``options``.
 
     >>> module = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
@@ -27,19 +28,32 @@ class MasterWeights:
     torch.float32
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], make: Callable[..., torch.optim.Optimizer], **options: Any) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.masters = [
-            nn.Parameter(parameter.detach().to(FULL)) if parameter.element_size() < FULL.itemsize else parameter
-            for parameter in self.parameters
-        ]
-        self.inner = make(self.masters, **options)
+    def __init__(
+        self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]], make: Callable[..., torch.optim.Optimizer], **options: Any
+    ) -> None:  # fmt: skip
+        self.parameters: list[nn.Parameter] = []
+        self.masters: list[nn.Parameter] = []
+        given = list(parameters)
+        grouped = bool(given) and isinstance(given[0], dict)
+        groups: list[Any] = given if grouped else [{"params": given}]
+        self.inner = make([{**group, "params": self._copied(group["params"])} for group in groups], **options)
+
+    def _copied(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """What is stepped for each of a group."""
+        begin = len(self.masters)
+        for parameter in parameters:
+            if parameter.requires_grad:
+                half = parameter.element_size() < FULL.itemsize
+                self.parameters.append(parameter)
+                self.masters.append(nn.Parameter(parameter.detach().to(FULL)) if half else parameter)
+        return self.masters[begin:]
 
     @torch.no_grad()
     def step(self) -> None:
         """One step from the gradients that the parameters hold."""
         pairs = [(parameter, master) for parameter, master in zip(self.parameters, self.masters, strict=True) if parameter is not master]
         for parameter, master in pairs:
+            master.copy_(torch.where(parameter == master.to(parameter.dtype), master, parameter))  # what was written into it since
             master.grad = None if parameter.grad is None else parameter.grad.to(FULL)
             parameter.grad = None
         self.inner.step()
@@ -47,10 +61,13 @@ class MasterWeights:
             parameter.copy_(master)
             master.grad = None
 
-    def zero_grad(self) -> None:
-        """Forgets the parameters' gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the parameters' gradients, or makes them zero."""
         for parameter in self.parameters:
-            parameter.grad = None
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
 
     @property
     def state(self) -> Mapping[Any, Mapping[str, Any]]:

@@ -71,6 +71,15 @@ class Step:
         return found
 
     @cached_property
+    def tangents_of(self) -> Mapping[str, Set[str]]:
+        """For each graph input that has a gradient the tangents which that comes of."""
+        found = {item.tensor: frozenset({item.tensor}) for item in self.graph.of_kind("tangent")}
+        for op in self.graph.ops:
+            led = frozenset[str]().union(*(found.get(name, ()) for name in op.inputs))
+            found.update(dict.fromkeys(op.outputs, led) if led else {})
+        return {owner: found.get(output.tensor, frozenset()) for output, owner in self.graph.owners.items() if output.kind == "gradient"}
+
+    @cached_property
     def draws(self) -> bool:
         """Whether anything is drawn at random."""
         return any(op.target in STILL for op in self.graph.ops)
@@ -342,7 +351,8 @@ class Call:
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
-        """The gradient of each entry of ``trained``.
+        """The gradient of each entry of ``trained``: None, as torch has it, where it comes of no output that backward runs from (an
+        optimizer passes such a parameter by, where zeros would decay it).
 
         Raises:
             UsageError: a gradient that the plan does not take, since the loss is among the outputs.
@@ -352,16 +362,18 @@ class Call:
             if gradient is not None and name not in self.tangents and name != self.loss:
                 hint = "compute with it in forward, or detach() it; without a scalar called loss the gradients of all outputs are taken"
                 raise UsageError(f"the output {name} is part of what backward runs from, the plan has gradients of the loss alone", hint)
-        values, scale = self.saved.take(keep=keep), None
+        values, scale, asked = self.saved.take(keep=keep), None, set[str]()
         for name, gradient in zip(self.names, gradients, strict=True):
             if name in self.tangents:
+                asked.update([] if gradient is None else [self.tangents[name].tensor])
                 values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
                 scale = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # as where parameters joined the loss
         early = self._run_backward(values, scale)
         if self.arrival is not None:
             self.arrival.get()  # long there; a rank that is gone is heard of within the step
-        wanted = [self.step.gradients.get(tensor) for tensor in self.trained]
+        reached = {tensor: not (led := self.step.tangents_of[tensor]) or not led.isdisjoint(asked) for tensor in self.trained}
+        wanted = [self.step.gradients[tensor] if reached[tensor] else None for tensor in self.trained]
         found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
         if scale is not None and not early and (scale.device.type != "cpu" or scale.item() != 1.0):
             for local in found:

@@ -124,6 +124,8 @@ def _copied(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[i
 def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Place) -> tuple[dict[int, torch.Tensor], set[int]]:
     """A DTensor for each parameter and buffer, by the original's identity, and the identities still without values. Collective.
 
+    Attributes that a user has set on a tensor (``no_weight_decay``), by which optimizers' groups are told, are those of its DTensor too.
+
     Args:
         specs: by any of a tensor's names; a tensor without one is replicated (the graph does not use it).
 
@@ -148,7 +150,9 @@ def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Pl
         else:
             local = place.own_part(tensor, spec)
         sharded: torch.Tensor = place.dtensor(local, spec, tensor.shape)
-        found[id(tensor)] = nn.Parameter(sharded, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else sharded
+        made = nn.Parameter(sharded, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else sharded
+        made.__dict__.update({key: tensor.__dict__[key] for key in tensor.__dict__.keys() - tensor.detach().__dict__.keys()})
+        found[id(tensor)] = made
     return found, empty
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 import warnings
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import autopar
 from autopar.plan import Plan
-from autopar.runtime import ShardedModule
+from autopar.runtime import MasterWeights, ShardedModule
 from autopar.verify import verify
 from tests.runtime.test_training import gradients, on_ranks, refused, same, whole
 
@@ -145,6 +146,30 @@ def test_parts_of_a_result_are_read_as_the_models_own(kind: str) -> None:
 
     assert on_ranks(run, 2) == [[True] * 4] * 2
     assert verify(plan, (named(), (X,)), steps=2).passed
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2"])
+def test_a_part_that_backward_does_not_run_from_has_no_gradient(mesh: str) -> None:
+    """Zeros would decay its weights, and keep its moments going."""
+
+    def heads(module: Any) -> list[list[float]]:
+        optimizer, found = torch.optim.AdamW(module.parameters(), lr=0.1, weight_decay=0.3), []
+        for turn in range(4):
+            optimizer.zero_grad()
+            module(X)[turn % 2].square().mean().backward()
+            found.append([0.0 if one.grad is None else 1.0 for one in module.parameters()])
+            optimizer.step()
+        return [*found, *(whole(one.detach()).flatten().tolist() for one in module.parameters())]
+
+    def named() -> Named:
+        torch.manual_seed(0)
+        return Named("tuple")
+
+    wanted = heads(named())
+    assert wanted[1] == [0.0, 0.0, 1.0, 1.0]
+    plan = autopar.plan(named(), (X,), mesh=mesh, hardware="cpu-cluster", constraints={"input:x": "S0 R", "mid.weight": "S0 R"})
+    for found in on_ranks(lambda rank: heads(autopar.compile(named(), plan)), math.prod(plan.mesh.values())):
+        assert all(one == pytest.approx(other) for one, other in zip(found, wanted, strict=True))
 
 
 def scaled(outputs: Tensor, wanted: Tensor, scale: Tensor) -> Tensor:
@@ -324,6 +349,55 @@ def test_optimizers_that_look_into_gradients(kind: str, foreach: bool) -> None:
 
     for found in on_ranks(run, 2):
         assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_attributes_of_weights_are_kept() -> None:
+    """By which parameters are sorted into an optimizer's groups."""
+
+    def marked() -> Tied:
+        made = tied()
+        made.mid.bias.no_weight_decay = True
+        made.first.weight.rate = 0.1
+        return made
+
+    def sorted_by_marks(parameters: Any) -> torch.optim.Optimizer:
+        groups = [
+            {"params": [one], "weight_decay": 0.0 if hasattr(one, "no_weight_decay") else 0.5, "lr": getattr(one, "rate", 1e-2)}
+            for one in parameters
+        ]
+        return torch.optim.AdamW(groups)
+
+    reference = marked()
+    wanted = steps(reference, lambda: mse(reference(X), Y), make=sorted_by_marks)
+
+    def run(rank: int) -> list[float]:
+        module = autopar.compile(marked(), PLAN)
+        return steps(module, lambda: module(X, Y), make=sorted_by_marks)
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_copies_of_weights_follow_what_is_written_into_them() -> None:
+    """And have groups with options of their own. Small changes of what was not written to are not lost."""
+
+    def trained(then: float | None) -> list[list[float]]:
+        module = nn.Linear(2, 1, dtype=torch.bfloat16)
+        nn.init.ones_(module.weight)
+        nn.init.ones_(module.bias)
+        groups = [{"params": [module.weight]}, {"params": [module.bias], "lr": 0.0}]
+        optimizer = MasterWeights(groups, torch.optim.SGD, lr=2.0**-11)
+        for turn in range(6):
+            optimizer.zero_grad(set_to_none=False)
+            module(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            if turn == 1 and then is not None:
+                with torch.no_grad():
+                    module.weight[:, 1] = then
+        return [*module.weight.tolist(), module.bias.tolist()]
+
+    assert trained(None) == [[1.0 - 2.0**-8] * 2, [1.0]]
+    assert trained(4.0) == [[1.0 - 2.0**-8, 4.0], [1.0]]
 
 
 class Annealed(Tied):
