@@ -58,6 +58,7 @@ def capture_graph(
     return capture(model, args, kwargs, mode=mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain).graph
 
 
+@torch.inference_mode(False)  # within it, of a user's, nothing is recorded
 @young_garbage_only()
 def capture(
     model: nn.Module,

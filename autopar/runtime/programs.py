@@ -111,7 +111,8 @@ class Programs:
         differentiate = self.main.graph.mode == "train" and torch.is_grad_enabled()
         key = Key(training, trained, "train" if differentiate or any(training) else "inference", shapes, changes)
         if key not in self.made:
-            self.made[key] = self._make(key, parts[0], args, kwargs, tensors)
+            with torch.inference_mode(False):  # steps that train may run the program too
+                self.made[key] = self._make(key, parts[0], args, kwargs, tensors)
         step = self.made[key]
         return step, step.call.tensors(args, kwargs)
 

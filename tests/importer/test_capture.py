@@ -286,6 +286,17 @@ def test_operators_are_in_order_and_named_once():
     assert {item.tensor for item in graph.outputs} <= known == set(graph.tensors)
 
 
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_a_capture_is_the_same_where_nothing_is_recorded(mode):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    loss, made = (nn.functional.mse_loss, (torch.zeros(5, 3),)) if mode == "train" else (None, ())
+    hashes = {capture_graph(model, (torch.zeros(5, 3),), mode=mode, loss=loss, loss_args=made).sha256}
+    for within in (torch.no_grad, torch.inference_mode):
+        with within():
+            hashes.add(capture_graph(model, (torch.ones(5, 3),), mode=mode, loss=loss, loss_args=made).sha256)
+    assert len(hashes) == 1
+
+
 def test_the_same_model_gives_the_same_graph_twice():
     assert capture_graph(*_small("meta")).ops == capture_graph(*_small("meta")).ops
 

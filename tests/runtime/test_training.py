@@ -149,8 +149,8 @@ def test_one_rank_plans_for_all() -> None:
         assert value == pytest.approx(mse(net(dropout=0.0)(X), Y).item()) and "there is no plan" in words
 
 
-@pytest.mark.parametrize("execute", ["eager", "graph"])
-def test_eval_and_train_do_what_they_say(execute: Any) -> None:
+@pytest.mark.parametrize(("execute", "without"), [("eager", torch.no_grad), ("eager", torch.inference_mode), ("graph", torch.no_grad)])
+def test_eval_and_train_do_what_they_say(execute: Any, without: Callable[[], Any]) -> None:
     plan = plan_of("2x2")
 
     def run(rank: int) -> tuple[list[float], list[float], bool, bool, int]:
@@ -163,7 +163,7 @@ def test_eval_and_train_do_what_they_say(execute: Any) -> None:
         module = autopar.compile(net(), plan, execute=execute)
         first = module(X, Y).item()
         module.eval()
-        with torch.no_grad():
+        with without():
             values = [module(X, Y).item(), module(X[:6], Y[:6]).item(), module(X, Y).item()]
         module.up.requires_grad_(False)
         value = module(X, Y)
