@@ -76,7 +76,7 @@ class Executable:
     def kept(self) -> tuple[str, ...]:
         """The values that the backward instructions or backward outputs need from before."""
         schedule = self.schedule
-        made, needed = {item.tensor for item in schedule.graph.inputs}, set[str]()
+        made, needed = {item.tensor for item in schedule.graph.inputs if item.kind != "tangent"}, set[str]()
         for item in schedule.instructions:
             if item.half == "forward":
                 made.update(item.writes)

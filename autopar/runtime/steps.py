@@ -91,6 +91,13 @@ class Step:
         return {part.target for call in buckets for part in call.parts}
 
     @cached_property
+    def kept_outputs(self) -> Set[str]:
+        """The values that leave and lie in memory which backward reads."""
+        schedule = self.executable.schedule
+        read = {schedule.storage[name] for name in self.executable.kept}
+        return {value for output, value in schedule.outputs if output.kind == "output" and schedule.storage[value] in read}
+
+    @cached_property
     def parameters(self) -> Set[str]:
         """Graph inputs whose gradients lie as they do (``check_gradient_specs``)."""
         return {item.tensor for item in self.graph.of_kind("parameter")}
@@ -225,7 +232,7 @@ class Saved:
 
     def __init__(self, values: Values, owners: Mapping[str, torch.Tensor]) -> None:
         self._values: Values | None = values
-        self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items() if name in values}
+        self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items()}
 
     @property
     def kept(self) -> bool:
@@ -236,7 +243,7 @@ class Saved:
         """The values by name.
 
         Raises:
-            RuntimeError: already taken, or a parameter or input was changed in place since the forward pass.
+            RuntimeError: already taken, or a parameter, input or output was changed in place since the forward pass.
         """
         if self._values is None:
             raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
@@ -322,7 +329,10 @@ class Call:
         with torch.no_grad():
             self._update_buffers(values, kept)
         if keep:
-            self.saved = Saved(kept, self.owners)
+            owners = {name: tensor for name, tensor in self.owners.items() if name in kept}
+            leaving = zip(self.leaving, outputs, strict=True)
+            shared = {f"output {output.name}": one.detach() for (output, value), one in leaving if value in self.step.kept_outputs}
+            self.saved = Saved(kept, owners | shared)  # of outputs no more than that: they themselves lead back to here
         return outputs
 
     def _late(self, value: str, land: Land | None) -> torch.Tensor:

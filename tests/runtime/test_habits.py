@@ -148,8 +148,13 @@ def test_parts_of_a_result_are_read_as_the_models_own(kind: str) -> None:
     assert verify(plan, (named(), (X,)), steps=2).passed
 
 
-@pytest.mark.parametrize("mesh", ["2", "2x2"])
-def test_a_part_that_backward_does_not_run_from_has_no_gradient(mesh: str) -> None:
+def named() -> Named:
+    torch.manual_seed(0)
+    return Named("tuple")
+
+
+@pytest.mark.parametrize(("mesh", "execute"), [("2", "eager"), ("2", "graph"), ("2x2", "eager")])
+def test_a_part_that_backward_does_not_run_from_has_no_gradient(mesh: str, execute: Any) -> None:
     """Zeros would decay its weights, and keep its moments going."""
 
     def heads(module: Any) -> list[list[float]]:
@@ -161,15 +166,39 @@ def test_a_part_that_backward_does_not_run_from_has_no_gradient(mesh: str) -> No
             optimizer.step()
         return [*found, *(whole(one.detach()).flatten().tolist() for one in module.parameters())]
 
-    def named() -> Named:
-        torch.manual_seed(0)
-        return Named("tuple")
-
     wanted = heads(named())
     assert wanted[1] == [0.0, 0.0, 1.0, 1.0]
     plan = autopar.plan(named(), (X,), mesh=mesh, hardware="cpu-cluster", constraints={"input:x": "S0 R", "mid.weight": "S0 R"})
-    for found in on_ranks(lambda rank: heads(autopar.compile(named(), plan)), math.prod(plan.mesh.values())):
+    for found in on_ranks(lambda rank: heads(autopar.compile(named(), plan, execute=execute)), math.prod(plan.mesh.values())):
         assert all(one == pytest.approx(other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("spec", ["S0 R", "R R"])
+def test_what_backward_reads_of_a_result_is_not_written_over(spec: str) -> None:
+    """That is ``hidden``, of which the other part is made; torch refuses it too."""
+    plan = autopar.plan(named(), (X,), mesh="2", hardware="cpu-cluster", constraints={"input:x": spec, "output:*": spec})
+
+    def run(rank: int) -> list[Any]:
+        found: list[Any] = []
+        for written in (0, 1):
+            module = autopar.compile(named(), plan)
+            result = module(X)
+            result[written].mul_(2)
+            try:
+                sum(one.square().mean() for one in result).backward()
+                found.append([whole(one.grad).sum().item() for one in (module.last.weight, module.mid.weight)])
+            except RuntimeError as error:
+                found.append(str(error))
+        return found
+
+    plain = named()
+    result = plain(X)
+    result[0].mul_(2)
+    sum(one.square().mean() for one in result).backward()
+    wanted = [one.grad.sum().item() for one in (plain.last.weight, plain.mid.weight) if one.grad is not None]
+    for right, refused_ in on_ranks(run, 2):
+        assert right == pytest.approx(wanted)
+        assert refused_ == "output hidden was changed in place between the forward and the backward pass of this step"
 
 
 def scaled(outputs: Tensor, wanted: Tensor, scale: Tensor) -> Tensor:
