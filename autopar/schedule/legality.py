@@ -183,6 +183,11 @@ def _everything_runs(schedule: Schedule) -> Violations:
             yield last, f"is the last, and the {output.kind} {output.name} ({value}) has not been made"
 
 
+def within_limits(schedule: Schedule) -> bool:
+    """Whether the bytes in flight stay within the schedule's limits."""
+    return next(iter(_within_limits(schedule)), None) is None
+
+
 def _within_limits(schedule: Schedule) -> Violations:
     """Bytes in flight ahead of readers, and behind: one call of each is always allowed."""
     found = windows(schedule)

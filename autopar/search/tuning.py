@@ -2,7 +2,7 @@
 
 What is gathered ahead hides collectives and costs memory; large buckets save latency and start late; operators set aside fill gaps and
 delay the reductions of gradients; where what operators wait for counts, gathers let more of it pass. One limit is changed at a time, from
-the best so far, while that helps.
+the best so far, while that helps; in the end what operators still wait for passes what can follow it (``hurry``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.bucketing import size
+from autopar.schedule.hurrying import hurry
 from autopar.schedule.passes import ENDING, Placed, default_limits
 from cost_models import Machine
 
@@ -43,6 +44,8 @@ NEAR = 1.02
 with more memory; and beyond a rung that trails the best by as much no other is tried."""
 BESIDE = 2
 """So many rungs are near."""
+NEARLY = 1.1
+"""What trails by more than this has no calls reordered (``hurry``)."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -160,6 +163,8 @@ class Tuning:
         """Seconds of the best schedule known, of whatever assignment: what trails does not have to hold less as well."""
         self.trusts = True
         """Whether nothing that should have fit did not."""
+        self._hurried: tuple[Timed, Timed] | None = None
+        """The best that was hurried last, and what became of it."""
         self.left_out = [0] * len(samples)
         """What layers that a sample does not have hold at the peak."""
 
@@ -241,6 +246,9 @@ class Tuning:
             (weight, sample.under(_without(limits, left_out)))
             for (weight, sample), left_out in zip(self.samples, self.left_out, strict=True)
         )
+        return self._looked(limits, placed)
+
+    def _looked(self, limits: Limits, placed: tuple[tuple[float, Schedule], ...]) -> _Looked:
         step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
         whole_seconds = step
         if self.machine.cost_model == "communication":
@@ -251,12 +259,9 @@ class Tuning:
         """What it holds; it is kept if it is better than the best."""
         limits = one.limits
         self.asked.add(limits)
-        freed = [(weight, run_passes(schedule, ENDING)) for weight, schedule in one.placed]
-        parts = [memory(schedule, self.optimizer) for _, schedule in freed]
-        held = _sum_of([(weight, part) for (weight, _), part in zip(freed, parts, strict=True)])
+        found, parts = self._timed(one)
+        whole, held = found.schedule, found.memory
         self.left_out = [(held.peak - held.optimizer) - (part.peak - part.optimizer) for part in parts]
-        whole = freed[-1][1] if len(freed) == 1 else replace(freed[-1][1], limits=limits)
-        found = Timed(self.assignment, whole, simulated(whole), one.seconds, one.step, held, tuple(freed))
         if found.better(self.best, self.limit):
             self.best, self.kept = found, one
         self.ahead = self.kept
@@ -270,6 +275,26 @@ class Tuning:
             if less not in self.looked:
                 self.look(less)
 
+    def _timed(self, one: _Looked) -> tuple[Timed, Sequence[Memory]]:
+        """With when values go, and what each sample holds then."""
+        freed = [(weight, run_passes(schedule, ENDING)) for weight, schedule in one.placed]
+        parts = [memory(schedule, self.optimizer) for _, schedule in freed]
+        held = _sum_of([(weight, part) for (weight, _), part in zip(freed, parts, strict=True)])
+        whole = freed[-1][1] if len(freed) == 1 else replace(freed[-1][1], limits=one.limits)
+        return Timed(self.assignment, whole, simulated(whole), one.seconds, one.step, held, tuple(freed)), parts
+
+    def hurried(self) -> Timed:
+        """The best with operators waiting less, where that fits."""
+        assert self.best is not None and self.kept is not None
+        if self.best.estimated or self.best.memory.peak > self.limit:
+            return self.best
+        if self._hurried is None or self._hurried[0] is not self.best:
+            ((weight, placed),) = self.kept.placed
+            one = self._looked(self.kept.limits, ((weight, hurry(placed.under(self.kept.limits))),))
+            made = self._timed(one)[0] if one.seconds < self.best.seconds * (1 - EQUAL) else self.best
+            self._hurried = self.best, made if made.memory.peak <= self.limit else self.best
+        return self._hurried[1]
+
     def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf, gain: float = 0.0) -> Timed:
         """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
         again with each asked at once.
@@ -279,10 +304,10 @@ class Tuning:
         """
         before, trusted = (self.best, self.ahead, self.kept, set(self.asked), set(self.looked)), self.trusts
         found = self._run(start, tries, until, beside, gain)
-        if self.trusts is trusted:
-            return found
-        self.best, self.ahead, self.kept, self.asked, self.looked = before
-        return self._run(start, tries, until, beside, gain)
+        if self.trusts is not trusted:
+            self.best, self.ahead, self.kept, self.asked, self.looked = before
+            found = self._run(start, tries, until, beside, gain)
+        return self.hurried() if found.seconds <= NEARLY * beside else found
 
     def _run(self, start: Limits | None, tries: int, until: float, beside: float, gain: float) -> Timed:
         before, trusted, self.beside = len(self.looked), self.trusts, beside

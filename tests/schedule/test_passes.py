@@ -35,7 +35,7 @@ def pieces(schedule: Schedule) -> Counter[tuple[object, ...]]:
     return Counter((part.source, part.target, part.step) for call in started for part in call.parts)
 
 
-AFTER = ("prefetch", "accumulate", "reuse", "free")
+AFTER = ("prefetch", "accumulate", "hurry", "reuse", "free")
 """Those that run when calls have been moved apart, and it itself."""
 
 
