@@ -204,8 +204,13 @@ def _ops(schedule: Schedule) -> Iterator[OpPlan]:
     runs = {item.of: item for item in schedule.instructions if item.kind == "run"}
     axes = schedule.machine.mesh.names
     names = [op.name for op in schedule.graph.ops]
+    values: dict[tuple[str, str], ValueSpec] = {}
+    written: dict[tuple[int, int], Any] = {}  # by identity, since 1 and 1.0 are equal: layers that are alike share theirs
     for name in (*names, *(name + AGAIN for name in names if name + AGAIN in runs)):
         run, op, strategy = runs[name], schedule.operations[name].op, schedule.operations[name].strategy
+        arguments = id(op.args), id(op.kwargs)
+        if arguments not in written:
+            written[arguments] = plain(attributes(op))
         factors = {name: tuple(axes[axis] for axis in chosen) for name, chosen in split(strategy).items()}
         yield OpPlan(
             name=name,
@@ -214,17 +219,23 @@ def _ops(schedule: Schedule) -> Iterator[OpPlan]:
             location=op.location or None,
             phase=run.phase,
             times=schedule.times(run),
-            attributes=plain(attributes(op)),
+            attributes=written[arguments],
             factors=factors or None,
-            inputs=tuple(_values(schedule, op.inputs, run.reads)),
-            outputs=tuple(_values(schedule, op.outputs, run.writes)),
+            inputs=tuple(_values(schedule, op.inputs, run.reads, values)),
+            outputs=tuple(_values(schedule, op.outputs, run.writes, values)),
             seconds=schedule.operator_seconds(name),
         )
 
 
-def _values(schedule: Schedule, tensors: tuple[str, ...], values: tuple[str, ...]) -> Iterator[ValueSpec]:
-    for tensor, value in zip(tensors, values, strict=True):
-        yield ValueSpec(**_tensor(schedule, tensor, value), value=_other(value, tensor))
+def _values(
+    schedule: Schedule, tensors: tuple[str, ...], values: tuple[str, ...], known: dict[tuple[str, str], ValueSpec]
+) -> Iterator[ValueSpec]:  # fmt: skip
+    """One for each tensor and value, whoever reads it: ``known`` has those that were made."""
+    for key in zip(tensors, values, strict=True):
+        if key not in known:
+            tensor, value = key
+            known[key] = ValueSpec(**_tensor(schedule, tensor, value), value=_other(value, tensor))
+        yield known[key]
 
 
 def _reshards(schedule: Schedule) -> Iterator[ReshardPlan]:
