@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-SELDOM = (50_000, 20, 1_000_000)
-"""Objects made between two collections of the young ones, these between two of the middle generation, these between two of the old."""
+SELDOM = (50_000, 200, 1_000_000)
+"""Objects made between two collections of the young ones, these between two of the middle generation, these between two of the old. What
+has outlived one is mostly there to stay, graphs, schedules and prices: after 20 the middle generation had 1 in 400 to give back."""
 
 _lock = Lock()
 _inside: list[tuple[int, int, int]] = []
