@@ -63,27 +63,38 @@ class Links:
         self.busy: dict[str, float] = {}
         self.arrives: dict[str, float] = {}
 
-    @property
-    def now(self) -> float:
-        return self.begins[self.index]
-
     def start(self, item: Instruction) -> None:
         """A call starts."""
-        end = max([self._free(item), *(self.arrives.get(value, 0.0) for value in item.reads)]) + item.seconds
-        self.busy.update(dict.fromkeys(item.streams, end))
-        self.arrives.update(dict.fromkeys(item.writes, end))
+        end = max(self._free(item), self._arrived(item)) + item.seconds
+        for link in item.streams:
+            self.busy[link] = end
+        for value in item.writes:
+            self.arrives[value] = end
 
     def _free(self, item: Instruction) -> float:
         """When its links are."""
-        return max([self.now, *(self.busy.get(link, 0.0) for link in item.streams)])
+        found, busy = self.begins[self.index], self.busy
+        for link in item.streams:
+            if link in busy and busy[link] > found:
+                found = busy[link]
+        return found
+
+    def _arrived(self, item: Instruction) -> float:
+        """When what it reads is there."""
+        found, arrives = 0.0, self.arrives
+        for value in item.reads:
+            if value in arrives and arrives[value] > found:
+                found = arrives[value]
+        return found
 
     def waits(self, item: Instruction) -> bool:
         """Whether a patient call should not start yet."""
-        if self.due[item.id] <= self.now:
+        now = self.begins[self.index]
+        if self.due[item.id] <= now:
             return False
-        begin, arrived = self._free(item), max((self.arrives.get(value, 0.0) for value in item.reads), default=0.0)
-        alone = all(until <= begin for link, until in self.busy.items() if link not in item.streams)
-        return alone or arrived > self.now or self._holds_up(item, begin)
+        begin, links = self._free(item), item.streams
+        beside = [until for link, until in self.busy.items() if until > begin and link not in links]
+        return not beside or self._arrived(item) > now or self._holds_up(item, begin)
 
     def _holds_up(self, item: Instruction, begin: float) -> bool:
         """Whether it would keep a link from a call for which operators wait."""

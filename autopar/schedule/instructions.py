@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -80,7 +80,12 @@ class Instruction(NamedTuple):
     @property
     def streams(self) -> tuple[str, ...]:
         """The streams it holds."""
-        return tuple(self.stream.split("+")) if self.stream else ()
+        return _split(self.stream)
+
+
+@cache
+def _split(stream: str) -> tuple[str, ...]:
+    return tuple(stream.split("+")) if stream else ()
 
 
 class Operation(NamedTuple):

@@ -158,17 +158,21 @@ def _latest(
     for item in starts:
         window, seconds, links, end = found[item.id], item.seconds, item.streams, clock.begins[place[item.id]]
         for link in links:
-            end = min(end, busy.get(link, end))
+            if link in busy and busy[link] < end:
+                end = busy[link]
         if not window.behind:
             for value in item.writes:
-                end = min(end, needed.get(value, end))
+                if value in needed and needed[value] < end:
+                    end = needed[value]
         for link in links:
-            end = _free_until(end, seconds, inside.get(link, ()), clock)
+            if link in inside:
+                end = _free_until(end, seconds, inside[link], clock)
         begin = end - seconds * lead
         for link in links:
             busy[link] = end - seconds
         for value in item.reads:
-            needed[value] = min(needed.get(value, begin), begin)
+            if value not in needed or begin < needed[value]:
+                needed[value] = begin
         if window.ahead:
             latest[item.id] = max(bisect_right(clock.begins, begin) - 1, 0)
     return latest
@@ -225,8 +229,7 @@ class _Placing:
                     self._run_ahead(index)
                 arrived = len(self.done)
                 for value in item.reads:
-                    if value in self.producer:
-                        self._finish(self.producer[value])
+                    self._arrive(value)
                 if len(self.done) > arrived:
                     self._run_ahead(index)
                 self.out.append(item)
@@ -324,19 +327,19 @@ class _Placing:
                 self._start(maker)
             elif maker is not None:
                 self._finish(maker)
-        window = self.found[item.id]
-        if window.ahead and self.ahead + self._held(item) > self.limit:
+        window, held = self.found[item.id], self._held(item)
+        if window.ahead and self.ahead + held > self.limit:
             self._make_room(item)
-        while window.behind and self.trailing and self.behind + self._held(item) > self.limit:
+        while window.behind and self.trailing and self.behind + held > self.limit:
             self._finish(self.trailing.popleft())
         self.out.append(item)
         if self.times.due:
             self.links.start(item)
         if window.ahead:
-            self.ahead += self._held(item)
+            self.ahead += held
             self.leading.append(item)
         elif window.behind:
-            self.behind += self._held(item)
+            self.behind += held
             self.trailing.append(item)
 
     def _make_room(self, item: Instruction) -> None:
@@ -348,8 +351,9 @@ class _Placing:
                 self._finish(other)
 
     def _arrive(self, value: str) -> None:
-        if value in self.producer:
-            self._finish(self.producer[value])
+        maker = self.producer.get(value)
+        if maker is not None and maker.id not in self.done:
+            self._finish(maker)
 
     def _finish(self, item: Instruction) -> None:
         if item.id in self.done:
