@@ -123,12 +123,13 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
         prices = _without_kept(trials, light, prices, until)
         if trials.draft and trials.best is not None and trials.best.memory.peak <= trials.limit:
             return
+    estimate: Timed | None = None
     for _ in range(PASSES):
         trials.gained = False
-        found, prices = trials.kept((*trials.answers, *written), prices, until - perf_counter(), shares)
+        found, prices = trials.kept((*trials.answers, *written), prices, until - perf_counter(), shares, estimate)
         if found is None or not trials.gained or trials.draft or perf_counter() >= until:
             break
-        shares = SHARES[:1]
+        shares, estimate = SHARES[:1], found if found.estimated else None
         answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), KEEPING_GAP, until)
         if answer is None:
             break

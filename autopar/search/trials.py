@@ -273,12 +273,16 @@ class Trials:
         return solution
 
     def kept(
-        self, plans: Sequence[Assignment], prices: Exposure, seconds: float, shares: tuple[float, ...] = SHARES
+        self, plans: Sequence[Assignment], prices: Exposure, seconds: float, shares: tuple[float, ...] = SHARES, best: Timed | None = None
     ) -> tuple[Timed | None, Exposure]:
-        """The strategies of plans with less kept, if that fits; and the prices learnt."""
+        """The strategies of plans with less kept, if that fits; and the prices learnt.
+
+        Args:
+            best: an estimate of what came of that before, with which others are compared as such: at full depth both may be longer.
+        """
         model = self.model
         wanted = Wanted(self.limit, self.apart, self.tries, self.seed, perf_counter() + max(seconds, 1.0), shares, self.draft)
-        found, prices = fit(model.space, plans, prices, wanted, model.folding if isinstance(model, FoldedModel) else None)
+        found, prices = fit(model.space, plans, prices, wanted, model.folding if isinstance(model, FoldedModel) else None, best)
         if found is None or found.memory.peak > self.limit:
             return None, prices
         self.gained |= self.offer(found, "auto")

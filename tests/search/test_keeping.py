@@ -7,6 +7,8 @@ from functools import cache
 from itertools import pairwise
 from math import inf
 from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -17,7 +19,7 @@ from autopar.check import check
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, make_schedule, memory
 from autopar.schedule.legality import check_legal
-from autopar.search import keeping
+from autopar.search import keeping, scarcity
 from autopar.search.baselines import find_baselines
 from autopar.search.building import build_model
 from autopar.search.exposure import Exposure
@@ -28,7 +30,7 @@ from autopar.search.keeping import MOMENTS, Wanted, fit
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import Pins
 from autopar.search.rounds import Search
-from autopar.search.scarcity import keep_apart
+from autopar.search.scarcity import keep_apart, keep_less
 from autopar.search.space import Space
 from autopar.search.trials import Asked
 from autopar.search.tuning import LEAN, Timed
@@ -190,3 +192,22 @@ def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() 
                 masked += 1
                 break
     assert masked > 4
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+def test_estimates_of_deep_graphs_are_compared_with_each_other(estimated: bool) -> None:
+    """What a pass is compared with: a schedule at full depth may be longer than its estimate, which hides what the next one gains."""
+    first, seen = SimpleNamespace(estimated=estimated), list[Any]()
+
+    def kept(plans: object, prices: object, seconds: float, shares: object, best: object) -> tuple[Any, object]:
+        seen.append(best)
+        trials.gained = len(seen) == 1
+        return first, prices
+
+    trials: Any = SimpleNamespace(
+        model=None, rivals=(), folded=True, left=inf, apart=0, large=False, draft=False, answers=[], limit=1, gained=False, kept=kept
+    )
+    with patch.object(scarcity, "_answer", lambda *asked: "another"):
+        keep_less(trials, Exposure.first(0.0))
+    assert seen == [None, first if estimated else None]
+    assert trials.answers == ["another"]
