@@ -61,7 +61,8 @@ class Written:
         for name, assignment in assignments.items():
             if rivals and search.left <= 0:
                 break
-            rivals[name] = search.schedule(assignment, None, tries=0)
+            least = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
+            rivals[name] = search.schedule(assignment, None, tries=0, beside=least)
         few = search.large or search.long
         if not few:
             self._tune(search, len(rivals), apart=again)
