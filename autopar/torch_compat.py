@@ -644,6 +644,7 @@ def teach_dtensors() -> None:
     write_where_masked()
     write_through_views()
     pair_complex()
+    reduce_where_empty()
     do_in_whole()
     assign_data()
     place_states()
@@ -863,6 +864,10 @@ def write_through_views() -> None:
         del handlers[operator]
         try:
             made = operator(*args, **kwargs)
+        except RuntimeError:  # of unequal parts, or along a dim that is split
+            if not isinstance(args[0], DTensor):
+                raise
+            made = operator(on_all(args[0].full_tensor(), args[0].device_mesh), *args[1:], **kwargs)
         finally:
             handlers[operator] = look
         one = made[0] if isinstance(made, (list, tuple)) else made
@@ -873,7 +878,7 @@ def write_through_views() -> None:
     aten = torch.ops.aten
     for operator in (
         aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.diagonal.default, aten.view.default,
-        aten._reshape_alias.default, aten.unfold.default,
+        aten._reshape_alias.default, aten.unfold.default, aten.unbind.int,
     ):  # fmt: skip
         handlers.setdefault(operator, look)
 
@@ -902,14 +907,69 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def cut_into(tensor: Any, whole: torch.Tensor) -> None:
     """Writes into a DTensor what all ranks hold whole."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = tensor.device_mesh
-    made = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    made = on_all(whole, tensor.device_mesh)
     if any(placement.is_partial() for placement in tensor.placements):
         tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
     else:
         tensor._local_tensor.copy_(made.redistribute(placements=tensor.placements)._local_tensor)
+
+
+def on_all(tensor: torch.Tensor, mesh: Any) -> Any:
+    """A DTensor of what all ranks hold whole."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+@torch.no_grad()
+def in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator on whole tensors, on all ranks alike; what it writes to is cut again."""
+    from torch.distributed.tensor import DTensor
+
+    given = [item for item in leaves_of((args, kwargs)) if isinstance(item, DTensor)]
+    wholes = {id(item): item.full_tensor().clone() for item in given}
+    taken_args, taken = map_tensors(lambda item: wholes.get(id(item), item), (args, kwargs))
+    made = operator(*taken_args, **taken)
+    own = {id(wholes[id(item)]): item for item in given}
+    for index, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info and argument.alias_info.is_write:
+            for tensor in leaves_of(args[index] if index < len(args) else kwargs.get(argument.name)):
+                cut_into(tensor, wholes[id(tensor)])
+    return map_tensors(lambda item: own[id(item)] if id(item) in own else on_all(item, given[0].device_mesh), made)
+
+
+@cache
+def reduce_where_empty() -> None:
+    """The largest number of a DTensor of which some rank has no part is looked for in the whole: there torch raises, and the other ranks
+    wait for that one."""
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def has_empty_part(tensor: Any) -> bool:
+        least = list(tensor.shape)
+        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+            if placement.is_shard():
+                least[placement.dim] -= -(-least[placement.dim] // size) * (size - 1)
+        return tensor.numel() > 0 and any(extent <= 0 for extent in least)
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(item, DTensor) and has_empty_part(item) for item in leaves_of(args)):
+            return in_whole(operator, args, kwargs)
+        if operator in torchs:
+            return torchs[operator](operator, args, kwargs)
+        del handlers[operator]
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            handlers[operator] = run
+
+    aten, torchs = torch.ops.aten, dict(handlers)
+    for operator in (
+        aten.max.default, aten.min.default, aten.max.dim, aten.min.dim, aten.amax.default, aten.amin.default, aten.aminmax.default,
+        aten.argmax.default, aten.argmin.default, aten.linalg_vector_norm.default, aten._foreach_norm.Scalar,
+    ):  # fmt: skip
+        handlers[operator] = run
 
 
 @cache
@@ -919,26 +979,10 @@ def do_in_whole() -> None:
     Anomaly detection looks for NaN so; weights are normalised so. Views are left to torch's error, since what is written to them would be
     lost, and what draws numbers, since each rank would draw its own.
     """
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import DTensor
 
     dispatcher = DTensor._op_dispatcher
     usual = dispatcher._propagate_op_sharding_dispatch_slow_path
-
-    def on_all(tensor: torch.Tensor, mesh: Any) -> Any:
-        return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-    @torch.no_grad()
-    def in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [item for item in leaves_of((args, kwargs)) if isinstance(item, DTensor)]
-        wholes = {id(item): item.full_tensor().clone() for item in given}
-        taken_args, taken = map_tensors(lambda item: wholes.get(id(item), item), (args, kwargs))
-        made = operator(*taken_args, **taken)
-        own = {id(wholes[id(item)]): item for item in given}
-        for index, argument in enumerate(operator._schema.arguments):
-            if argument.alias_info and argument.alias_info.is_write:
-                for tensor in leaves_of(args[index] if index < len(args) else kwargs.get(argument.name)):
-                    cut_into(tensor, wholes[id(tensor)])
-        return map_tensors(lambda item: own[id(item)] if id(item) in own else on_all(item, given[0].device_mesh), made)
 
     def propagate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any) -> Any:
         try:

@@ -475,12 +475,13 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_what_is_written_into_views_is_written() -> None:
-    """Also where the dim is split that a view is taken along: there torch writes into a copy."""
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_written_into_views_is_written(ranks: int) -> None:
+    """Also where the dim is split that a view is taken along: there torch writes into a copy, or has no view of unequal parts (6 on 4)."""
 
     def run(rank: int) -> list[str]:
         torch_compat.teach_dtensors()
-        mesh, whole, lost = init_device_mesh("cpu", (2,)), torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), []
+        mesh, whole, lost = init_device_mesh("cpu", (ranks,)), torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), []
         for name, write in WRITES.items():
             for placement in (Shard(0), Shard(1), Replicate()):
                 plain, dtensor = whole.clone(), distribute_tensor(whole.clone(), mesh, [placement])
@@ -496,7 +497,32 @@ def test_what_is_written_into_views_is_written() -> None:
             lost.append("drawn")
         return lost
 
-    assert run_ranks(run, 2) == [[], []]
+    assert run_ranks(run, ranks) == [[]] * ranks
+
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "the largest": lambda w: w.max(),
+    "the least": lambda w: w.abs().amin(),
+    "of each column": lambda w: w.max(0).values,
+    "where": lambda w: w.argmax(),
+    "both": lambda w: w.aminmax().max,
+    "a norm": lambda w: torch.linalg.vector_norm(w, float("inf")),
+    "a total norm": lambda w: nn.utils.get_total_norm([w], float("inf")),
+    "of some": lambda w: w.flatten()[3:].topk(2).values,
+    "of rows": lambda w: torch.stack([row.max() for row in w.unbind()]),
+}
+
+
+def test_the_largest_is_found_where_a_rank_has_nothing() -> None:
+    """6 rows on 4 ranks are 2, 2, 2 and none: torch raised on the last rank, and the others waited for it."""
+
+    def run(rank: int) -> list[str]:
+        torch_compat.teach_dtensors()
+        whole, mesh = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), init_device_mesh("cpu", (4,))
+        split = distribute_tensor(whole, mesh, [Shard(0)])
+        return [name for name, look in LOOKS.items() if not torch.equal(torch_compat.whole_of(look(split)), look(whole))]
+
+    assert run_ranks(run, 4, timeout=60) == [[]] * 4
 
 
 @pytest.mark.parametrize("foreach", [False, True])
