@@ -144,6 +144,10 @@ class Losses(nn.Module):
                 return y.square().mean() + 0.1 * self.linear.weight.square().sum()
             case "regular sum":
                 return y.square().sum() + 0.1 * self.linear.weight.square().sum()
+            case "less than one":
+                return 3 * (1 - y.square().mean()) + 2
+            case "a sum and one":
+                return y.square().sum() + 1
             case "in half":
                 return y.square().mean().bfloat16().float()
             case "counted":
@@ -161,6 +165,7 @@ class Losses(nn.Module):
     [
         ("mean", 0.25, True), ("sum", 1.0, True), ("by rows", 0.25, True), ("by a number", 1.0, True), ("regular", 0.25, True),
         ("regular sum", 0.25, False), ("root", 0.25, False), ("centred", 0.25, False), ("in half", 0.25, True), ("counted", 0.25, False),
+        ("less than one", 0.25, True), ("a sum and one", 0.25, False),
     ],
 )  # fmt: skip
 def test_what_losses_add_up_to(loss: str, weight: float, whole: bool) -> None:

@@ -24,6 +24,8 @@ from autopar.sharding import ShardingSpec, Strategy
 
 SCALED = ("aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor", "aten.mul.Scalar")
 """Operators whose number may be another in a microbatch: what a mean divides by."""
+SHIFTED = ("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar", "aten.rsub.Tensor")
+"""Operators that add a number: a mean's weights are 1 together, so that the mean of what they make is theirs of the mean."""
 COUNTED = "where every microbatch has as many targets that count"
 """Of a mean over targets that are not ignored, beside something else."""
 MIXED = "several"
@@ -261,6 +263,10 @@ class _Pairing:
             raise _Unproved("the loss does not depend on the batch")
         return state
 
+    def _mean(self, state: _State) -> bool:
+        """Whether the weights of the microbatches are 1 together."""
+        return bool(state.spec.partial) and abs(state.factor * self.count - 1) < 1e-9
+
     def _counted(self, name: str) -> bool:
         """Whether a sum over rows is one number, in which nothing has a gradient."""
         return name not in self.trained and not self.whole.tensors[name].shape
@@ -290,6 +296,8 @@ class _Pairing:
             return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count, over),))
         if op.target.startswith("aten._to_copy") and found[0].spec.partial and self._floating(op.outputs[0]):
             return iter((found[0],))  # a loss in fewer digits is rounded for each microbatch, as every operator rounds
+        if op.target in SHIFTED and len(found) == 1 and self._mean(found[0]) and (op.args, op.kwargs) == (other.args, other.kwargs):
+            return iter((found[0],))
         strategy, states = self._strategy(op, other, found)
         factor = self._factor(op, states) * self._ratio(op, other, strategy)
         over = {state.over for state in found if state.spec.partial} or {""}
@@ -300,7 +308,7 @@ class _Pairing:
         """The operator split as its inputs are. A value that is the same in every microbatch is also their weighted sum."""
         wanted = [self._split(self.whole.tensors[one], self.part.tensors[two]) for one, two in zip(op.outputs, other.outputs, strict=True)]
         offered = self._offered(op)
-        mean = next((state for state in states if state.spec.partial and abs(state.factor * self.count - 1) < 1e-9), None)
+        mean = next(filter(self._mean, states), None)
         tries = [states]
         if mean is not None:
             tries.append([_State(mean.spec, mean.factor) if not state.spec.dims and not state.spec.partial else state for state in states])
@@ -339,7 +347,7 @@ class _Pairing:
             return "not known"
         if not state.spec.partial:
             return "the same in every microbatch"
-        if abs(state.factor * self.count - 1) < 1e-9:
+        if self._mean(state):
             return "a mean over the batch"
         return "a sum over the batch" + ("" if state.factor == 1.0 else f" of which each microbatch's counts {state.factor:g}")
 
