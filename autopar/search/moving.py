@@ -72,8 +72,9 @@ def _improved(space: Space, begin: Timed, limit: int, tune: Tune, until: float, 
         best = _swept(space, best, changes, limit, until, over)
         if best is before:
             break
-        tuned = tune(best.assignment)
-        best = tuned if _cost(tuned, limit, over) < _cost(best, limit, over) else best
+        best = min(best, tune(best.assignment), key=lambda one: _cost(one, limit, over))
+        if _cost(best, limit, over) >= _cost(before, limit, over):
+            return before
     return best
 
 
@@ -109,8 +110,10 @@ def _held_at_peak(found: Timed) -> frozenset[str]:
 
 
 def _swept(space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float) -> Timed:
-    """With those of the changes, each tried once upon the others, that cost less."""
-    most = _cost(best, limit, over) * (1 - EQUAL)
+    """With those of the changes, each tried once upon the others, that cost less: all as limits alone let calls stand, which are reordered
+    when what the changes come to is tuned (``hurry``)."""
+    placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.schedule.limits, math.inf)
+    most = max(_cost(one, limit, over) for one in (best, placed) if one is not None) * (1 - EQUAL)
     for change in changes:
         if perf_counter() >= until:
             break
