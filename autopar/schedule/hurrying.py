@@ -19,7 +19,7 @@ from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.legality import within_limits
 from autopar.schedule.simulation import Slot, makespan, simulate
 
-WORK, IDLE = 400_000, 25_000
+WORK, IDLE = 400_000, 12_000
 """Instructions that are simulated at most, in all lists tried together, and in those after the last that took less."""
 SHORT = 1e-3
 """Share of the list's seconds below which stalls are not looked at: one alone, or all together."""
