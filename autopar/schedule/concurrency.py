@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from autopar.graph import Phase
 from autopar.schedule.instructions import Instruction, Schedule
-from autopar.schedule.windows import anchors, moving, windows
+from autopar.schedule.windows import anchors, arrived, moving, windows
 
 
 def patient(schedule: Schedule, begins: Sequence[float]) -> Mapping[int, float]:
@@ -65,7 +65,7 @@ class Links:
 
     def start(self, item: Instruction) -> None:
         """A call starts."""
-        end = max(self._free(item), self._arrived(item)) + item.seconds
+        end = max(self._free(item), arrived(item, self.arrives)) + item.seconds
         for link in item.streams:
             self.busy[link] = end
         for value in item.writes:
@@ -79,14 +79,6 @@ class Links:
                 found = busy[link]
         return found
 
-    def _arrived(self, item: Instruction) -> float:
-        """When what it reads is there."""
-        found, arrives = 0.0, self.arrives
-        for value in item.reads:
-            if value in arrives and arrives[value] > found:
-                found = arrives[value]
-        return found
-
     def waits(self, item: Instruction) -> bool:
         """Whether a patient call should not start yet."""
         now = self.begins[self.index]
@@ -94,7 +86,7 @@ class Links:
             return False
         begin, links = self._free(item), item.streams
         beside = [until for link, until in self.busy.items() if until > begin and link not in links]
-        return not beside or self._arrived(item) > now or self._holds_up(item, begin)
+        return not beside or arrived(item, self.arrives) > now or self._holds_up(item, begin)
 
     def _holds_up(self, item: Instruction, begin: float) -> bool:
         """Whether it would keep a link from a call for which operators wait."""

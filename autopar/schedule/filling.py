@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from autopar.graph import Phase
 from autopar.schedule.instructions import Instruction, Schedule
-from autopar.schedule.windows import Window, anchors, lazily, moving, windows
+from autopar.schedule.windows import Window, anchors, arrived, lazily, moving, windows
 
 SHORT = 0.25
 """An operator may wait when the longest chain of operators after it is less than this share of what remains to be run."""
@@ -98,7 +98,7 @@ class _Filling:
                     self._set(self.aside.popleft())
                 continue
             self._make_what(item)
-            ready = self._ready(item)
+            ready = arrived(item, self.arrival)
             if self.now < ready:
                 self._fill_until(ready)
                 self._pull_until(ready, place + 1)
@@ -116,20 +116,13 @@ class _Filling:
         """Whether something that it reads has not been made."""
         return any(value not in self.arrival and value in self.made for value in item.reads)
 
-    def _ready(self, item: Instruction) -> float:
-        ready, arrival = 0.0, self.arrival
-        for value in item.reads:
-            if value in arrival and arrival[value] > ready:
-                ready = arrival[value]
-        return ready
-
     def _fill_until(self, time: float) -> None:
         """Runs what was set aside, oldest first, while it is shorter than the gap or little longer."""
         passed: deque[Instruction] = deque()
         while self.aside and self.now < time:
             item = self.aside.popleft()
             gap = time - self.now
-            if item.seconds > OVERSHOOT * gap or self._lacks(item) or self._ready(item) > self.now:
+            if item.seconds > OVERSHOOT * gap or self._lacks(item) or arrived(item, self.arrival) > self.now:
                 passed.append(item)
             else:
                 self._set(item)
@@ -143,7 +136,7 @@ class _Filling:
                 return
             if item.id in waiting or item.id in self.pulled or item.seconds > OVERSHOOT * (time - self.now):
                 continue
-            if self._lacks(item) or self._ready(item) > self.now:
+            if self._lacks(item) or arrived(item, self.arrival) > self.now:
                 continue
             size = sum(self.schedule.values[value].bytes for value in item.writes)
             if sum(self.pulled.values()) + size <= self.schedule.limits.aside_bytes:
@@ -152,7 +145,7 @@ class _Filling:
 
     def _set(self, item: Instruction) -> None:
         self.kept.pop(item.id, None)
-        self.now = max(self.now, self._ready(item)) + item.seconds
+        self.now = max(self.now, arrived(item, self.arrival)) + item.seconds
         self.out.append(item)
         for value in item.writes:
             self._arrive(value, self.now)
@@ -166,7 +159,7 @@ class _Filling:
 
     def _move(self, item: Instruction) -> None:
         """A collective or slice whose sources are there, as soon as its links are free."""
-        begin = max(self._ready(item), *(self.free.get(link, 0.0) for link in item.streams), 0.0)
+        begin = max(arrived(item, self.arrival), *(self.free.get(link, 0.0) for link in item.streams), 0.0)
         self.free.update(dict.fromkeys(item.streams, begin + item.seconds))
         for written in item.writes:
             self._arrive(written, begin + item.seconds)

@@ -11,6 +11,7 @@ from autopar.schedule.assignment import Assignment
 from autopar.schedule.bucketing import bucket
 from autopar.schedule.filling import fill
 from autopar.schedule.freeing import free
+from autopar.schedule.hurrying import hurry
 from autopar.schedule.instructions import Limits, Schedule
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import order
@@ -23,10 +24,12 @@ Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
 
 PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("accumulate", accumulate))
 """What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
+REORDERING: Passes = (("hurry", hurry),)
+"""What a search lets follow for the best limits of an assignment: it simulates the list again and again."""
 ENDING: Passes = (("reuse", reuse), ("free", free))
 """What says where memory comes from and when it goes, of a list in which everything has its place."""
 PASSES: Passes = (*PLACING, *ENDING)
-"""All that is done."""
+"""All that is done under limits that are given."""
 KEEPS_TO: Mapping[str, tuple[str, ...]] = {
     "fill": ("aside_bytes",),
     "bucket": ("bucket_bytes",),

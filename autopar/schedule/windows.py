@@ -90,6 +90,15 @@ def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:
     return {"forward": (-1, middle), "backward": (middle - 1, len(fixed))}
 
 
+def arrived(item: Instruction, arrival: Mapping[str, float]) -> float:
+    """When all that an instruction reads is there, by the times of those values that have one."""
+    found = 0.0
+    for value in item.reads:
+        if value in arrival and arrival[value] > found:
+            found = arrival[value]
+    return found
+
+
 def lazily(fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]) -> tuple[Instruction, ...]:
     """Operators in the given order, and everything between them just before its first reader, or at the end of its phase.
 

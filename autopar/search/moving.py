@@ -113,7 +113,8 @@ def _swept(space: Space, best: Timed, changes: Iterable[Change], limit: int, unt
     """With those of the changes, each tried once upon the others, that cost less: all as limits alone let calls stand, which are reordered
     when what the changes come to is tuned (``hurry``)."""
     placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.schedule.limits, math.inf)
-    most = max(_cost(one, limit, over) for one in (best, placed) if one is not None) * (1 - EQUAL)
+    assert placed is not None, "every plan takes less than forever"
+    most = max(_cost(best, limit, over), _cost(placed, limit, over)) * (1 - EQUAL)
     for change in changes:
         if perf_counter() >= until:
             break

@@ -17,8 +17,7 @@ from typing import Any
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.bucketing import size
-from autopar.schedule.hurrying import hurry
-from autopar.schedule.passes import ENDING, Placed, default_limits
+from autopar.schedule.passes import ENDING, REORDERING, Placed, default_limits
 from cost_models import Machine
 
 MIB = 2**20
@@ -44,7 +43,7 @@ NEAR = 1.02
 with more memory; and beyond a rung that trails the best by as much no other is tried."""
 BESIDE = 2
 """So many rungs are near."""
-NEARLY = 1.1
+REORDERED = 1.1
 """What trails by more than this has no calls reordered (``hurry``)."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
@@ -290,7 +289,7 @@ class Tuning:
             return self.best
         if self._hurried is None or self._hurried[0] is not self.best:
             ((weight, placed),) = self.kept.placed
-            one = self._looked(self.kept.limits, ((weight, hurry(placed.under(self.kept.limits))),))
+            one = self._looked(self.kept.limits, ((weight, run_passes(placed.under(self.kept.limits), REORDERING)),))
             made = self._timed(one)[0] if one.seconds < self.best.seconds * (1 - EQUAL) else self.best
             self._hurried = self.best, made if made.memory.peak <= self.limit else self.best
         return self._hurried[1]
@@ -307,7 +306,7 @@ class Tuning:
         if self.trusts is not trusted:
             self.best, self.ahead, self.kept, self.asked, self.looked = before
             found = self._run(start, tries, until, beside, gain)
-        return self.hurried() if found.seconds <= NEARLY * beside else found
+        return self.hurried() if found.seconds <= REORDERED * beside else found
 
     def _run(self, start: Limits | None, tries: int, until: float, beside: float, gain: float) -> Timed:
         before, trusted, self.beside = len(self.looked), self.trusts, beside

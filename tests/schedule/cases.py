@@ -10,8 +10,7 @@ from autopar import zoo
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Limits, Schedule, ordered
-from autopar.schedule.hurrying import hurry
-from autopar.schedule.passes import ENDING, PLACING
+from autopar.schedule.passes import ENDING, PLACING, REORDERING
 from cost_models import Hardware, Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
 from tests.graphs import two_layers
@@ -67,7 +66,7 @@ class Case:
         assignment = random_assignment(graph, self.machine, self.seed, again=0.5 * (self.seed % 2))
         schedule = replace(ordered(graph, assignment, self.machine), limits=self.limits)
         found = [("order", schedule)]
-        for name, run in (*PLACING, ("hurry", hurry), *ENDING):
+        for name, run in (*PLACING, *REORDERING, *ENDING):
             schedule = run(schedule)
             found.append((name, schedule))
         return found

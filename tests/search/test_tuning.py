@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from autopar.schedule import Limits, memory
+from autopar.schedule import Limits, memory, step_seconds
+from autopar.schedule.legality import check_legal
 from autopar.search.baselines import find_baselines
 from autopar.search.pins import Pins
 from autopar.search.space import Space
 from autopar.search.tuning import BESIDE, LADDERS, LEAN, Sample, Tuning, _within, best_schedule, schedule_below
 from cost_models import Machine, Mesh, load_hardware
+from tests.assignments import random_assignment
 from tests.graphs import random_graph
+from tests.schedule.cases import hardware_of
 
 
 def space() -> Space:
@@ -156,3 +161,23 @@ def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
     assert len({limits.ahead_bytes for limits in beside.looked}) == 1 + BESIDE
     assert len({(limits.bucket_bytes, limits.aside_bytes) for limits in beside.looked}) == 1
     assert trailing.seconds >= best.seconds
+
+
+def test_calls_are_reordered_in_the_end_where_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where the plan does not trail by much: of what does, nothing is asked."""
+    graph, on = random_graph(8, layers=4, batch=64, width=32), Machine(Mesh.parse("x=4,y=2"), hardware_of(True), "roofline")
+    gained = 0
+    for seed in range(4):
+        plan = random_assignment(graph, on, seed)
+        tuning, full = (Tuning(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62) for _ in range(2))
+        found, placed = tuning.run(None, 0), tuning.best
+        assert placed is not None and found.seconds <= placed.seconds
+        assert found.seconds == pytest.approx(step_seconds(found.schedule, "adamw"))
+        check_legal(found.schedule, "the search")
+        assert full.run(None, 0, beside=placed.seconds / 1.2) is full.best
+        if found is not placed:
+            gained += 1
+            larger = replace(found, memory=replace(found.memory, peak=2**63))
+            monkeypatch.setattr(full, "_timed", lambda one, larger=larger: (larger, ()))
+            assert full.run(None, 0) is full.best
+    assert gained
