@@ -306,7 +306,7 @@ class InstructionPlan(Row):
     """One instruction of the schedule; the fields are those of ``autopar.schedule.Instruction``.
 
     ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
-    the microbatches from ``microbatch`` on.
+    the microbatches from ``microbatch`` on. ``over`` names the value whose memory a run's result takes, or which a start reduces in place.
     """
 
     id: Count

@@ -24,6 +24,7 @@ def calls(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
     moved: dict[tuple[str, int], str] = {}
     inside: dict[str, list[tuple[str, CollectivePlan]]] = {}
     begins = {row.of: row.microbatch for row in walk.plan.schedule if row.kind == "start"}
+    in_place = {row.of for row in walk.plan.schedule if row.kind == "start" and row.over is not None}
     for index, row in enumerate(walk.plan.collectives):
         where = f"collectives[{index}]"
         yield from count(f"{where}.times", row.times, walk.plan.microbatches - begins.get(row.id or "", 0))
@@ -44,7 +45,7 @@ def calls(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
             yield from _same_part(where, part, leg, row.parts is not None)
             chosen.append(leg)
         if len(chosen) == len(row.members):
-            call = Call(row, tuple(chosen), tuple(leg.step for leg in chosen if leg.step is not None))
+            call = Call(row, tuple(chosen), tuple(leg.step for leg in chosen if leg.step is not None), row.id in in_place)
             found[row.id] = call
             yield from _same_call(walk, where, call)
     for (value, number), leg in legs.items():

@@ -3,8 +3,8 @@
 =================  ======================================  ============================================================
 kind               buffer in                               buffer out
 =================  ======================================  ============================================================
-all_reduce         none: the sources are copied into the   the targets are views of it
-                   buffer out and reduced there
+all_reduce         none: the sources are copied into the   the targets are views of it; with ``over`` in the schedule,
+                   buffer out and reduced there            the source itself
 reduce_scatter     copy of the sources, if in a bucket or  the targets are views of it
                    not cut along the first dim
 all_gather         as reduce_scatter, but for the dim      the target is it; in a bucket, or where the dim that is
@@ -87,11 +87,16 @@ class Leg:
 
 @dataclass(frozen=True)
 class Call:
-    """A collective of the plan with the legs it consists of."""
+    """A collective of the plan with the legs it consists of.
+
+    Args:
+        in_place: it says that it writes over its source.
+    """
 
     row: CollectivePlan
     legs: tuple[Leg, ...]
     steps: tuple[Step, ...]
+    in_place: bool = False
 
     @property
     def first(self) -> Step:
@@ -104,7 +109,7 @@ class Call:
             step.kind in ("reduce_scatter", "all_to_all") and _rows_before(leg.sent, step.dims[-1])
             for leg, step in zip(self.legs, self.steps, strict=True)
         )
-        return self.first.kind == "all_reduce" or len(self.legs) > 1 or inside or self.filled
+        return (self.first.kind == "all_reduce" and not self.in_place) or len(self.legs) > 1 or inside or self.filled
 
     @property
     def filled(self) -> bool:
@@ -141,7 +146,17 @@ class Call:
     @cached_property
     def in_flight(self) -> int:
         """All bytes that it holds in flight."""
-        return self.buffers + (0 if self.copies_out else self.taken) + (0 if self.copies_in else self.given)
+        return self.begins_with + (0 if self.copies_in else self.given)
+
+    @property
+    def begins_with(self) -> int:
+        """Bytes that its start takes."""
+        return self.buffers + (0 if self.copies_out or self.in_place else self.taken)
+
+    @property
+    def reads_on(self) -> tuple[Leg, ...]:
+        """The legs whose sources it reads where they lie, until its wait."""
+        return () if self.copies_in or self.in_place else self.legs
 
     def seconds(self, machine: Machine) -> float:
         """The price of each leg with the latency of one call."""

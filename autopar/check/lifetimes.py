@@ -41,7 +41,7 @@ class Lifetimes:
         for value, storage in self.owner.items():
             values.setdefault(storage, []).append(value)
         for storage, members in values.items():
-            begin = min(order.coming[value] if value in order.coming and self._buffered(value) else order.there[value] for value in members)
+            begin = min(order.coming[value] if self._from_its_start(value) else order.there[value] for value in members)
             begin = 0 if storage in order.walk.sums else begin
             last = max(order.going.get(value, end) for value in members)
             self.spans[storage] = max(begin, 0), last
@@ -49,7 +49,7 @@ class Lifetimes:
                 self.taken[last] = self.taken.get(last, 0) + self.size[storage]
         for name, call in order.calls.items():
             self.staged[name] = order.starts[name], order.waits[name], call.buffers
-            self.taken[order.starts[name]] = call.buffers + (0 if call.copies_out else call.taken)
+            self.taken[order.starts[name]] = call.begins_with
             self.taken[order.waits[name]] = call.taken if call.copies_out else 0
 
     def peak(self) -> Mapping[str, int]:
@@ -78,9 +78,9 @@ class Lifetimes:
             "temporaries": best[2],
         }  # fmt: skip
 
-    def _buffered(self, value: str) -> bool:
-        """Whether a call's target lies in the call's own buffer, from its start on."""
-        return self.owner[value].startswith("call ")
+    def _from_its_start(self, value: str) -> bool:
+        """Whether a call's target is there from its start on: it lies in the call's own buffer, or is its source, which may be arriving."""
+        return value in self.order.coming and (self.owner[value] != value)
 
     def _own(self) -> None:
         """Whose memory each value lies in, down the list."""
@@ -106,7 +106,11 @@ class Lifetimes:
             elif row.kind == "start":
                 call = order.calls[row.of]
                 for leg in call.legs:
-                    self._add(leg.target, leg.target if call.copies_out else f"call {row.of}", leg.taken if call.copies_out else call.taken)
+                    if call.in_place:
+                        self._add(leg.target, self.owner[leg.source], leg.taken)
+                    else:
+                        buffered = (leg.target, leg.taken) if call.copies_out else (f"call {row.of}", call.taken)
+                        self._add(leg.target, *buffered)
 
     def _add(self, value: str, storage: str, size: int) -> None:
         self.owner[value] = storage

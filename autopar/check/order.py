@@ -186,7 +186,7 @@ class Order:
         """The calls that read each value where it lies, and not a copy."""
         found: dict[str, list[str]] = {}
         for name, call in self.calls.items():
-            for leg in () if call.copies_in else call.legs:
+            for leg in call.reads_on:
                 found.setdefault(leg.source, []).append(name)
         return found
 

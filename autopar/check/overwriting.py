@@ -23,7 +23,7 @@ def overwriting(order: Order) -> Iterator[Difference]:
         source = row.over or ""
         if (row.kind == "run" and row.reads and is_alias(ops[row.of])) or (row.kind == "slice" and cuts[row.writes[0]].step is None):
             source = row.reads[0]
-        if row.over is not None and not _may(order, ops, row):
+        if row.over is not None and not (_may_reduce(order, ops, row) if row.kind == "start" else _may(order, ops, row)):
             yield Difference(f"schedule[{place}].over", f"instruction {row.id}, {row.kind} of {row.of}: may not be written over {row.over}")
             return
         for value in row.writes:
@@ -71,6 +71,19 @@ def _may(order: Order, ops: Mapping[str, Op], row: InstructionPlan) -> bool:
     )  # fmt: skip
 
 
+def _may_reduce(order: Order, ops: Mapping[str, Op], row: InstructionPlan) -> bool:
+    """Whether a call may reduce its source where it lies: an all-reduce of one value, made in memory of its own in the same half of the
+    step."""
+    call, made = order.calls[row.of], order.there.get(row.over or "", -1)
+    if call.first.kind != "all_reduce" or len(call.legs) > 1 or call.filled or row.reads != (row.over,) or made < 0:
+        return False
+    maker = order.rows[made]
+    if (maker.phase == "forward") != (row.phase == "forward"):
+        return False
+    views = maker.kind == "run" and (bool(order.walk.strategies[maker.of].inner) or is_alias(ops[maker.of]))
+    return not views and maker.kind != "add"
+
+
 def _last_reads(order: Order) -> dict[str, int]:
     """The place of the last instruction that needs each value as it is; what a call reads where it lies, until its wait."""
     found: dict[str, int] = {}
@@ -79,5 +92,5 @@ def _last_reads(order: Order) -> dict[str, int]:
             found.update(dict.fromkeys(row.reads, place))
         if row.kind == "wait":
             call = order.calls[row.of]
-            found.update((leg.source, place) for leg in (() if call.copies_in else call.legs))
+            found.update((leg.source, place) for leg in call.reads_on)
     return found

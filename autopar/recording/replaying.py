@@ -182,13 +182,18 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
             add(entry.value or entry.tensor, entry.tensor, ShardingSpec.parse(entry.spec))
     for layout in layouts.values():
         make(layout)
+    in_place = {row.of for row in plan.schedule if row.kind == "start" and row.over is not None}
     values.update((name, values[source]) for name, source in summed.items())
     return Schedule(
         graph,
         machine,
         tuple(Instruction(**vars(row)) for row in plan.schedule),
         operations,
-        {row.id: Collective(row.id, tuple(parts[part.value, part.step] for part in row.members)) for row in plan.collectives if row.id},
+        {
+            row.id: Collective(row.id, tuple(parts[part.value, part.step] for part in row.members), row.id in in_place)
+            for row in plan.collectives
+            if row.id
+        },
         cuts,
         values,
         layouts,

@@ -146,9 +146,9 @@ def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
 
 
 def copied_alone(step: Step, shapes: Shapes) -> int:
-    """Elements that a call of its own copies on the rank: since it cuts or joins inside, to reduce them in place, or to fill up unequal
-    parts and cut what came."""
-    copied = math.prod(shapes.sent) if shapes.filled or step.kind == "all_reduce" or cuts_inside(step, shapes.sent) else 0
+    """Elements that a call of its own copies on the rank: since it cuts or joins inside, or to fill up unequal parts and cut what came.
+    An all-reduce copies none where nobody else reads its source, as is nearly always so."""
+    copied = math.prod(shapes.sent) if shapes.filled or cuts_inside(step, shapes.sent) else 0
     return copied + (math.prod(shapes.came) if shapes.filled or joins_inside(step, shapes.came) else 0)
 
 

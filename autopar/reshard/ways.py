@@ -21,7 +21,7 @@ from autopar.sharding import ShardingSpec
 from cost_models import Machine
 
 Array = np.ndarray
-SLICE, ALL_REDUCE, PERMUTE, DEPARTURE = (KINDS.index(kind) for kind in ("slice", "all_reduce", "permute", ""))
+SLICE, PERMUTE, DEPARTURE = (KINDS.index(kind) for kind in ("slice", "permute", ""))
 CUTTING, JOINING = (np.isin(KINDS, kinds) for kinds in (("reduce_scatter", "all_to_all"), ("all_gather", "all_to_all")))
 SAME = 1e-9
 """Share by which another cut of the axes has to be cheaper to count."""
@@ -35,7 +35,6 @@ class Calls:
         way: the number of the way.
         before, after: into how many parts each dim is cut before and after it; shape [calls, dims].
         cut, joined: the dim at which it cuts or joins; -1: at none.
-        whole: whether it copies its source in any case.
     """
 
     way: Array
@@ -43,7 +42,6 @@ class Calls:
     after: Array
     cut: Array
     joined: Array
-    whole: Array
 
     def some(self, rows: Array) -> Calls:
         """Those of some rows."""
@@ -58,7 +56,7 @@ class Calls:
     def none(rank: int) -> Calls:
         """No calls."""
         nothing, counts = np.zeros(0, dtype=np.int64), np.zeros((0, rank), dtype=np.int64)
-        return Calls(nothing, counts, counts, nothing, nothing, nothing.astype(bool))
+        return Calls(nothing, counts, counts, nothing, nothing)
 
 
 @dataclass(frozen=True)
@@ -252,7 +250,7 @@ def _walked(routes: Sequence[_Route], count: int, rank: int) -> Ways:
             one, other = (np.take_along_axis(dims[way], np.maximum(graph.dims[number], 0), axis=1).T if dims.shape[1] else
                           np.full((2, len(way)), -1))  # fmt: skip
             cut, joined = np.where(CUTTING[kind], other, -1), np.where(JOINING[kind], one, -1)
-            made.append(Calls(ways[way], parts[0], parts[1], cut, joined, kind == ALL_REDUCE))
+            made.append(Calls(ways[way], parts[0], parts[1], cut, joined))
         node[rows] = before
         rows = rows[before != source[rows]]
     found = Ways(np.full(count, math.inf), np.zeros((count, loads.shape[1])), np.zeros((count, rank), dtype=bool), Calls.joined_up(made))
@@ -283,5 +281,5 @@ def _searched(shape: tuple[int, ...], itemsize: int, asked: Asked, machine: Mach
                 side[0, list(order)] = [math.prod([parts[letter].size for letter in word]) for word in layout]
             kind = KINDS.index(move.kind)
             cut, joined = (dims[-1] if CUTTING[kind] else -1), (dims[0] if JOINING[kind] else -1)
-            made.append(Calls(np.array([way]), counts[0], counts[1], np.array([cut]), np.array([joined]), np.array([kind == ALL_REDUCE])))
+            made.append(Calls(np.array([way]), counts[0], counts[1], np.array([cut]), np.array([joined])))
     return Ways(seconds, loads, moved, Calls.joined_up(made))

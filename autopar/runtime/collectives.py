@@ -214,7 +214,7 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
             return lambda sources: lay_out(sources[0], sources[0].new_empty(room), part).view(-1)
         if call.filled:
             return lambda sources: cut(sources[0]).clone(memory_format=torch.contiguous_format).view(-1)
-        if call.kind == "all_reduce" and not traced:
+        if call.kind == "all_reduce" and not call.in_place and not traced:
             return lambda sources: sources[0].clone(memory_format=torch.contiguous_format).view(-1)
         return lambda sources: cut(sources[0]).contiguous().view(-1)
     shapes = [(blocks, *_block_shape(part, blocks)) for part in call.parts]

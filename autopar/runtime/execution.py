@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -215,12 +215,17 @@ class _Binding:
 
     def kernel(self, item: Instruction, operation: Operation, args: list[Any], kwargs: dict[str, Any], rank: int) -> Kernel:
         target = operation.op.target if self.in_place else AS_A_RESULT.get(operation.op.target, operation.op.target)
-        if item.over and self.in_place and makes_memory(self.schedule.operations[self.maker[item.over]].op):
+        if item.over and self.may_write(item.over):
             return bind_in_place(operation.op, item.reads.index(item.over), args, kwargs)
         find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators
         function = find(target) if self.dropout else STILL.get(target) or find(target)
         kernel = bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads, rank))
         return in_reach(kernel, operation.op, self.schedule.graph, self.backend.traced)
+
+    def may_write(self, value: str) -> bool:
+        """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view."""
+        maker = self.maker.get(value)
+        return self.in_place and (maker is None or makes_memory(self.schedule.operations[maker].op))
 
     def arguments(self, operation: Operation) -> list[tuple[list[Any], dict[str, Any]]]:
         """For each hosted rank, with references in place of tensors."""
@@ -239,7 +244,10 @@ class _Binding:
     def start(self, index: int, item: Instruction) -> Action:
         earlier = dict.fromkeys(self.bringing[value] for value in item.reads if value in self.bringing)
         last = frozenset(value for value in item.reads if self.ending.get(value) == index)
-        call = self.calls[item.of] = Call(self.schedule.collectives[item.of], self.backend, tuple(earlier), last)
+        planned = self.schedule.collectives[item.of]
+        if item.over is not None and not self.may_write(item.over):
+            planned = replace(planned, in_place=False)
+        call = self.calls[item.of] = Call(planned, self.backend, tuple(earlier), last)
         self.bringing.update(dict.fromkeys(item.writes, call))
         return call.start
 

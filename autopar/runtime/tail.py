@@ -50,8 +50,13 @@ def loss_tail(schedule: Schedule, blocks: Callable[[Collective], bool]) -> Tail:
             places.append(index)
             brought.update(item.writes)
     values = brought.union(*(needed(schedule, schedule.instructions[index]) for index in places))
-    overwritten = {item.over for index, item in enumerate(schedule.instructions) if item.over and index not in places}
-    if any(schedule.storage[value] in {schedule.storage[other] for other in overwritten} for value in values):
+    made, overwritten = dict[str, int](), dict[str, int]()
+    for index, item in enumerate(schedule.instructions):
+        for value in item.writes:
+            made.setdefault(value, index)
+        if item.over and index not in places:
+            overwritten[schedule.storage[item.over]] = index
+    if any(overwritten.get(schedule.storage[value], -1) > made.get(value, -1) for value in values):
         return Tail()
     entering = sum(schedule.local_bytes(item.tensor) for item in schedule.graph.inputs)
     held = sum(storage_bytes(schedule, root) for root in {schedule.storage[value] for value in values})

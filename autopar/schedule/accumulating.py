@@ -14,6 +14,7 @@ from itertools import count
 
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
+from autopar.schedule.ordering import start_and_wait, taken_by
 
 SUM = "@sum"
 """Suffix of the value that a gradient is summed in."""
@@ -31,7 +32,7 @@ def accumulate(schedule: Schedule) -> Schedule:
     read = {value for index in late for value in schedule.instructions[index].reads} - written
     leaving = {value for output, value in schedule.outputs if output.kind == "gradient"} - written
     summed = dict.fromkeys(sorted(read | leaving))
-    return _rebuilt(schedule, late, summed, last)
+    return _rebuilt(_leaving_sums(schedule, late, summed), late, summed, last)
 
 
 @dataclass
@@ -156,6 +157,24 @@ def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], las
         add(value)
     outputs = tuple((output, value + SUM if output.kind == "gradient" and value in summed else value) for output, value in schedule.outputs)
     return _moved(replace(schedule, instructions=tuple(found), values=values, outputs=outputs), late, summed, schedule)
+
+
+def _leaving_sums(schedule: Schedule, late: set[int], summed: Mapping[str, None]) -> Schedule:
+    """The schedule whose calls reduce copies of what will be sums: these are there until the step ends."""
+    calls = dict(schedule.collectives)
+    for index in late:
+        item = schedule.instructions[index]
+        if item.kind == "start" and item.over in summed:
+            calls[item.of] = replace(calls[item.of], in_place=False)
+    changed = {name for name, call in calls.items() if call is not schedule.collectives[name]}
+    items, begun = list(schedule.instructions), dict[str, int]()
+    for index, item in enumerate(items):
+        if item.kind == "start" and item.of in changed:
+            begun[item.of] = index
+        elif item.kind == "wait" and item.of in changed:
+            start, call = begun[item.of], calls[item.of]
+            items[start], items[index] = start_and_wait(call, taken_by(call, schedule.machine), iter((items[start].id, item.id)))
+    return replace(schedule, instructions=tuple(items), collectives=calls) if changed else schedule
 
 
 def _moved(made: Schedule, late: set[int], summed: Mapping[str, None], before: Schedule) -> Schedule:

@@ -83,8 +83,8 @@ class Collective:
     =================  =====================================  =========================================================
     kind               buffer in                              buffer out
     =================  =====================================  =========================================================
-    all_reduce         none: the sources are copied into the  the targets are views of it
-                       buffer out and reduced there
+    all_reduce         none: the sources are copied into the  the targets are views of it; ``in_place``: the source itself,
+                       buffer out and reduced there           which becomes the target
     reduce_scatter     copy of the sources if ``packs``       the targets are views of it
     all_gather         copy of the sources if ``packs``       the target is it, or if ``unpacks`` the targets are copied
                                                               from it by the wait
@@ -94,10 +94,14 @@ class Collective:
 
     Sources that are not copied stay alive until the wait; so do buffers that are not the targets'. Where unequal parts are among them,
     whatever the kind, sources are filled up in the buffer in, and targets copied from what came by the wait.
+
+    Args:
+        in_place: of an all-reduce of one value that nobody else reads: it is reduced where it lies.
     """
 
     id: str
     parts: tuple[Part, ...]
+    in_place: bool = False
 
     @property
     def kind(self) -> str:
@@ -134,7 +138,8 @@ class Collective:
     @cached_property
     def packs(self) -> bool:
         """The sources are copied into a buffer when it starts, and may be freed then."""
-        return self.kind == "all_reduce" or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside
+        copied = self.kind == "all_reduce" and not self.in_place
+        return copied or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside
 
     @cached_property
     def unpacks(self) -> bool:
@@ -161,9 +166,19 @@ class Collective:
         return inward + (sum(part.came_bytes for part in self.parts) if self.unpacks else 0)
 
     @cached_property
+    def taken_bytes(self) -> int:
+        """What its start takes: its buffers, and the targets where they lie in one."""
+        return self.staging_bytes + (0 if self.unpacks or self.in_place else self.target_bytes)
+
+    @cached_property
     def held_bytes(self) -> int:
         """What it keeps in memory while in flight: its buffers, and the sources where they are not copied."""
-        return self.staging_bytes + (0 if self.unpacks else self.target_bytes) + (0 if self.packs else self.source_bytes)
+        return self.taken_bytes + (0 if self.packs else self.source_bytes)
+
+    @property
+    def reads_in_flight(self) -> tuple[str, ...]:
+        """The sources that must stay as they are until it was waited for: of a call in place they do not stay at all."""
+        return () if self.packs or self.in_place else tuple(part.source for part in self.parts)
 
     @cached_property
     def copied_bytes(self) -> int:

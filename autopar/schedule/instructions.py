@@ -54,7 +54,7 @@ class Instruction(NamedTuple):
         bytes: taken from the rank's memory by it; of a ``free``: given back.
         of: the operator of a ``run`` (``NAME@again`` of its second), the collective of a ``start`` or ``wait``, the reshard's value of
             a ``slice``, the gradient of an ``add``.
-        over: of a run, the value whose memory its result takes; None where it takes its own.
+        over: of a run, the value whose memory its result takes; of a ``start``, the one that is reduced in place; None where there is none.
         stage: of a pipeline; one so far.
         microbatch: the first in which it runs; it does in all after it.
     """
@@ -239,7 +239,8 @@ class Schedule:
                 root[value] = value if self.cuts[value].step is not None else root[item.reads[0]]
             elif item.kind == "start":
                 call = self.collectives[item.of]
-                root.update((part.target, part.target if call.unpacks else call.id) for part in call.parts)
+                for part in call.parts:
+                    root[part.target] = root[part.source] if call.in_place else part.target if call.unpacks else call.id
         return root
 
     def compute_seconds(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from autopar.errors import ScheduleError
 from autopar.rules import stores, why_once
 from autopar.schedule.assignment import AGAIN
-from autopar.schedule.instructions import Schedule
+from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.reusing import may_take, needed
 from autopar.schedule.windows import windows
 
@@ -70,8 +70,8 @@ def _freed_once(schedule: Schedule) -> Violations:
     gone: set[str] = set()
     needed: dict[str, str] = {}
     for item in schedule.instructions:
-        if item.kind == "start" and not schedule.collectives[item.of].packs:
-            needed.update(dict.fromkeys(item.reads, item.of))
+        if item.kind == "start":
+            needed.update(dict.fromkeys(schedule.collectives[item.of].reads_in_flight, item.of))
         elif item.kind == "wait":
             needed = {value: call for value, call in needed.items() if call != item.of}
         elif item.kind == "free":
@@ -96,21 +96,36 @@ def _written_over(schedule: Schedule) -> Violations:
     kept = entered | set(schedule.sums)
     for index, item in enumerate(schedule.instructions):
         for value in needed(schedule, item):
-            if made.get(value, -1) < written.get(root.get(value, value), -1):
-                yield item.id, f"reads {value}, which instruction {schedule.instructions[written[root[value]]].id} has written over"
+            over = written.get(_memory(schedule, value), -1)
+            if made.get(value, -1) < over:
+                yield item.id, f"reads {value}, which instruction {schedule.instructions[over].id} has written over"
         if item.over:
-            if item.over not in may_take(schedule, item) or root.get(item.over) in kept:
+            if item.over not in _may_take(schedule, item) or root.get(item.over) in kept:
                 yield item.id, f"writes over {item.over}, which it may not"
-            written[root[item.over]] = index
+            written[_memory(schedule, item.over)] = index
         elif item.kind == "run" and stores(schedule.operations[item.of].op):
             if root[item.reads[0]] in entered - replaced:
                 yield item.id, f"changes {item.reads[0]}, which no new value replaces"
-            written[root[item.reads[0]]] = index
+            written[_memory(schedule, item.reads[0])] = index
         made.update(dict.fromkeys(item.writes, index))
     final = schedule.instructions[-1].id if schedule.instructions else 0
     for output, value in schedule.outputs:
-        if made.get(value, -1) < written.get(root.get(value, value), -1):
+        if made.get(value, -1) < written.get(_memory(schedule, value), -1):
             yield final, f"is the last, and the {output.kind} {output.name} ({value}) was written over"
+
+
+def _memory(schedule: Schedule, value: str) -> str:
+    """The memory that a value lies in: of a call's buffer its own part."""
+    root = schedule.storage.get(value, value)
+    return value if root in schedule.collectives else root
+
+
+def _may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
+    """What an operator may write over, or a call reduce in place."""
+    if item.kind != "start":
+        return may_take(schedule, item)
+    call = schedule.collectives[item.of]
+    return item.reads if call.in_place and call.kind == "all_reduce" and len(call.parts) == 1 and not call.filled else ()
 
 
 def _same_order(schedule: Schedule) -> Violations:

@@ -3,12 +3,14 @@
 Operators run as captured, forward before backward. A second run stands just before the first operator of backward that needs what it
 makes; several for one reader as captured. A reshard's steps stand just before the first operator that reads it (those of outputs just
 after what they take out is made), every collective waited for at once.
+An all-reduce is made in place where nobody else reads what it sums.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
@@ -86,6 +88,7 @@ class _Writer:
             if op.name in leaving:
                 self._make_before(leaving[op.name])
         outputs = tuple((output, self.reads.get((f"{OUTPUT}{index}", 0), output.tensor)) for index, output in enumerate(graph.outputs))
+        self._reduce_in_place({value for _, value in outputs})
         return Schedule(
             graph, self.machine, tuple(sorted(self.instructions, key=lambda item: item.half == "backward")), self.operations,
             self.collectives, self.cuts, self.values, self.layouts, outputs, limits,
@@ -197,6 +200,37 @@ class _Writer:
         self.instructions += start_and_wait(call, self.taken[id(leg)], self.number)
 
 
+    def _reduce_in_place(self, leaving: set[str]) -> None:
+        """Lets an all-reduce write over what it sums: what was made in the same half of the step, in memory of its own, for nobody else.
+
+        Args:
+            leaving: the values that leave.
+        """
+        sums = {call.parts[0].source for call in self.collectives.values() if call.kind == "all_reduce" and not call.filled}
+        if not sums:
+            return
+        readers = Counter(value for item in self.instructions for value in item.reads if value in sums)
+        maker = {value: item for item in self.instructions if item.kind != "start" for value in item.writes if value in sums}
+        for index, item in enumerate(self.instructions):
+            call = self.collectives[item.of] if item.kind == "start" else None
+            if call is None or item.reads[0] not in sums or readers[item.reads[0]] > 1 or item.reads[0] in leaving:
+                continue
+            if call.kind == "all_reduce" and self._alone(maker.get(item.reads[0]), item):
+                call = self.collectives[item.of] = replace(call, in_place=True)
+                pair = item.id, self.instructions[index + 1].id
+                self.instructions[index : index + 2] = start_and_wait(call, taken_by(call, self.machine), iter(pair))
+
+    def _alone(self, maker: Instruction | None, reader: Instruction) -> bool:
+        """Whether what was made for ``reader`` is memory of its own, of the same half of the step: a backward pass may run twice on what
+        forward left."""
+        if maker is None or maker.half != reader.half:
+            return False
+        if maker.kind == "run":
+            operation = self.operations[maker.of]
+            return not operation.strategy.inner and not is_alias(operation.op)
+        return maker.kind == "wait" or self.cuts[maker.writes[0]].step is not None
+
+
 class Leg(NamedTuple):
     """A step of a reshard, and a rank's shapes before and after it."""
 
@@ -241,7 +275,7 @@ class Taken(NamedTuple):
 def taken_by(call: Collective, machine: Machine) -> Taken:
     """The same for calls of parts that are alike but for their names."""
     return Taken(
-        "+".join(machine.links(call.axes)), call.seconds(machine), call.staging_bytes + (0 if call.unpacks else call.target_bytes),
+        "+".join(machine.links(call.axes)), call.seconds(machine), call.taken_bytes,
         machine.copy_seconds(call.copied_bytes, call.dtype), call.target_bytes if call.unpacks else 0,
     )  # fmt: skip
 
@@ -249,7 +283,8 @@ def taken_by(call: Collective, machine: Machine) -> Taken:
 def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tuple[Instruction, Instruction]:
     """The two instructions of a collective."""
     sources, targets = tuple([part.source for part in call.parts]), tuple([part.target for part in call.parts])
-    start = Instruction(next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id)
+    over = sources[0] if call.in_place else None
+    start = Instruction(next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id, over=over)
     stream = COMPUTE if taken.copies else ""
     return start, Instruction(next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id)
 

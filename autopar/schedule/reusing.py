@@ -81,8 +81,7 @@ def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
         return ()
     if item.kind != "wait":
         return item.reads
-    call = schedule.collectives[item.of]
-    return () if call.packs else tuple(part.source for part in call.parts)
+    return schedule.collectives[item.of].reads_in_flight
 
 
 def _as_large(schedule: Schedule, value: str, other: str) -> bool:

@@ -38,7 +38,7 @@ class Room:
         Args:
             trailing: calls in flight at ``begin`` that nobody waits for.
         """
-        whole = call.staging_bytes + (0 if call.unpacks else call.target_bytes)
+        whole = call.taken_bytes
         if self.left[begin : end + 1].min() < whole or self.left[begin] < whole + _beside(trailing):
             return False
         self.left[begin : end + 1] -= whole
@@ -51,4 +51,4 @@ class Room:
 
 def _beside(calls: Iterable[Collective]) -> int:
     """What calls hold in flight beside their results."""
-    return sum(call.staging_bytes + (0 if call.packs else call.source_bytes) for call in calls)
+    return sum(call.staging_bytes + (call.source_bytes if call.reads_in_flight else 0) for call in calls)

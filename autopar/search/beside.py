@@ -106,7 +106,7 @@ def _extra(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
 
 
 def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> int:
-    """The most bytes held at once while a reshard runs, its source included."""
+    """The most bytes held at once while a reshard runs, its source included, over which an all-reduce writes."""
     size = DTYPE_BYTES[tensor.dtype]
     found = find_reshard(tensor.shape, size, source, target, machine)
     most = 0
@@ -114,7 +114,8 @@ def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: M
         before, sent, came, after = (math.prod(shape) * size for shape in (shapes.source, shapes.sent, shapes.came, shapes.target))
         filled = step.is_collective and shapes.filled
         staging = (sent if filled or cuts_inside(step, shapes.sent) else 0) + (came if filled or joins_inside(step, shapes.came) else 0)
-        most = max(most, before + after + staging)
+        in_place = step.kind == "all_reduce" and not filled
+        most = max(most, (0 if in_place else before) + after + staging)
     return most
 
 

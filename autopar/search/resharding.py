@@ -155,10 +155,10 @@ class Resharding:
         """
         found, extents = np.zeros((len(filled), 2)), np.array(tensor.shape, dtype=np.int64)
         copied = np.zeros(len(calls.way), dtype=np.int64)
-        for counts, dim, always in ((calls.before, calls.cut, calls.whole), (calls.after, calls.joined, False)):
+        for counts, dim in ((calls.before, calls.cut), (calls.after, calls.joined)):
             held = extents // counts
             lead = np.where(np.arange(len(extents)) < dim[:, None], held, 1).prod(axis=1)
-            copied += np.where(always | filled[calls.way] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
+            copied += np.where(filled[calls.way] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
         distinct, back = np.unique(copied * DTYPE_BYTES[tensor.dtype], return_inverse=True)
         seconds = np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()]).reshape(-1, 2)
         np.add.at(found, calls.way, seconds[back])

@@ -17,7 +17,8 @@ def peak_by_intervals(schedule: Schedule, optimizer: str) -> int:
     """Every storage lives from the instruction that takes it to the one that frees the last value in it, both included.
 
     A storage is a value, with its views; the buffer in which an all-reduce, a reduce-scatter or an unpacked collective arrives is one for
-    all of its values. Beside them each call has the copies it needs from its start to its wait, of unequal parts filled up to equal ones.
+    all of its values, but of one in place it is what is reduced. Beside them each call has the copies it needs from its start to its wait,
+    of unequal parts filled up to equal ones.
     """
     graph, calls, end = schedule.graph, schedule.collectives, len(schedule.instructions)
     storage: dict[str, str] = {}
@@ -56,8 +57,8 @@ def peak_by_intervals(schedule: Schedule, optimizer: str) -> int:
             call = calls[item.of]
             began[call.id] = at
             for part in call.parts:
-                storage[part.target] = part.target if call.unpacks else call.id
-            if not call.unpacks:
+                storage[part.target] = storage[part.source] if call.in_place else part.target if call.unpacks else call.id
+            if not (call.unpacks or call.in_place):
                 take(call.id, at, sum(math.prod(part.shapes.target) * part.itemsize for part in call.parts))
         elif item.kind == "wait":
             call = calls[item.of]
