@@ -34,7 +34,7 @@ from autopar.sharding import ShardingSpec, Strategy
 OVER = 2.0
 """Relative seconds that a relative byte over the limit counts."""
 
-DEARER = (0.1, 0.3, 1.0, 3.0)
+DEARER = (0.1, 0.3, 1.0, 3.0, 10.0)
 """The same, one after another, for a plan on its way to fit."""
 SHARE = 8
 """Such a part of the limit may be gathered ahead on that way."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from autopar import pricing
 from autopar.graph import Graph, Phase
+from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
 from autopar.schedule.ordering import steps_of
 from autopar.search.extract import extract_site
@@ -80,7 +81,7 @@ def schedule_seconds(schedule: Schedule) -> float:
 @dataclass(frozen=True)
 class Copying:
     """What a collective copies: bytes of its source and its target on a rank as they travel, and whether it must even when it is alone;
-    ``filled``: with unequal parts among them all are copied."""
+    ``filled``: with unequal parts among them all are copied. ``reduces``: it is an all-reduce, which packs unless it is in place."""
 
     source: float = 0.0
     target: float = 0.0
@@ -89,6 +90,7 @@ class Copying:
     unpacks_shared: bool = False
     dtype: str = "float32"
     filled: bool = False
+    reduces: bool = False
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,9 @@ def _keep(known: list[tuple[float, ...]], state: tuple[float, ...]) -> None:
 # one plan ---------------------------------------------------------------------------------------------------------------------------
 
 
+Made = tuple[str, str, ShardingSpec, ShardingSpec, Phase]
+
+
 @dataclass(frozen=True)
 class Way:
     """How one tensor gets from who makes it to who reads it.
@@ -314,7 +319,7 @@ class Way:
     """
 
     tensor: str
-    made: frozenset[tuple[str, str, ShardingSpec, ShardingSpec, Phase]]
+    made: frozenset[Made]
     reads: frozenset[tuple[str, int, str]]
 
 
@@ -365,12 +370,40 @@ class Timing:
                     links, latency = self.machine.links(step.axes), self.machine.latency_seconds(step.kind, step.axes)
                     alike = (step.kind, step.axes, step.reduction) if step.kind in SHARED_CALLS else (tensor, source, target, len(tasks))
                     packs, gathers = step.kind == "all_reduce" or part.cuts_inside, step.kind == "all_gather"
-                    copying = Copying(part.sent_bytes, part.came_bytes, packs, part.joins_inside, gathers, part.dtype, part.filled)
+                    reduces = step.kind == "all_reduce"
+                    copying = Copying(part.sent_bytes, part.came_bytes, packs, part.joins_inside, gathers, part.dtype, part.filled, reduces)
                     tasks.append(Task("call", step.seconds, (), links, latency, alike, copying))
                 else:
                     tasks.append(Task("cut"))
             self._steps[key] = tuple(tasks) or (Task("cut"),)
         return self._steps[key]
+
+    def reshard(self, way: Way, item: Made, own: bool) -> Iterator[Task]:
+        """The steps of one of a way's reshards, all-reduces in place where they may be: what is reduced is not read by anybody else.
+
+        Args:
+            own: whether its source is memory of its own, made in the same phase.
+        """
+        _, source, before, after, _ = item
+        alone = own and self._readers(way, source) == 1
+        for number, task in enumerate(self.steps(way.tensor, before, after)):
+            in_place = task.kind == "call" and task.copying.reduces and (alone or number > 0)
+            yield replace(task, copying=replace(task.copying, packs=False)) if in_place else task
+
+    def _readers(self, way: Way, value: str) -> int:
+        """How many reshards, operators and outputs read a value."""
+        taken = {(reader, position) for reader, position, _ in way.reads}
+        direct = [(op.name, position, tensor) for op in self.graph.ops for position, tensor in enumerate(op.inputs)]
+        direct += [(f"output:{index}", 0, output.tensor) for index, output in enumerate(self.graph.outputs)]
+        named = sum(item[1] == value for item in way.made) + sum(read == value for *_, read in way.reads)
+        return named + sum(tensor == value == way.tensor and (reader, position) not in taken for reader, position, tensor in direct)
+
+    def _own(self, way: Way, source: str, phase: Phase) -> bool:
+        """Whether a value is memory of its own, made in a phase."""
+        op = self.graph.producer.get(source)
+        if source == way.tensor:
+            return op is not None and op.phase == phase and not is_alias(op)
+        return any(item[0] == source and item[4] == phase and item[2] != item[3] for item in way.made)
 
     def operator(self, name: str, strategy: Strategy) -> Task:
         op = self.graph.op[name]
@@ -386,15 +419,17 @@ class Timing:
         """What is to be done in a phase, each task after what it reads. A local step that need not wait for a collective is left out."""
         found: list[Task] = []
         number: dict[str, int] = {}
-        made = {item[0]: (way.tensor, item) for way in ways for item in way.made if item[4] == phase}
+        made = {item[0]: (way, item) for way in ways for item in way.made if item[4] == phase}
         reads = {(reader, position): value for way in ways for reader, position, value in way.reads}
 
         def make(value: str) -> None:
             if value in made and value not in number:
-                tensor, (_, source, before, after, _) = made[value]
+                way, item = made[value]
+                source = item[1]
                 make(source)
-                last = number.get(source)
-                for task in self.steps(tensor, before, after):
+                last, producer = number.get(source), self.graph.producer.get(source)
+                own = self._own(way, source, phase) and (producer is None or not strategies[producer.name].inner)
+                for task in self.reshard(way, item, own):
                     if task.kind == "call" or (last is not None and found[last].kind == "call"):
                         found.append(replace(task, reads=() if last is None else (last,)))
                         last = len(found) - 1
@@ -422,10 +457,10 @@ class Timing:
 
         def make(value: str) -> None:
             if value in made and value not in number:
-                _, source, before, after, _ = made[value]
+                source = made[value][1]
                 make(source)
                 last = number.get(source)
-                for task in self.steps(way.tensor, before, after):
+                for task in self.reshard(way, made[value], self._own(way, source, phase)):
                     if task.kind == "call" or last is not None:
                         found.append((task, last))
                         last = len(found) - 1

@@ -249,7 +249,7 @@ def every_list(tasks: tuple[Task, ...], rules: Rules) -> float:
 
 def test_of_a_large_problem_bounds_are_asked_for_while_the_gap_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "LARGE", 0)
-    graph, machine = small_graph(9), small_machine(9, "2x2")
+    graph, machine = small_graph(8), small_machine(8, "2x2")
     found = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
     monkeypatch.setattr(rounds, "LOOSE", math.inf)
     first = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
