@@ -16,9 +16,9 @@ The road of ``solve(problem)``:
     solution                     what ``solve`` returns
     layered                      problems like a transformer's training step, for tests and benchmarks
 
-``compiled`` says how loops run: as machine code for large problems, at first those alone in which the time goes; as NumPy
-(``..._numpy``, ``plain_...``) for small ones and where there is no numba. ``import solvers`` loads no solver: names resolve on first use,
-so that a command line starts fast.
+``compiled`` says how loops run: as machine code for all but small problems, those alone in which the time goes (translation, machine), and
+for very large ones all of them, which numba compiles; as NumPy (``..._numpy``, ``plain_...``) for small ones and where there is no numba.
+``import solvers`` loads no solver: names resolve on first use, so that a command line starts fast.
 """
 
 from importlib import import_module
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     from solvers.evaluation import evaluate
     from solvers.problem import INFINITE, Problem
     from solvers.solution import Solution, Status
-    from solvers.solving import INTERRUPTED, METHODS, compile_loops, solve
+    from solvers.solving import INTERRUPTED, METHODS, solve
 
 __all__ = [
-    "INFINITE", "INTERRUPTED", "METHODS", "Problem", "ProblemError", "Solution", "Status", "TooLargeError", "compile_loops", "evaluate",
-    "solve",
+    "INFINITE", "INTERRUPTED", "METHODS", "Problem", "ProblemError", "Solution", "Status", "TooLargeError", "evaluate", "solve",
 ]  # fmt: skip
 
 _HOME = {
@@ -45,7 +44,6 @@ _HOME = {
     "TooLargeError": "errors",
     "Solution": "solution",
     "Status": "solution",
-    "compile_loops": "solving",
     "evaluate": "evaluation",
     "solve": "solving",
 }

@@ -17,12 +17,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints, offsets
+from solvers.arrays import Floats, Ints, offsets
 from solvers.network import NEVER
 from solvers.record import Record
 from solvers.reduction import Core, reduce
-
-Floats = NDArray[np.float64]
 
 LARGEST_COEFFICIENT = 1e6
 ENOUGH = 0.5

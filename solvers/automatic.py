@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solvers.array_program import solve_core
+from solvers.arrays import Floats
 from solvers.compiled import runs_compiled
 from solvers.exact_elimination import solve_by_elimination
 from solvers.message_search import MessageSearch
 from solvers.messages import priced
-from solvers.pairs import Floats
 from solvers.record import Record
 from solvers.reduction import Core, reduce
 from solvers.shrinking import shrink, slacks

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints, offsets
-from solvers.pairs import Floats, Pairs
+from solvers.arrays import Floats, Ints, offsets
+from solvers.pairs import Pairs
 
 SPARE_NEIGHBOURS = 24
 """How many neighbours more than it begins with a node may get from eliminations before one is held instead."""

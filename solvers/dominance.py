@@ -40,20 +40,20 @@ def dominate(net: Network, items: Memory, visits: Ints, most_visits: int) -> int
 def thin(net: Network, items: Memory, i: int) -> None:
     """Remove the choices of node i that another can replace."""
     begin, end, size, found = net.ptr[i], net.ptr[i + 1], net.ptr[i + 1] - net.ptr[i], 0
-    sides, e = np.empty((net.degree[i], 5), dtype=np.int64), net.head[i]
+    sides, e = np.empty(net.degree[i] * SIDE, dtype=np.int64), net.head[i]
     while e >= 0:
         if net.edge_live[e >> 1]:
-            w, side = far(net, e), sides[found]
+            w, side = far(net, e), sides[found : found + SIDE]
             width = net.ptr[w + 1] - net.ptr[w]
             side[AT], side[FROM], side[COUNT] = net.at[e >> 1], net.ptr[w], net.live_count[w]
             side[STEP], side[ACROSS] = (width, 1) if net.eu[e >> 1] == i else (1, size)
-            found += 1
+            found += SIDE
         e = net.following[e]
     left = net.live[begin : begin + net.live_count[i]]
     net.live_count[i] = thinned(net.pool, net.live, sides, net.cost[begin:end], left, items, begin)
 
 
-AT, STEP, ACROSS, FROM, COUNT = range(5)
+AT, STEP, ACROSS, FROM, COUNT, SIDE = range(6)
 """Of an edge of a node: where its table begins in the pool, strides for a choice of the node and of the neighbour, and where the remaining
 choices of the neighbour begin and how many they are."""
 PAIRS_AT_ONCE = 2**20
@@ -61,7 +61,7 @@ PAIRS_AT_ONCE = 2**20
 
 
 def plain_thinned(pool: Ints, live: Ints, sides: Ints, cost: Ints, left: Ints, items: Memory, begin: int) -> int:
-    dearer, place = cheaper_pairs(cost[left], [beside(pool, live, side, len(cost), left) for side in sides.tolist()])
+    dearer, place = cheaper_pairs(cost[left], [beside(pool, live, side, len(cost), left) for side in sides.reshape(-1, SIDE).tolist()])
     if len(place) == 0:
         return len(left)
     worse: dict[int, list[int]] = {}
@@ -126,15 +126,15 @@ def thinned(pool: Ints, live: Ints, sides: Ints, cost: Ints, left: Ints, items: 
         begin: number of the node's first choice.
     """
     place, count = 0, len(left)
-    columns = np.empty((len(sides), 3), dtype=np.int64)
+    columns = np.empty(len(sides), dtype=np.int64)
     while place < count:
         b = left[place]
-        edges = cheapest(pool, live, sides, b, columns)
+        found = cheapest(pool, live, sides, b, columns)
         gone = False
         for other in range(count):
             a = left[other]
             saved = cost[b] - cost[a]
-            if other == place or saved < 0 or not hopeful(pool, columns, edges, a, saved):
+            if other == place or saved < 0 or not hopeful(pool, columns, found, a, saved):
                 continue
             if better(pool, live, sides, a, b, saved) and within(items, begin + a, begin + b):
                 gone = True
@@ -150,41 +150,42 @@ def thinned(pool: Ints, live: Ints, sides: Ints, cost: Ints, left: Ints, items: 
 
 @kernel
 def cheapest(pool: Ints, live: Ints, sides: Ints, b: int, columns: Ints) -> int:
-    """For each edge what the neighbour's choice that goes best with b costs, where its column begins in the pool, and the stride there.
-    Returns how many edges allow b at all."""
+    """For each edge what the neighbour's choice that goes best with b costs, where its column begins in the pool, and the stride there:
+    three numbers for each that allows b at all. Returns how many numbers."""
     found = 0
-    for side in range(len(sides)):
+    for side in range(0, len(sides), SIDE):
         least = NEVER
-        for place in range(sides[side, COUNT]):
-            column = sides[side, AT] + live[sides[side, FROM] + place] * sides[side, ACROSS]
-            cost = pool[column + b * sides[side, STEP]]
+        for place in range(sides[side + COUNT]):
+            column = sides[side + AT] + live[sides[side + FROM] + place] * sides[side + ACROSS]
+            cost = pool[column + b * sides[side + STEP]]
             if cost < least:
                 least = cost
-                columns[found, 0], columns[found, 1], columns[found, 2] = cost, column, sides[side, STEP]
-        found += least < NEVER
+                columns[found], columns[found + 1], columns[found + 2] = cost, column, sides[side + STEP]
+        if least < NEVER:
+            found += 3
     return found
 
 
 @kernel
-def hopeful(pool: Ints, columns: Ints, edges: int, a: int, saved: int) -> bool:
+def hopeful(pool: Ints, columns: Ints, found: int, a: int, saved: int) -> bool:
     """Whether choice a may be ``better``: what it costs more in the columns that go best with b is no more than it does at worst, so that a
     look at few entries rules out most."""
-    for edge in range(edges):
-        cost = pool[columns[edge, 1] + a * columns[edge, 2]]
+    for edge in range(0, found, 3):
+        cost = pool[columns[edge + 1] + a * columns[edge + 2]]
         if cost >= NEVER:
             return False
-        saved -= cost - columns[edge, 0]
+        saved -= cost - columns[edge]
     return bool(saved >= 0)
 
 
 @kernel
 def better(pool: Ints, live: Ints, sides: Ints, a: int, b: int, saved: int) -> bool:
     """Whether choice a can always replace b by costs, of which it saves some of its own."""
-    for side in range(len(sides)):
+    for side in range(0, len(sides), SIDE):
         worst = -NEVER
-        for place in range(sides[side, COUNT]):
-            column = sides[side, AT] + live[sides[side, FROM] + place] * sides[side, ACROSS]
-            x, y = pool[column + a * sides[side, STEP]], pool[column + b * sides[side, STEP]]
+        for place in range(sides[side + COUNT]):
+            column = sides[side + AT] + live[sides[side + FROM] + place] * sides[side + ACROSS]
+            x, y = pool[column + a * sides[side + STEP]], pool[column + b * sides[side + STEP]]
             if y < NEVER:
                 if x >= NEVER:
                     return False

@@ -12,11 +12,11 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.compiled import kernel, kernel_or
 from solvers.desk import Desk
 from solvers.elimination_numpy import sweep as sweep_in_numpy
-from solvers.pairs import Floats, Pairs
+from solvers.pairs import Pairs
 
 ACTIVE, GONE, HELD = range(3)
 

@@ -12,9 +12,9 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.desk import Desk
-from solvers.pairs import Floats, Pairs
+from solvers.pairs import Pairs
 
 Factor = tuple[list[int], Floats]
 """Nodes and a table over their choices, in that order."""

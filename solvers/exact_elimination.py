@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from solvers import elimination_numpy
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.compiled import runs_compiled
 from solvers.desk import desk
 from solvers.elimination import plan_order, sweep
 from solvers.neighbourhood import total_cost
 from solvers.network import NEVER
-from solvers.pairs import FAR, Floats, Pairs, pairs
+from solvers.pairs import FAR, Pairs, pairs
 from solvers.record import Record
 from solvers.reduction import Core
 

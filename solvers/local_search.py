@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.desk import Desk, desk
 from solvers.items import Items
 from solvers.messages import pass_both, priced
 from solvers.neighbourhood import count_use, improve, seed_thread, total_cost
-from solvers.pairs import FAR, Floats, Pairs
+from solvers.pairs import FAR, Pairs
 
 DECODING_PASSES = 10
 POLISHING_SWEEPS = 5

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solvers.arrays import Floats
 from solvers.compiled import runs_compiled
 from solvers.items import Items
 from solvers.local_search import Hints, LocalSearch
 from solvers.messages import certify, priced
 from solvers.network import NEVER
-from solvers.pairs import FAR, Floats, Pairs, pairs
+from solvers.pairs import FAR, Pairs, pairs
 from solvers.prices import Dual
 from solvers.record import Record
 from solvers.reduction import Core, reduce

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from solvers import messages_numpy as plain
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.compiled import kernel, kernel_or, loop_or
-from solvers.pairs import FAR, Floats, Pairs
+from solvers.pairs import FAR, Pairs
 
 
 def no_messages(graph: Pairs) -> Floats:
@@ -34,17 +34,18 @@ def smallest(values: Floats) -> float:
 @kernel
 def send(belief: Floats, back: Floats, share: float, table: Floats, out: Floats) -> float:
     """out[y] = min over x of share * belief[x] - back[x] + table[x, y], less its minimum, which is returned."""
-    out[:] = FAR
-    rows = table.reshape(len(belief), len(out))
+    columns = len(out)
+    for y in range(columns):
+        out[y] = FAR
     for x in range(len(belief)):
         if belief[x] >= FAR / 2:
             continue  # forbidden: the difference of two far costs would look cheap
         base = share * belief[x] - back[x]
-        for y in range(len(out)):
-            total = base + rows[x, y]
+        for y in range(columns):
+            total = base + table[x * columns + y]
             out[y] = total if total < out[y] else out[y]
     least = smallest(out)
-    for y in range(len(out)):
+    for y in range(columns):
         out[y] = min(out[y] - least, FAR)
     return least
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints, offsets
-from solvers.pairs import FAR, Floats, Pairs
+from solvers.arrays import Floats, Ints, offsets
+from solvers.pairs import FAR, Pairs
 
 LARGE = 512
 """Entries of a wave's tables, on average, from which each is looked at on its own: a call costs less than reading one by indices."""

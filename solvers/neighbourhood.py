@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from solvers import neighbourhood_numpy as plain
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.compiled import kernel, kernel_or
 from solvers.desk import Desk
 from solvers.elimination import sweep
 from solvers.items import Items
 from solvers.messages import priced
-from solvers.pairs import FAR, Floats, Pairs
+from solvers.pairs import FAR, Pairs
 
 
 @kernel

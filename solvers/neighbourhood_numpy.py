@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.items import Items
 from solvers.messages_numpy import spread
-from solvers.pairs import FAR, Floats, Pairs
+from solvers.pairs import FAR, Pairs
 
 
 def total_cost(graph: Pairs, costs: Floats, choices: Ints) -> float:

@@ -7,12 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints, offsets
+from solvers.arrays import Floats, Ints, offsets
 from solvers.compiled import kernel_or
 from solvers.network import NEVER
 from solvers.reduction import Core
-
-Floats = NDArray[np.float64]
 
 FAR = 1e25
 """A forbidden cost among floats: far above every sum of costs, and small enough that adding costs to it stays exact in effect."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.arrays import Ints
+from solvers.arrays import Floats, Ints
 from solvers.compiled import kernel_or
 from solvers.items import Items
 from solvers.messages import collect, no_messages, pass_both, priced
 from solvers.messages_numpy import beliefs
 from solvers.neighbourhood import total_cost
-from solvers.pairs import FAR, Floats, Pairs
+from solvers.pairs import FAR, Pairs
 
 WARM_PASSES = 40
 """Passes at the first prices, mostly none, before they change."""

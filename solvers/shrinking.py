@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints, offsets
+from solvers.arrays import Floats, Ints, offsets
 from solvers.compiled import kernel_or
 from solvers.messages import collect
 from solvers.messages_numpy import beliefs
 from solvers.network import NEVER
-from solvers.pairs import FAR, Floats, Pairs
+from solvers.pairs import FAR, Pairs
 from solvers.problem import INFINITE, Problem
 from solvers.reduction import Core
 

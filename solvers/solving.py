@@ -14,7 +14,6 @@ from solvers import compiled
 from solvers.array_program import solve_array_program
 from solvers.automatic import solve_automatic
 from solvers.integer_program import solve_cbc, solve_highs
-from solvers.layered import layered
 from solvers.message_search import solve_messages
 from solvers.problem import INFINITE, Problem
 from solvers.record import Progress, Record
@@ -32,13 +31,10 @@ METHODS: Final[dict[str, Callable[[Record], None]]] = {
 
 SMALL = 5_000
 """Entries of edge tables up to which a problem is solved without compiled code, which would hardly gain."""
-LARGE, MUCH = 600_000, 3_000_000
-"""Entries from which the loops are compiled for it where they are not yet, and those of smaller problems, one after another in a process,
-from which they are: the NumPy forms lose as much by then."""
 PATIENT = 1_000_000
-"""Entries from which everything is."""
-COMPILING = {compiled.LOOPS: 10.0, compiled.EVERYTHING: 40.0}
-"""Seconds that compiling takes, at most: nothing is compiled where no more are left."""
+"""Entries from which everything is compiled by numba where it is not yet."""
+COMPILING = 40.0
+"""Seconds that this takes, at most: nothing is compiled where no more are left."""
 LEAN_SECONDS = 2.0
 """Time to look for a feasible limit where the given one was not met, at least."""
 INTERRUPTED = "interrupted; this is the best so far"
@@ -83,25 +79,8 @@ def _worth_compiling(entries: int, seconds: float) -> int:
     """How much runs as machine code for a problem of so many entries, to be solved in so many seconds."""
     if entries <= SMALL:
         return compiled.NOTHING
-    _solved["entries"] += entries
-    enough = {compiled.EVERYTHING: entries > PATIENT, compiled.LOOPS: entries > LARGE or _solved["entries"] > MUCH}
-    for level, worth in enough.items():
-        if not compiled.is_first_use(level) or (worth and seconds > COMPILING[level]):
-            return level
-    return compiled.NOTHING
-
-
-_solved = {"entries": 0}
-"""Of all problems of this process that are not small."""
-
-
-def compile_loops() -> None:
-    """Compiles what large problems need most, which takes some 3 s, so that the first of them does not wait for it; nothing where it was
-    done before."""
-    if compiled.is_first_use(compiled.LOOPS):
-        now = time.perf_counter()
-        with compiled.machine_code(compiled.LOOPS):
-            solve_messages(Record(layered(2, 6, 12), now, now + COMPILING[compiled.LOOPS], gap=0.5))
+    worth = entries > PATIENT and seconds > COMPILING
+    return compiled.EVERYTHING if worth or not compiled.is_first_use() else compiled.LOOPS
 
 
 def find_smallest_limit(record: Record) -> None:

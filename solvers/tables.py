@@ -1,7 +1,7 @@
 """What reduction does to one edge's table, or with it to the costs of a node; ``propagation`` says when.
 
 Loops over a table are kernels with a second form, ``plain_...``, in NumPy for where nothing is compiled; both do the same. Those in which
-the time goes, ``..._table``, take the arrays that they read and not the network: they are compiled in a fraction of the time.
+the time goes, ``..._table``, take the arrays that they read and not the network: they say all that ``translation`` needs to know.
 """
 
 from __future__ import annotations

@@ -41,8 +41,6 @@ def demo(
     import autopar
     from autopar import zoo
     from autopar.verify.launch import run_ranks
-    from solvers import compile_loops
-    from solvers.compiled import LOOPS, is_first_use
 
     if SIZES["batch"] % ranks:
         raise UsageError(f"the demo's batch of {SIZES['batch']} cannot be split over {ranks} ranks", "use 1, 2, 4, 8 or 16 ranks")
@@ -73,9 +71,6 @@ def demo(
     out(f"largest difference between the two curves: {worst:.1e} (relative)")
     if not worst <= TOLERANCE:
         raise VerificationError(f"the losses differ by {worst:.1e}, more than {TOLERANCE:.0e}", "report this with the plan printed above")
-    if is_first_use(LOOPS):
-        note("compiling loops of the solver for larger plans, once")
-        compile_loops()
 
 
 def _text() -> bytes:

@@ -121,14 +121,10 @@ def sweep_target(target: str, *, mode: Literal["train", "inference"], **options:
 
 
 def say_first_use() -> None:
-    """Says why the first large plan on a machine takes longer, if it comes to that."""
+    """Says why the first very large plan on a machine takes longer, if it comes to that."""
     from solvers import compiled
 
-    def say(level: int) -> None:
-        what, time = ("the solver", "up to a minute") if level == compiled.EVERYTHING else ("loops of the solver", "some seconds")
-        note(f"first large problem on this machine: compiling {what}, which takes {time}, once")
-
-    compiled.announce = say
+    compiled.announce = lambda: note("first very large problem on this machine: compiling the solver, which takes up to a minute, once")
 
 
 def check_options(**options: Any) -> None:

@@ -128,54 +128,43 @@ def test_small_problems_are_solved_without_compiling_anything():
     assert _python(code).strip() == "optimal False"
 
 
+def _plus_one(x: int) -> int:
+    return x + 1
+
+
 def test_what_is_compiled_for_the_first_time_on_a_machine_is_announced(monkeypatch):
     said = []
-    monkeypatch.setattr(compiled, "announce", said.append)
-    monkeypatch.setattr(compiled, "is_first_use", lambda level: True)
-    monkeypatch.setattr(compiled, "_known", set())
-    loops = [compiled.loop_or(lambda x: x - 1)(lambda x: x + 1) for _ in range(2)]
-    other = compiled.kernel(lambda x: x + 2)
+    monkeypatch.setattr(compiled, "announce", lambda: said.append(True))
+    monkeypatch.setattr(compiled, "is_first_use", lambda: True)
+    monkeypatch.setattr(compiled, "_known", False)
+    loops = [compiled.loop_or(lambda x: x - 1)(_plus_one) for _ in range(2)]
+    others = [compiled.kernel(lambda x: x + 2) for _ in range(2)]
     told = []
     for level in (compiled.NOTHING, compiled.LOOPS, compiled.EVERYTHING):
         with compiled.machine_code(level):
-            told.append([kernel(1) for kernel in (*loops, other)])
+            told.append([kernel(1) for kernel in (*loops, *others)] + [len(said)])
     if compiled.AVAILABLE:
-        assert told == [[0, 0, 3], [2, 2, 3], [2, 2, 3]] and said == [compiled.LOOPS, compiled.EVERYTHING]
+        assert told == [[0, 0, 3, 3, 0], [2, 2, 3, 3, 0], [2, 2, 3, 3, 1]], "loops are there at once, and what numba makes is said once"
 
 
 @pytest.mark.parametrize(
-    ("size", "there", "wanted"),
+    ("size", "first", "wanted", "hurried"),
     [
-        (10, compiled.EVERYTHING, compiled.NOTHING),
-        (1000, compiled.EVERYTHING, compiled.EVERYTHING),
-        (1000, compiled.LOOPS, compiled.LOOPS),
-        (1000, compiled.NOTHING, compiled.NOTHING),
-        (2500, compiled.NOTHING, compiled.LOOPS),
-        (5000, compiled.NOTHING, compiled.EVERYTHING),
-        (5000, compiled.LOOPS, compiled.EVERYTHING),
+        (10, False, compiled.NOTHING, compiled.NOTHING),
+        (1000, False, compiled.EVERYTHING, compiled.EVERYTHING),
+        (1000, True, compiled.LOOPS, compiled.LOOPS),
+        (2500, True, compiled.EVERYTHING, compiled.LOOPS),
+        (2500, False, compiled.EVERYTHING, compiled.EVERYTHING),
     ],
 )
-def test_nobody_waits_for_a_compiler_whom_the_plain_form_serves(monkeypatch, size, there, wanted):
-    monkeypatch.setattr(compiled, "is_first_use", lambda level=compiled.EVERYTHING: level > there)
-    monkeypatch.setattr(solving, "LARGE", 2000 * 2000)
-    monkeypatch.setattr(solving, "MUCH", 10**9)
-    monkeypatch.setattr(solving, "PATIENT", 3000 * 3000)
-    monkeypatch.setitem(solving._solved, "entries", 0)
+def test_nobody_waits_for_a_compiler_whom_loops_alone_serve(monkeypatch, size, first, wanted, hurried):
+    monkeypatch.setattr(compiled, "is_first_use", lambda: first)
+    monkeypatch.setattr(solving, "PATIENT", 2000 * 2000)
     asked = _levels(monkeypatch)
     large = Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))])
     solve(large)
-    solve(large, time_limit=solving.COMPILING[compiled.LOOPS] / 2)
-    assert asked == [wanted, min(wanted, there)], "and nothing is compiled where that takes more time than there is"
-
-
-def test_loops_are_compiled_for_many_problems_that_are_not_large(monkeypatch):
-    monkeypatch.setattr(compiled, "is_first_use", lambda level=compiled.EVERYTHING: True)
-    monkeypatch.setattr(solving, "MUCH", 25_000)
-    monkeypatch.setitem(solving._solved, "entries", 0)
-    asked = _levels(monkeypatch)
-    for size in (50, 100, 100, 100):
-        solve(Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))]))
-    assert asked == [compiled.NOTHING] * 3 + [compiled.LOOPS]
+    solve(large, time_limit=solving.COMPILING / 2)
+    assert asked == [wanted, hurried], "and nothing is compiled where that takes more time than there is"
 
 
 def _levels(monkeypatch):
@@ -186,40 +175,35 @@ def _levels(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize("level", [compiled.LOOPS, compiled.EVERYTHING])
-def test_machine_code_is_looked_for_where_it_is_kept(monkeypatch, tmp_path, level):
+def test_machine_code_is_looked_for_where_it_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "AVAILABLE", True)
     monkeypatch.setattr(compiled, "_made", [])
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert compiled.is_first_use(level)
+    assert compiled.is_first_use()
     numba = pytest.importorskip("numba")
     folder = tmp_path / numba.core.caching._CacheLocator.get_suitable_cache_subpath(compiled.__file__)
     other = tmp_path / "solvers_of_another_installation"
     for place in (other, folder):
-        assert compiled.is_first_use(level)
+        assert compiled.is_first_use()
         place.mkdir()
-        (place / f"{'.'.join(compiled.SIGN[level])}-1.py311.nbi").touch()
-    assert not compiled.is_first_use(level)
+        (place / f"{'.'.join(compiled.SIGN)}-1.py311.nbi").touch()
+    assert not compiled.is_first_use()
 
 
-@pytest.mark.slow
-def test_loops_compiled_ahead_are_those_that_large_problems_run(tmp_path):
+def test_loops_run_as_machine_code_in_a_new_installation_without_numba(tmp_path):
     if not compiled.AVAILABLE:
         pytest.skip("there is no numba to compile with")
-    code = "from solvers import compile_loops, compiled, solve\nfrom solvers.layered import layered\n"
-    code += "compile_loops()\nloops = [made for made in compiled._made if made.level == compiled.LOOPS]\n"
-    code += "print(all(made._machine is not None for made in loops))\n"
-    code += "before = [list(made._machine.signatures) for made in loops]\nprint(compiled.is_first_use(compiled.LOOPS))\n"
-    code += "solve(layered(4, 30, 20), time_limit=600.0, gap=0.04)\n"
-    code += "print(compiled.is_first_use(), [list(made._machine.signatures) for made in loops] == before)"
-    assert _python(code, NUMBA_CACHE_DIR=str(tmp_path)).split() == ["True", "False", "True", "True"]
+    code = "import sys\nfrom solvers import compiled, solve, solving\nfrom solvers.layered import layered\n"
+    code += "solve(layered(3, 8, 16), gap=0.05)\nloops = [made for made in compiled._made if isinstance(made, compiled.Loop)]\n"
+    code += "print(any('translated' in vars(made) for made in loops), 'numba' in sys.modules, compiled.is_first_use())"
+    assert _python(code, NUMBA_CACHE_DIR=str(tmp_path)).split() == ["True", "False", "True"]
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
     """Where numba finds no folder for its machine code, kernels are compiled in memory."""
     code = "import solvers.compiled as c, numba; c.numba = numba\n"
     code += "from numba.core import caching; caching.CacheImpl._locator_classes = []\n"
-    code += "k = c.kernel(lambda x: x + 1)\nprint(k(2), len(k.machine.signatures))"
+    code += "k = c.kernel(lambda x: x + 1)\nprint(k(2), len(k.compiled.signatures))"
     assert _python(code).strip() == "3 1"
 
 
