@@ -33,6 +33,8 @@ _FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, 
 _SETTING = frozenset({"__set__", "set_"})
 """What gives a tensor another storage. What is written by ``out=`` is no other version of itself to torch either."""
 _CHECKS = frozenset({"_check_tensor_all", "_check_tensor_all_with", "_assert_async", "_assert"})
+_FOR_SPEED = frozenset({"_detect_is_causal_mask"})
+"""What of torch asks for values to choose a faster way: no is right of any."""
 _DISTRIBUTIONS = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "distributions") + os.sep
 _CONSTRAINTS = os.path.join(_DISTRIBUTIONS, "constraints.py")
 _CHANCE = (
@@ -198,12 +200,14 @@ def running_user_frame() -> FrameType | None:
 
 def _wanted_by_check() -> bool | None:
     """What a value must be for the statement that asks for it to let the program pass: one of torch's checks, an ``assert``, or an ``if``
-    that only raises, in the user's code or where distributions look at their parameters (there also: that only returns). None where it is
-    none of them."""
+    that only raises, in the user's code or where distributions look at their parameters (there also: that only returns). No where torch
+    asks for speed alone. None where it is none of them."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not (is_user_file(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_DISTRIBUTIONS)):
         if frame.f_code.co_name in _CHECKS:
             return True
+        if frame.f_code.co_name in _FOR_SPEED:
+            return False
         frame = frame.f_back
     if frame is None:
         return None

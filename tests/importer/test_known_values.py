@@ -13,6 +13,7 @@ from autopar.errors import CaptureError
 from autopar.importer import capture
 from autopar.importer.known_values import AssumedFiniteWarning
 from tests.importer.checking import checked, wrong
+from tests.importer.graph_interpreter import run_graph
 
 
 class Model(nn.Module):
@@ -137,3 +138,14 @@ def test_distributions_look_at_their_parameters_without_a_trace():
 
     graph = capture(Model(likely), (torch.randn(2, 4),), mode="inference").graph
     assert not {op.target for op in graph.ops}.intersection({"aten.ge.Scalar", "aten.gt.Scalar", "aten.all.default", "aten.eq.Tensor"})
+
+
+def test_torch_asks_whether_a_mask_is_causal_for_speed_alone():
+    """Of a mask that is given nothing is known: it is added as it is."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1, enable_nested_tensor=False)
+    x, mask = torch.randn(2, 6, 8), nn.Transformer.generate_square_subsequent_mask(6)
+    captured = capture(encoder, (x, mask), mode="inference")
+    values = {**dict(encoder.named_parameters()), **captured.constants, "src": x, "mask": mask}
+    found = run_graph(captured.graph, {item.tensor: values[item.name].detach() for item in captured.graph.inputs})
+    (output,) = captured.graph.outputs
+    torch.testing.assert_close(found[output.tensor], encoder(x, mask).detach())
