@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -1172,6 +1173,23 @@ def forward_of(module: nn.Module) -> Callable[..., Any]:
     """The forward with the signature that the user wrote: that of the module which ``torch.compile`` was given, if it was."""
     original = module._modules.get("_orig_mod")
     return module.forward if original is None else forward_of(original)
+
+
+STATE_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+"""Where a module keeps what is called when its state is saved and loaded."""
+
+
+def hooks_of_copy(hooks: Mapping[Any, Any], exchanged: Callable[[Any], Any]) -> OrderedDict[Any, Any]:
+    """A module's hooks of one kind for its copy: those that are told the module (``_WrappedHook``) are told the copy, others are
+    ``exchanged`` as well, since they may be methods of it."""
+    from torch.nn.modules.module import _WrappedHook
+
+    def of_copy(hook: Any) -> Any:
+        if isinstance(hook, _WrappedHook):
+            return _WrappedHook(exchanged(hook.hook), exchanged(hook.module()) if hook.with_module else None)
+        return exchanged(hook)
+
+    return OrderedDict((key, of_copy(hook)) for key, hook in hooks.items())
 
 
 def mixes_dtensors(error: Exception) -> bool:

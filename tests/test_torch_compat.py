@@ -41,6 +41,30 @@ def test_adaptive_softmaxes_return_what_they_did():
     assert type(torch_compat.adaptive_result(result.output, result.loss)) is type(result)
 
 
+class Renaming(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.called, self.told = [], []
+        self._register_load_state_dict_pre_hook(lambda *_: self.called.append(1))
+        self._register_load_state_dict_pre_hook(self.rename)
+        self.register_load_state_dict_pre_hook(lambda module, *_: module.told.append(module))
+
+    def rename(self, *_):
+        self.called.append(2)
+
+
+def test_hooks_of_states_are_called_for_the_copy():
+    one, other = Renaming(), Renaming()
+    assert all(isinstance(vars(one)[kind], dict) for kind in torch_compat.STATE_HOOKS)
+    hooks = torch_compat.hooks_of_copy(
+        one._load_state_dict_pre_hooks,
+        lambda item: other if item is one else other.rename if item == one.rename else item,
+    )
+    for hook in hooks.values():
+        hook({}, "")
+    assert (one.called, other.called, one.told, other.told) == ([1], [2], [], [other])
+
+
 def test_trees_have_paths_and_come_back():
     tree = {"a": [1, (2,)], "b": Pair(3, None)}
     leaves, structure = torch_compat.flatten_with_paths(tree)

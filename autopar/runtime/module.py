@@ -23,8 +23,9 @@ from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
+from autopar.runtime.states import OwnStates
 from autopar.runtime.steps import Call, Step, TrainingStep
-from autopar.runtime.weights import Place, as_placed, copy_tree, own_names, own_tensors
+from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.torch_compat import WithinReplicas, local_of, spec_of, transforms_run
 
@@ -39,7 +40,7 @@ class LaterSeedWarning(UserWarning):
     """A seed came too late for what a compiled module draws."""
 
 
-class ShardedModule(WithinReplicas, nn.Module):
+class ShardedModule(WithinReplicas, OwnStates):
     """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned schedule.
 
     A call that the plan was not made for (after ``eval()``, with a shorter last batch) runs a program of its own on the same weights,
@@ -77,7 +78,7 @@ class ShardedModule(WithinReplicas, nn.Module):
         children = [(path, part, name, child) for path, part in self.named_modules() for name, child in part.named_children()]
         self.__dict__.update(_children=children, _owners={}, _laid={}, _compared=False)
         self.training = tree.training
-        self._register_load_hooks()
+        self.adopt_states(programs)
 
     def train(self, mode: bool = True) -> Self:
         """Raises UsageError: the plan is for inference alone."""
@@ -356,10 +357,6 @@ class ShardedModule(WithinReplicas, nn.Module):
         schedule = self.schedule
         return f"mesh={schedule.machine.mesh}, mode={self.step.graph.mode}, collectives={len(schedule.calls)}"
 
-    def _register_load_hooks(self) -> None:
-        self.register_load_state_dict_pre_hook(_place_state)
-        self.register_load_state_dict_post_hook(_note_loaded)
-
 
 def _made(tensor: torch.Tensor) -> tuple[int, int]:
     """A tensor and its version: another after it was replaced or written to."""
@@ -370,24 +367,3 @@ def _no_number(tensor: torch.Tensor) -> bool:
     """Whether this rank's part is as it was made: another wrapper may have taken the part over as it was."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.is_floating_point() and local.itemsize > 1 and local.numel() > 0 and bool(local.isnan().all())
-
-
-def _place_state(module: ShardedModule, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any) -> None:
-    """Whole tensors and DTensors in other placements become DTensors placed as the module's; what is tied stays so with ``assign``."""
-    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-    assigned: dict[int, nn.Parameter] = {}
-    for name, tensor in held.items():
-        value = state.get(prefix + name)
-        if isinstance(tensor, DTensor) and isinstance(value, torch.Tensor):
-            placed: torch.Tensor = as_placed(value, tensor, name, module.place)
-            if isinstance(tensor, nn.Parameter) and metadata.get("assign_to_params_buffers", False):
-                placed = assigned.setdefault(id(tensor), nn.Parameter(placed, tensor.requires_grad))
-            state[prefix + name] = placed
-            module._empty.pop(name, None)
-
-
-def _note_loaded(module: ShardedModule, incompatible: Any) -> None:
-    """A tied parameter is loaded under any of its names."""
-    held = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-    full = {id(tensor) for name, tensor in held.items() if name not in module._empty}
-    module._empty = {name: made for name, made in module._empty.items() if id(held[name]) not in full}

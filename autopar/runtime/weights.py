@@ -20,7 +20,7 @@ from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
 from autopar.runtime.groups import Team
 from autopar.runtime.placement import from_placements, local_part, to_dtensor
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import is_fake, uncompiled
+from autopar.torch_compat import STATE_HOOKS, hooks_of_copy, is_fake, uncompiled
 from cost_models import Mesh
 
 Initialise = Callable[[nn.Module], None]
@@ -98,6 +98,7 @@ def copy_tree(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Modu
     others = {**tensors, **done}
     for part in done.values():
         part.__dict__.update({name: exchanged(value, others) for name, value in part.__dict__.items() if name not in _REGISTERED})
+        part.__dict__.update({kind: hooks_of_copy(part.__dict__[kind], lambda one: exchanged(one, others)) for kind in STATE_HOOKS})
     return copied
 
 

@@ -362,11 +362,12 @@ def test_parameters_that_no_program_has_are_refused() -> None:
             assert f"mid, a part of a compiled module, is given a parameter {name}," in text and "\nhint: " in text
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("kind", ["Rprop", "Adafactor", "NAdam"])
-def test_optimizers_that_look_into_gradients(kind: str, foreach: bool) -> None:
+@pytest.mark.parametrize(("kind", "way"), [
+    *((kind, {"foreach": foreach}) for kind in ("Rprop", "Adafactor", "NAdam") for foreach in (False, True)),
+])  # fmt: skip
+def test_optimizers_that_look_into_gradients(kind: str, way: dict[str, bool]) -> None:
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = getattr(torch.optim, kind)(parameters, lr=1e-2, foreach=foreach)
+        made: torch.optim.Optimizer = getattr(torch.optim, kind)(parameters, lr=1e-2, **way)
         return made
 
     reference = tied()
@@ -492,6 +493,75 @@ def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:
 
     for one, value, right in on_ranks(run, 2):
         assert one and right and value == pytest.approx(wanted.item())
+
+
+class Versioned(Tied):
+    """Saves and loads in ways of its own: an older name, a number beside the weights, an entry that no module takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 5
+        self._register_load_state_dict_pre_hook(self.of_older_names)
+
+    def of_older_names(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name in [name for name in state if name.startswith(f"{prefix}middle.")]:
+            state[name.replace("middle.", "mid.")] = state.pop(name)
+
+    def get_extra_state(self) -> int:
+        return self.epoch
+
+    def set_extra_state(self, state: int) -> None:
+        self.epoch = state + 1
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {**super().state_dict(*args, **kwargs), "written_by": "a test"}
+
+    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().load_state_dict({name: value for name, value in state.items() if name != "written_by"}, *args, **kwargs)
+
+
+def load_older(module: Any) -> None:
+    state = {name.replace("mid.", "middle."): value for name, value in versioned(1).state_dict().items()}
+    module.load_state_dict(state)
+
+
+STATES: dict[str, Callable[[Any], Any]] = {
+    "its own": lambda module: module.load_state_dict(module.state_dict()),
+    "older names": load_older,
+    "into a copy": lambda module: load_older(copy.deepcopy(module)),
+    "a part's": lambda module: module.mid.load_state_dict(versioned(2).mid.state_dict()),
+    "in place of a part's": lambda module: module.mid.load_state_dict(versioned(3).mid.state_dict(), assign=True),
+    "within another module": lambda module: nn.ModuleDict({"net": module}).load_state_dict(
+        {f"net.{name}": value for name, value in versioned(4).state_dict().items() if name != "written_by"}
+    ),
+}
+
+
+def versioned(seed: int = 0) -> Versioned:
+    torch.manual_seed(seed)
+    return Versioned()
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_states_are_saved_and_loaded_in_the_models_own_ways(kind: str) -> None:
+    """Hooks, extra states and overridden methods of the whole were left out; parts took no whole tensors."""
+
+    def found_in(module: Any) -> tuple[list[str], int, list[Tensor]]:
+        STATES[kind](module)
+        state = module.state_dict()
+        return list(state), module.epoch, [whole(value) for value in state.values() if isinstance(value, Tensor)]
+
+    wanted = found_in(versioned())
+
+    def run(rank: int) -> tuple[tuple[list[str], int, list[Tensor]], Any]:
+        model = versioned()
+        module = autopar.compile(model, PLAN)
+        found = found_in(module)
+        return found, (len(model._load_state_dict_pre_hooks), module(X, Y).item() > 0)
+
+    for (names, epoch, values), (hooks, runs) in on_ranks(run, 2):
+        assert (names, epoch) == wanted[:2] and hooks == 1 and runs
+        assert all(map(torch.equal, values, wanted[2]))
 
 
 def test_data_may_be_assigned() -> None:
