@@ -690,7 +690,7 @@ def update_local_parts() -> None:
         finally:
             handlers[operator] = update
 
-    for name in ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_foreach_copy_"):
+    for name in ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_", "_foreach_copy_"):
         handlers.setdefault(getattr(torch.ops.aten, name).default, update)
 
 
@@ -935,7 +935,8 @@ def in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     for index, argument in enumerate(operator._schema.arguments):
         if argument.alias_info and argument.alias_info.is_write:
             for tensor in leaves_of(args[index] if index < len(args) else kwargs.get(argument.name)):
-                cut_into(tensor, wholes[id(tensor)])
+                if id(tensor) in wholes:  # a plain one, a count of steps, is written to as it is
+                    cut_into(tensor, wholes[id(tensor)])
     return map_tensors(lambda item: own[id(item)] if id(item) in own else on_all(item, given[0].device_mesh), made)
 
 

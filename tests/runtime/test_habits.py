@@ -363,7 +363,7 @@ def test_parameters_that_no_program_has_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("kind", "way"), [
-    *((kind, {"foreach": foreach}) for kind in ("Rprop", "Adafactor", "NAdam") for foreach in (False, True)),
+    *((kind, {"foreach": foreach}) for kind in ("Rprop", "Adafactor", "NAdam") for foreach in (False, True)), ("Adagrad", {"fused": True}),
 ])  # fmt: skip
 def test_optimizers_that_look_into_gradients(kind: str, way: dict[str, bool]) -> None:
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
