@@ -28,7 +28,7 @@ diagnosis      errors at the user's line
 
 from __future__ import annotations
 
-from autopar.importer.capturing import Capture, capture, capture_graph
+from autopar.importer.capturing import Capture, capture, capture_graph, without_fast_path
 from autopar.importer.microbatches import Captures, cut_call
 
-__all__ = ["Capture", "Captures", "capture", "capture_graph", "cut_call"]
+__all__ = ["Capture", "Captures", "capture", "capture_graph", "cut_call", "without_fast_path"]

@@ -159,15 +159,25 @@ def _chain(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) ->
 def _plain_operators() -> Iterator[None]:
     """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run, and from seeing no GPU here."""
     stance = torch.compiler.set_stance("force_eager")  # a module that was given to torch.compile is captured as the module it is
-    fast, fused = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
-    torch.backends.mha.set_fastpath_enabled(False)
+    fused = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
     try:
-        with stance, torch_compat.autocast_on_cpu(), torch_compat.noticed_checkpoints(warn_of_checkpoint):
+        with stance, without_fast_path(), torch_compat.autocast_on_cpu(), torch_compat.noticed_checkpoints(warn_of_checkpoint):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         torch.backends.mkldnn.enabled = fused
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Within it, torch's attention and encoders compute in evaluation what they do in training: their fast path drops what is padding and
+    gives zeros in its place."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _check(

@@ -719,3 +719,13 @@ def test_what_is_copied_to_lie_in_order_is_copied_once() -> None:
     plan = autopar.plan(model, (x,), mesh="dp=1", recompute="off")
     found = verify(plan, Target(model, (x,)), backend="simulate", steps=2)
     assert found.passed and found.measured_bytes == found.predicted_bytes, str(found)
+
+
+def test_padding_is_computed_in_evaluation_as_in_training() -> None:
+    """torch's fast path for encoders gives zeros there."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, dtype=torch.float64)
+    model, x, padding = nn.TransformerEncoder(layer, 1), torch.randn(2, 4, 8, dtype=torch.float64), torch.tensor([[False] * 3 + [True]] * 2)
+    plan = autopar.plan(model, (x,), kwargs={"src_key_padding_mask": padding}, mesh="dp=1", mode="inference")
+    found = verify(plan, Target(model, (x,), {"src_key_padding_mask": padding}), backend="simulate")
+    assert found.passed, str(found)
+    assert torch.backends.mha.get_fastpath_enabled()
