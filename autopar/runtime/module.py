@@ -122,15 +122,16 @@ class ShardedModule(WithinReplicas, OwnStates):
                     raise UsageError(f"parameter {item.name} requires grad, the plan was made with it frozen", hint)
             elif item.kind == "input":
                 tensor = input_of(tensors, item)
+                asked = tensor.requires_grad and torch.is_grad_enabled()
+                if asked and item.tensor not in step.gradients:
+                    hint = "plan the model with an input that requires grad, without microbatches, or detach it"
+                    raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
                 if item.tensor in graph.accumulation.cut:
                     cut[item.tensor] = item, tensor
                     continue
                 locals_[item.tensor] = step.enter(item, tensor)
                 owners[item.tensor] = tensor
-                if tensor.requires_grad and torch.is_grad_enabled():
-                    if item.tensor not in step.gradients:
-                        hint = "plan the model with an input that requires grad, or detach it"
-                        raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
+                if asked:
                     trained.append((item.tensor, tensor))
                     if not isinstance(tensor, DTensor):
                         (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)

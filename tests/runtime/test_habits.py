@@ -495,6 +495,18 @@ def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:
         assert one and right and value == pytest.approx(wanted.item())
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_an_input_that_has_no_gradient_is_refused(microbatches: int) -> None:
+    """Of several microbatches it got none, without a word."""
+
+    def run(rank: int) -> str:
+        module = compiled(plan_of(microbatches))
+        return refused(lambda: module(X.clone().requires_grad_(), Y))
+
+    for found in on_ranks(run, 2):
+        assert "input x requires grad, the plan gives it no gradient" in found and "\nhint: " in found
+
+
 class Versioned(Tied):
     """Saves and loads in ways of its own: an older name, a number beside the weights, an entry that no module takes."""
 
