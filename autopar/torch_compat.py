@@ -978,22 +978,32 @@ def reduce_where_empty() -> None:
 def do_in_whole() -> None:
     """What DTensor has no rule for is done with whole tensors, on all ranks alike, and what was written to is cut again.
 
-    Anomaly detection looks for NaN so; weights are normalised so. Views are left to torch's error, since what is written to them would be
-    lost, and what draws numbers, since each rank would draw its own.
+    Anomaly detection looks for NaN so; weights are normalised so; ``torch.stack([grad.isfinite().all() for ...])`` is made so where some
+    weights are whole: what holds on all ranks is a product over them, and DTensor makes no parts of one. Views are left to torch's error,
+    since what is written to them would be lost, and what draws numbers, since each rank would draw its own.
     """
     from torch.distributed.tensor import DTensor
 
     dispatcher = DTensor._op_dispatcher
     usual = dispatcher._propagate_op_sharding_dispatch_slow_path
 
-    def propagate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any) -> Any:
+    def propagate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, *rest: Any) -> Any:
         try:
-            return usual(operator, args, kwargs, *rest)
+            made = usual(operator, args, kwargs, info, *rest)
+            if not any(moved(info, made)):
+                return made
         except (NotImplementedError, RuntimeError):
             views = any(item.alias_info and not item.alias_info.is_write for item in operator._schema.returns)
             if operator.namespace != "aten" or views or draws(operator):
                 raise
-            return in_whole(operator, args, kwargs)
+        return in_whole(operator, args, kwargs)
+
+    def moved(info: Any, made: Any) -> Iterator[bool]:
+        """Whether an argument is to become a product over ranks, which torch does not know how to make of it."""
+        if getattr(made, "needs_redistribute", False):
+            for held, wanted in zip(info.flat_args_schema, leaves_of(made.redistribute_schema.args_schema), strict=False):
+                pairs = zip(getattr(held, "placements", ()), getattr(wanted, "placements", ()), strict=False)
+                yield any(one != other and getattr(other, "reduce_op", "") == "product" for one, other in pairs)
 
     dispatcher._propagate_op_sharding_dispatch_slow_path = propagate
 
@@ -1038,7 +1048,7 @@ def place_states() -> None:
 
 @cache
 def format_numbers() -> None:
-    """``f"{norm:.3f}"`` of what ``clip_grad_norm_`` returns is the number, as of any tensor without dims."""
+    """``f"{norm:.3f}"`` of what ``clip_grad_norm_`` returns is the number, as of any tensor without dims; so are those of ``tolist()``."""
     from torch.distributed.tensor import DTensor
 
     plain: Any = DTensor.__format__
@@ -1047,6 +1057,7 @@ def format_numbers() -> None:
         return format(self.item(), spec) if spec and self.dim() == 0 else plain(self, spec)
 
     DTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
+    DTensor.tolist = lambda self: self.full_tensor().tolist()  # type: ignore[method-assign]
 
 
 def transforms_run() -> bool:

@@ -292,6 +292,20 @@ def test_anomalies_are_looked_for_in_whole_gradients():
     assert run_ranks(rank_main, 2) == [[1.0, 1.0]] * 2
 
 
+def test_products_over_ranks_are_stacked_with_what_is_whole():
+    """A number that is not finite lies on the second rank alone."""
+
+    def run(rank):
+        torch_compat.do_in_whole()
+        mesh, whole = init_device_mesh("cpu", (2,)), torch.tensor([1.0, 2.0, float("nan"), 4.0])
+        split, kept = distribute_tensor(whole, mesh, [Shard(0)]), distribute_tensor(torch.ones(2), mesh, [Replicate()])
+        finite = torch.stack([split.isfinite().all(), kept.isfinite().all()])
+        product = torch.stack([kept.prod(), split[:2].prod()])
+        return finite.full_tensor().tolist(), finite.all().item(), product.full_tensor().tolist()
+
+    assert run_ranks(run, 2) == [([False, True], False, [1.0, 2.0])] * 2
+
+
 def test_what_dtensor_has_no_rule_for_is_done_in_whole():
     def rank_main(rank):
         torch_compat.do_in_whole()
@@ -626,6 +640,7 @@ def test_numbers_are_formatted(one_rank: None) -> None:
     (3 * weight).sum().backward()
     norm = nn.utils.clip_grad_norm_([weight], 1.0)
     assert f"{norm:.2f} {norm.norm():5.1f}" == "6.00   6.0" and f"{norm}" == str(norm)
+    assert norm.tolist() == 6.0 and weight.detach().tolist() == [[1.0, 1.0]] * 2
     with pytest.raises(TypeError):
         f"{weight:.2f}"
 
