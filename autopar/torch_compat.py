@@ -641,6 +641,7 @@ def teach_dtensors() -> None:
     """What DTensors of weights and gradients are to do beside what torch's do."""
     update_local_parts()
     reduce_where_asked()
+    reduce_beside_numbers()
     reduce_parameters()
     write_where_masked()
     write_through_views()
@@ -701,19 +702,13 @@ def reduce_where_asked() -> None:
     Of what is not reduced DTensor's dispatcher gives each rank its own number, without a word: ``parameter.norm().item()`` in an optimizer
     takes the ranks apart. A square in place it refuses, which torch's Adafactor makes of norms.
     """
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import DTensor
 
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
 
-    def reduced(tensor: Any) -> None:
-        if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
-            whole = tensor.redistribute(placements=[Replicate() if item.is_partial() else item for item in tensor.placements])
-            tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
-
     def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for item in args:
-            for tensor in item if isinstance(item, (list, tuple)) else (item,):
-                reduced(tensor)
+        for tensor in leaves_of(args):
+            reduce_partial(tensor)
         del handlers[operator]
         try:
             return operator(*args, **kwargs)
@@ -721,6 +716,40 @@ def reduce_where_asked() -> None:
             handlers[operator] = run
 
     for operator in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.pow_.Scalar, torch.ops.aten._foreach_mul_.List):
+        handlers.setdefault(operator, run)
+
+
+def reduce_partial(tensor: Any) -> None:
+    """Reduces a DTensor over ranks where it is still to be, in its place."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+        whole = tensor.redistribute(placements=[Replicate() if item.is_partial() else item for item in tensor.placements])
+        tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
+
+
+@cache
+def reduce_beside_numbers() -> None:
+    """A number is added to what DTensors come to over ranks.
+
+    DTensor's dispatcher takes a number for a tensor without dims of all ranks, when it looks up how it did the same before: where that was
+    such a tensor, of which each rank had added its share, each adds all of the number (counts of zeros, and whatever is float64).
+    """
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not all(isinstance(item, torch.Tensor) for item in args):
+            for tensor in args:
+                reduce_partial(tensor)
+        del handlers[operator]
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            handlers[operator] = run
+
+    for operator in (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor):  # in place, gradients are added up with no time to lose
         handlers.setdefault(operator, run)
 
 

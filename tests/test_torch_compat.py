@@ -292,6 +292,21 @@ def test_anomalies_are_looked_for_in_whole_gradients():
     assert run_ranks(rank_main, 2) == [[1.0, 1.0]] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64])
+def test_numbers_beside_sums_over_ranks_are_added_once(dtype):
+    """Whatever was added before: torch added 5 on each rank after a tensor without dims, and failed at the tensor after the number."""
+
+    def run(rank):
+        torch_compat.teach_dtensors()
+        mesh = init_device_mesh("cpu", (2,))
+        split = distribute_tensor(torch.ones(6, 4, dtype=dtype), mesh, [Shard(0)])
+        kept = distribute_tensor(torch.ones(6, dtype=dtype), mesh, [Replicate()])
+        made = [split.sum() + 0, split.sum() + kept.sum(), split.sum() + 5, split.sum() - kept.sum(), split.sum() - 5.0]
+        return [one.full_tensor().item() for one in (*made, sum(one.sum() for one in (split, kept, split)))]
+
+    assert run_ranks(run, 2) == [[24, 30, 29, 18, 19, 54]] * 2
+
+
 def test_products_over_ranks_are_stacked_with_what_is_whole():
     """A number that is not finite lies on the second rank alone."""
 
