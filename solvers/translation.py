@@ -37,6 +37,7 @@ COMPARISON = {
 }  # fmt: skip
 """LLVM's instructions for whole numbers and for floats."""
 CASTS = {(bool, int): "zext i1 {} to i64", (bool, float): "uitofp i1 {} to double", (int, float): "sitofp i64 {} to double"}
+"""And those that make of a number one of another kind, which can hold it."""
 
 
 def leaves(kind: Any) -> list[Any]:
@@ -327,10 +328,9 @@ class Translation:
         if isinstance(kind, tuple) and isinstance(value.kind, tuple) and len(kind) == len(value.kind):
             given = [self.cast(part, one) for part, one in zip(self.split(value), kind, strict=True)]
             return Value(kind, tuple(word for part in given for word in part.words))
-        how = {(bool, int): "zext i1 {} to i64", (bool, float): "uitofp i1 {} to double", (int, float): "sitofp i64 {} to double"}
-        if (value.kind, kind) not in how:
+        if (value.kind, kind) not in CASTS:
             raise TypeError(f"a value of {value.kind} where one of {kind} belongs")
-        return Value(kind, (self.new(how[value.kind, kind].format(value.words[0])),))
+        return Value(kind, (self.new(CASTS[value.kind, kind].format(value.words[0])),))
 
     def alike(self, *values: Value) -> tuple[Any, list[str]]:
         """Numbers as those of one kind, and their words."""

@@ -72,8 +72,9 @@ def test_a_value_is_split_as_the_model_says(hidden: str, result: str) -> None:
     plan = autopar.plan(model, (x,), mesh="dp=2,tp=2", hardware="cpu-cluster")
     wanted = [str(ShardingSpec.parse(text, ("dp", "tp"))) for text in (hidden, result)]
     for name, spec in zip(("shard", "shard_1"), wanted, strict=True):
-        read = [item.spec for op in plan.ops if op.phase == "forward" for item in op.inputs if item.tensor == name]
-        assert read and set(read) == {spec}
+        (made,) = (item.spec for op in plan.ops for item in op.outputs if item.tensor == name)
+        shared = {row.value: row.to_spec for row in plan.reshards}.get(f"{name}@forward", made)
+        assert shared == spec, "of that a reader may take a part"
     assert not autopar.check(plan)
     found = verify(plan, (model, (x,)), backend="simulate", steps=2)
     assert found.passed, found.problems
