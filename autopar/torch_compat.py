@@ -685,11 +685,7 @@ def update_local_parts() -> None:
         if lie_alike(item for item in args if isinstance(item, (list, tuple))):
             operator(*local(args), **{name: local(item) for name, item in kwargs.items()})
             return None
-        del handlers[operator]
-        try:
-            return operator(*args, **kwargs)
-        finally:
-            handlers[operator] = update
+        return as_torch_does(operator, args, kwargs)
 
     for name in ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_", "_foreach_copy_"):
         handlers.setdefault(getattr(torch.ops.aten, name).default, update)
@@ -702,21 +698,38 @@ def reduce_where_asked() -> None:
     Of what is not reduced DTensor's dispatcher gives each rank its own number, without a word: ``parameter.norm().item()`` in an optimizer
     takes the ranks apart. A square in place it refuses, which torch's Adafactor makes of norms.
     """
+
+    def reduce(args: tuple[Any, ...]) -> None:
+        for tensor in leaves_of(args):
+            reduce_partial(tensor)
+
+    before(reduce, torch.ops.aten._local_scalar_dense.default, torch.ops.aten.pow_.Scalar, torch.ops.aten._foreach_mul_.List)
+
+
+def before(prepare: Callable[[tuple[Any, ...]], None], *operators: Any) -> None:
+    """Has these operators of DTensors ``prepare`` their arguments; torch does the rest (``_custom_op_handlers`` of its dispatcher)."""
     from torch.distributed.tensor import DTensor
 
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
 
     def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for tensor in leaves_of(args):
-            reduce_partial(tensor)
-        del handlers[operator]
-        try:
-            return operator(*args, **kwargs)
-        finally:
-            handlers[operator] = run
+        prepare(args)
+        return as_torch_does(operator, args, kwargs)
 
-    for operator in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.pow_.Scalar, torch.ops.aten._foreach_mul_.List):
+    for operator in operators:
         handlers.setdefault(operator, run)
+
+
+def as_torch_does(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What DTensor's dispatcher does of an operator that has a handler, without it."""
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handler = handlers.pop(operator)
+    try:
+        return operator(*args, **kwargs)
+    finally:
+        handlers[operator] = handler
 
 
 def reduce_partial(tensor: Any) -> None:
@@ -735,22 +748,13 @@ def reduce_beside_numbers() -> None:
     DTensor's dispatcher takes a number for a tensor without dims of all ranks, when it looks up how it did the same before: where that was
     such a tensor, of which each rank had added its share, each adds all of the number (counts of zeros, and whatever is float64).
     """
-    from torch.distributed.tensor import DTensor
 
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-
-    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def reduce(args: tuple[Any, ...]) -> None:
         if not all(isinstance(item, torch.Tensor) for item in args):
             for tensor in args:
                 reduce_partial(tensor)
-        del handlers[operator]
-        try:
-            return operator(*args, **kwargs)
-        finally:
-            handlers[operator] = run
 
-    for operator in (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor):  # in place, gradients are added up with no time to lose
-        handlers.setdefault(operator, run)
+    before(reduce, torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)  # in place, gradients are added up with no time to lose
 
 
 @cache
@@ -810,11 +814,7 @@ def write_where_masked() -> None:
             number = value.full_tensor() if isinstance(value, DTensor) else value
             operator(tensor._local_tensor, [here], number, *rest, **kwargs)
             return tensor
-        del handlers[operator]
-        try:
-            return operator(*args, **kwargs)
-        finally:
-            handlers[operator] = write
+        return as_torch_does(operator, args, kwargs)
 
     handlers.setdefault(torch.ops.aten.index_put_.default, write)
 
@@ -989,11 +989,7 @@ def reduce_where_empty() -> None:
             return in_whole(operator, args, kwargs)
         if operator in torchs:
             return torchs[operator](operator, args, kwargs)
-        del handlers[operator]
-        try:
-            return operator(*args, **kwargs)
-        finally:
-            handlers[operator] = run
+        return as_torch_does(operator, args, kwargs)
 
     aten, torchs = torch.ops.aten, dict(handlers)
     for operator in (

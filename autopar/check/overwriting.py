@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autopar.check.differences import Difference
+from autopar.check.legs import Leg
 from autopar.check.order import Order
 from autopar.check.parts import held
 from autopar.graph import Op
@@ -23,7 +24,7 @@ def overwriting(order: Order) -> Iterator[Difference]:
         source = row.over or ""
         if (row.kind == "run" and row.reads and is_alias(ops[row.of])) or (row.kind == "slice" and cuts[row.writes[0]].step is None):
             source = row.reads[0]
-        if row.over is not None and not (_may_reduce(order, ops, row) if row.kind == "start" else _may(order, ops, row)):
+        if row.over is not None and not (_may_reduce(order, ops, cuts, row) if row.kind == "start" else _may(order, ops, row)):
             yield Difference(f"schedule[{place}].over", f"instruction {row.id}, {row.kind} of {row.of}: may not be written over {row.over}")
             return
         for value in row.writes:
@@ -71,7 +72,7 @@ def _may(order: Order, ops: Mapping[str, Op], row: InstructionPlan) -> bool:
     )  # fmt: skip
 
 
-def _may_reduce(order: Order, ops: Mapping[str, Op], row: InstructionPlan) -> bool:
+def _may_reduce(order: Order, ops: Mapping[str, Op], cuts: Mapping[str, Leg], row: InstructionPlan) -> bool:
     """Whether a call may reduce its source where it lies: an all-reduce of one value, made in memory of its own in the same half of the
     step."""
     call, made = order.calls[row.of], order.there.get(row.over or "", -1)
@@ -80,8 +81,9 @@ def _may_reduce(order: Order, ops: Mapping[str, Op], row: InstructionPlan) -> bo
     maker = order.rows[made]
     if (maker.phase == "forward") != (row.phase == "forward"):
         return False
-    views = maker.kind == "run" and (bool(order.walk.strategies[maker.of].inner) or is_alias(ops[maker.of]))
-    return not views and maker.kind != "add"
+    if maker.kind == "run":
+        return not order.walk.strategies[maker.of].inner and not is_alias(ops[maker.of])
+    return maker.kind == "wait" or (maker.kind == "slice" and cuts[maker.writes[0]].step is not None)
 
 
 def _last_reads(order: Order) -> dict[str, int]:

@@ -199,7 +199,6 @@ class _Writer:
             self.taken[id(leg)] = taken_by(call, self.machine)
         self.instructions += start_and_wait(call, self.taken[id(leg)], self.number)
 
-
     def _reduce_in_place(self, leaving: set[str]) -> None:
         """Lets an all-reduce write over what it sums: what was made in the same half of the step, in memory of its own, for nobody else.
 

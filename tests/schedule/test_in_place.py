@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import torch
 
 from autopar.check import check
 from autopar.errors import ScheduleError
-from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
+from autopar.graph import Accumulation, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.plan import Plan
 from autopar.recording import replay
 from autopar.rules import find_rule, strategies
@@ -18,7 +19,7 @@ from autopar.runtime.simulation import simulate
 from autopar.schedule import Assignment, Collective, Layout, Limits, Schedule, make_schedule, memory
 from autopar.schedule.legality import check_legal
 from autopar.sharding import ShardingSpec, Strategy
-from tests.graphs import machine, plan_of, two_layers
+from tests.graphs import machine, plan_of, random_graph, random_schedule, two_layers
 from tests.schedule.cases import CASES, Case
 
 WHOLE = ShardingSpec.parse("R R")
@@ -130,3 +131,36 @@ def test_a_sum_that_is_reduced_twice_is_copied(alike: bool) -> None:
         with pytest.raises(ScheduleError, match=r"reads y, which instruction [0-9]+ has written over"):
             check_legal(wrong, "a test")
         assert any("still reads" in difference.what for difference in check(plan_of(wrong)))
+
+
+def test_sums_over_microbatches_are_reduced_in_copies() -> None:
+    """They are there until the step ends; what is reduced in every microbatch is reduced in place."""
+    graph = two_layers()
+    cut = tuple(item.tensor for item in graph.of_kind("input"))
+    several, where, kinds = replace(graph, accumulation=Accumulation(3, cut)), machine("x=2,y=2"), Counter[tuple[bool, bool]]()
+    for seed in range(40):
+        schedule = random_schedule(several, where, seed)
+        assert not check(plan_of(schedule))
+        for item in schedule.instructions:
+            if item.kind == "start" and schedule.collectives[item.of].kind == "all_reduce":
+                call = schedule.collectives[item.of]
+                summed = bool({schedule.storage[value] for value in item.reads} & set(schedule.sums))
+                assert not (summed and call.in_place) and call.in_place == (item.over is not None)
+                kinds[summed, call.in_place] += 1
+    assert kinds[True, False] and kinds[False, True]
+
+
+
+@pytest.mark.parametrize("seed", [10, 14, 26])
+def test_a_view_is_not_reduced_in_place(seed: int) -> None:
+    """What it is a view of may be read later; the check of the file says so of a list that has it otherwise."""
+    schedule = random_schedule(random_graph(seed % 20), machine("dp=2,tp=2"), seed, Limits(0, 0, 0))
+    made = {value: item for item in schedule.instructions if item.kind == "run" for value in item.writes}
+    views = {value for value, item in made.items() if item.over is None and schedule.storage[value] != value}
+    sums = {call.id for call in schedule.calls if call.kind == "all_reduce"}
+    (start, *_) = (item for item in schedule.instructions if item.kind == "start" and item.of in sums and item.reads[0] in views)
+    call = schedule.collectives[start.of]
+    assert not call.in_place
+    items = tuple(item._replace(over=start.reads[0], bytes=0) if item.id == start.id else item for item in schedule.instructions)
+    wrong = replace(schedule, instructions=items, collectives={**schedule.collectives, call.id: replace(call, in_place=True)})
+    assert any("may not be written over" in difference.what for difference in check(plan_of(wrong)))
