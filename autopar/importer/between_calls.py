@@ -8,7 +8,7 @@ run reads of the first is refused. Tables that follow from sizes alone are made 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,8 +34,12 @@ def keeps_tensors(parts: Iterable[object], weights: Iterable[Tensor]) -> bool:
 
 def check_kept(
     model: nn.Module, run: Callable[[tuple[Any, ...]], object], calls: Iterable[tuple[Any, ...]], weights: Iterable[Tensor]
-) -> None:
-    """Raises CaptureError: the second of two calls reads what the first made of its inputs. A run that fails says so elsewhere."""
+) -> tuple[str, ...]:
+    """The attributes, by path, in which a call leaves what it made of its inputs. A run that fails says so elsewhere.
+
+    Raises:
+        CaptureError: the second of two calls reads what the first has left.
+    """
     first, second = calls
     inputs = [item for item in torch_compat.leaves_of(first) if isinstance(item, Tensor)]
     made = _Made(inputs, {id(weight) for weight in weights})
@@ -44,17 +48,27 @@ def check_kept(
         try:
             with made:
                 run(first)
+            left = tuple(_left(model, made.tensors))
             read = _Read(made.tensors)
             with read:
                 run(second)
         except Exception:
-            return
+            return ()
     if read.place is not None:
         shape, place = read.place
         raise CaptureError(
             at_line(f"the forward reads a tensor {shape} that the call before it left in an attribute, which a plan does not keep", place),
             "register it as a buffer, whose new value is kept: self.register_buffer(name, tensor, persistent=False)",
         )
+    return left
+
+
+def _left(model: nn.Module, made: Mapping[int, Tensor]) -> Iterator[str]:
+    """The attributes that hold some of these tensors, by path."""
+    for path, part in model.named_modules():
+        for name, value in _attributes(part):
+            if any(id(item) in made for item in _tensors(value, _DEEP)):
+                yield f"{path}.{name}" if path else name
 
 
 class _Made(TorchFunctionMode):
@@ -97,8 +111,12 @@ def _given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]
 
 
 def _own(part: object) -> Iterator[Any]:
+    return (value for _, value in _attributes(part))
+
+
+def _attributes(part: object) -> Iterator[tuple[str, Any]]:
     held = getattr(part, "__dict__", {})
-    return (value for name, value in held.items() if not (isinstance(part, nn.Module) and name in ("_parameters", "_buffers", "_modules")))
+    return (item for item in held.items() if not (isinstance(part, nn.Module) and item[0] in ("_parameters", "_buffers", "_modules")))
 
 
 def _tensors(value: Any, deep: int) -> Iterator[Tensor]:

@@ -37,10 +37,11 @@ from autopar.importer.weights import FakeWeights, fake_weights
 
 @dataclass(frozen=True)
 class Capture:
-    """A graph, and the values of its inputs of kind ``constant`` by name."""
+    """A graph, the values of its inputs of kind ``constant`` by name, and the attributes in which the model's forward leaves tensors."""
 
     graph: Graph
     constants: Mapping[str, Tensor]
+    left: tuple[str, ...] = ()
 
 
 def capture_graph(
@@ -122,7 +123,7 @@ def capture(
             _check_gradients(exported, graph)
         values = {value.name: value.value for value in found if value.kind == "constant"} | weights.constants
         constants = {item.name: values[item.name] for item in graph.of_kind("constant")}
-    return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants)
+    return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants, exported.left)
 
 
 def _traced(

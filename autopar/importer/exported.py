@@ -79,6 +79,7 @@ class Exported:
         loss: position of the scalar loss in ``outputs``, None when there is none.
         once: the forward noted in its modules that it need not do again what it did, so what it wrote to parameters is of this call.
         calls: what the graph's deferred operators stand for.
+        left: the attributes, by path, in which the forward leaves what it made of its inputs, or another tensor than was there.
     """
 
     graph_module: torch.fx.GraphModule
@@ -88,6 +89,7 @@ class Exported:
     loss: int | None
     once: bool = False
     calls: tuple[Deferred, ...] = ()
+    left: tuple[str, ...] = ()
 
     @cached_property
     def tensors(self) -> tuple[Value, ...]:
@@ -270,10 +272,11 @@ def export(
         warnings.warn(f"{text}; draw them with torch (torch.rand), or pass them as an input", DrawnOnceWarning, stacklevel=2)
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
     _check_replaced(program, values, module.replaced)
+    left = tuple(sorted(module.replaced))
     if keeping[-1]:
         both = [torch_compat.map_tensors(stand_in, (args, kwargs, loss_args)) for _ in range(2)]
         with weights.mode, torch.set_grad_enabled(listening):
-            check_kept(model, lambda given: again(*given), both, weights.stand_ins.values())
+            left += check_kept(model, lambda given: again(*given), both, weights.stand_ins.values())
     outputs, tree, position = _outputs(program)
     arguments = {
         "args": [_tree(item, tops, ("0", str(i))) for i, item in enumerate(args)],
@@ -286,7 +289,7 @@ def export(
     if recording:
         arguments["recording"] = True
     loss_at, once = (position, False) if train else (None, flagged[-1])
-    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls))
+    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left)
 
 
 def _run_once(program: Program, call: tuple[Any, ...], weights: FakeWeights) -> None:

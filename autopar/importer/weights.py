@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from autopar.attributes import exchanged
 
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_NUMBERS = bool | int | float
 
 
 @dataclass
@@ -45,10 +46,11 @@ class FakeWeights:
         return any(isinstance(number, bool) for _, number, _ in self.changed())
 
     def changed(self) -> Iterator[tuple[str, Any, Any]]:
-        """Numbers and flags that the forward changed in attributes: their path, what they were and what they are."""
+        """Numbers and flags that the forward changed in attributes: their path, what they were and what they are, other numbers or None.
+        A tensor that is left in such a place is looked at as all that are (``between_calls``)."""
         for path, part, numbers in self.numbers:
-            held = vars(part)
-            yield from ((_path(path, name), number, held.get(name)) for name, number in numbers.items() if held.get(name) is not number)
+            now = ((name, number, vars(part).get(name)) for name, number in numbers.items())
+            yield from ((_path(path, name), was, new) for name, was, new in now if new is not was and isinstance(new, _NUMBERS | None))
 
     def fake(self, tensor: Tensor, *, train: bool) -> Tensor:
         """The stand-in of a tensor, the same for the same tensor."""
@@ -97,7 +99,7 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
         if not train:
             module.eval()
         weights.numbers = [
-            (path, part, {name: item for name, item in vars(part).items() if isinstance(item, bool | int | float)})
+            (path, part, {name: item for name, item in vars(part).items() if isinstance(item, _NUMBERS)})
             for path, part in module.named_modules()
         ]  # fmt: skip
         yield weights

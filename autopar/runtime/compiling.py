@@ -86,7 +86,7 @@ def compile_plan(
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed,
-        execute=execute,
+        execute=execute, left=captured.left,
     )  # fmt: skip
 
 
@@ -164,11 +164,13 @@ def compile_schedule(
     dropout: bool = True,
     execute: Execute = "eager",
     also: Sequence[tuple[Capture, Schedule]] = (),
+    left: tuple[str, ...] = (),
 ) -> ShardedModule:
     """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``.
 
     Args:
         also: captures and schedules of further calls, with all weights in the same specs: they are run as planned, not planned anew.
+        left: the attributes in which the model's own forward leaves tensors.
         dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
     """
     if execute not in get_args(Execute):
@@ -179,9 +181,10 @@ def compile_schedule(
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
-        return bind_step(schedule, mine, CallTree(captured.graph.arguments, forward_of(model), loss), place, inputs, dropout, execute)
+        call = CallTree(captured.graph.arguments, forward_of(model), loss)
+        return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left)
 
-    step = bound(Capture(graph, constants), schedule)
+    step = bound(Capture(graph, constants, left), schedule)
     specs = {
         item.name: item.own_spec(schedule.specs[item.tensor], machine.mesh.sizes)
         for item in graph.inputs if item.kind in ("parameter", "buffer")

@@ -21,6 +21,7 @@ from autopar.runtime.accumulation import AccumulatedCall
 from autopar.runtime.agreement import everyones, hash_of
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
+from autopar.runtime.left import leave, put_back
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.states import OwnStates
@@ -62,6 +63,7 @@ class ShardedModule(WithinReplicas, OwnStates):
     _owners: dict[str, tuple[nn.Module, str]]
     _laid: dict[str, Any]
     _compared: bool
+    _left: tuple[str, ...]
     _seeded: int
 
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
@@ -76,7 +78,7 @@ class ShardedModule(WithinReplicas, OwnStates):
                 keep_within(path, part)
         self._observed: list[Observed] | None = None
         children = [(path, part, name, child) for path, part in self.named_modules() for name, child in part.named_children()]
-        self.__dict__.update(_children=children, _owners={}, _laid={}, _compared=False)
+        self.__dict__.update(_children=children, _owners={}, _laid={}, _compared=False, _left=())
         self.training = tree.training
         self.adopt_states(programs)
 
@@ -95,6 +97,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         """
         self._check_values()
         self._check_context()
+        put_back(self.tree, self._left)
         self.tree.training = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
         if not self._compared:
@@ -142,6 +145,8 @@ class ShardedModule(WithinReplicas, OwnStates):
         call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
         outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1)
+        self.__dict__["_left"] = step.left
+        leave(self.tree, step.left)
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
@@ -280,7 +285,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
         copies = {key: copy.deepcopy(tensor, memo) for key, tensor in whole.items()}
         made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
-        for name in ("dropout_seed", "dropout_step", "other_calls", "training"):
+        for name in ("dropout_seed", "dropout_step", "other_calls", "training", "_left"):
             setattr(made, name, getattr(self, name))
         memo[id(self)] = made
         return made

@@ -4,7 +4,8 @@ of the whole, so that hooks, further parameters and calls of a part by itself ar
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from inspect import Signature, signature
@@ -35,6 +36,19 @@ def keep_within(path: str, part: nn.Module) -> None:
         held["_forward_pre_hooks_with_kwargs"] = {**held["_forward_pre_hooks_with_kwargs"], _ITSELF: True}
         if isinstance(held.get("forward", _NOBODYS), OwnForward):
             held["forward"] = OwnForward(path, part)
+
+
+@contextmanager
+def captured_again(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Within it hooks are registered as on any model's parts: the forward itself may, in its first call, and capture takes them away."""
+    tables = [(vars(part), kind, vars(part)[kind]) for part in parts for kind in HOOKS]
+    for held, kind, table in tables:
+        held[kind] = OrderedDict(table)
+    try:
+        yield
+    finally:
+        for held, kind, table in tables:
+            held[kind] = table
 
 
 class NoHooks(OrderedDict[Any, Any]):

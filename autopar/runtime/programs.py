@@ -25,6 +25,7 @@ from autopar.importer.containers import changed
 from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
+from autopar.runtime.parts import captured_again
 from autopar.runtime.placement import from_placements
 from autopar.runtime.settings import Change, Settings, Values
 from autopar.runtime.steps import Step
@@ -190,7 +191,7 @@ class Programs:
         }
         args, kwargs = changed(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
         own, own_kwargs, loss_args = self.main.call.parted(args, kwargs)
-        with torch.enable_grad():
+        with torch.enable_grad(), captured_again(model.modules()):
             return capture(
                 model, own, own_kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args,
                 compute_dtype=self.main.graph.arguments.get("compute_dtype"), plain=self._plain(),

@@ -43,6 +43,7 @@ class Step:
         inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
         call: how the tensors of a call and of its result are nested.
         constants: this rank's parts of the tensors baked into the model, by the graph's names.
+        left: the attributes in which the model's own forward leaves tensors (see ``runtime.left``).
     """
 
     executable: Executable | Graphs
@@ -50,6 +51,7 @@ class Step:
     inputs: Inputs
     call: CallTree
     constants: Mapping[str, torch.Tensor]
+    left: tuple[str, ...] = ()
 
     @property
     def graph(self) -> Graph:

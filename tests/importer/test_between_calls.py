@@ -92,7 +92,20 @@ class Table(Layer):
         return self.layer(x) * self.state[: len(x)]
 
 
-@pytest.mark.parametrize("kind", [Kept, Table])
+class InPlaceOfNumber(Layer):
+    """A term that the whole adds to its loss, where a number stood before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.term = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.layer(x)
+        self.term = result.square().mean()  # type: ignore[assignment]
+        return result + self.term
+
+
+@pytest.mark.parametrize("kind", [Kept, Table, InPlaceOfNumber])
 def test_what_is_of_one_call_is_not(kind: type[Layer]) -> None:
     model = kind()
     graph = autopar.capture(model, (torch.randn(4, 8),))

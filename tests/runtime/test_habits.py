@@ -828,3 +828,99 @@ def test_modules_are_copied_and_not_pickled() -> None:
         assert equal and values == pytest.approx([mse(tied()(X), Y).item()] * 3)
 
 
+class Router(nn.Module):
+    """Leaves a term of the loss for whoever trains it."""
+
+    def __init__(self, before: Any) -> None:
+        super().__init__()
+        self.choose = nn.Linear(16, 16, dtype=torch.float64)
+        if before is not None:
+            self.term = before
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.choose(x).softmax(-1)
+        self.term = [shares.square().mean()] if isinstance(getattr(self, "term", None), list) else shares.square().mean()
+        return x * shares
+
+
+class Routed(Tied):
+    def __init__(self, before: Any) -> None:
+        super().__init__()
+        self.router = Router(before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.router(x))
+
+
+BEFORE = {"nothing": None, "a number": 0.0, "a tensor": torch.zeros((), dtype=torch.float64), "a list": []}
+READINGS: list[Callable[[Any], Any]] = [
+    lambda term: 1.0 + term, lambda term: sum(term), lambda term: term.item(), lambda term: isinstance(term, Tensor) and term + 1,
+    lambda term: term.clear(), lambda term: f"{term:.3f}", lambda term: torch.stack([term]), lambda term: term[0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_what_a_forward_leaves_in_attributes_is_not_there(before: str) -> None:
+    """What stood there before was read in its place, without a word: a loss of routers trained nothing. Who does not read it, or has set
+    it, goes on in all programs."""
+
+    def routed() -> Routed:
+        torch.manual_seed(0)
+        return Routed(BEFORE[before])
+
+    def losses(module: Any, call: Callable[[], Tensor]) -> list[float]:
+        found = steps(module, call)
+        module.router.term = BEFORE[before]
+        module.eval()
+        with torch.no_grad():
+            found.append(call().item())
+        return [*found, *steps(module.train(), call)]
+
+    reference = routed()
+    wanted = losses(reference, lambda: mse(reference(X), Y))
+    plan = autopar.plan(routed(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+
+    def run(rank: int) -> tuple[list[float], list[str]]:
+        module = autopar.compile(routed(), plan)
+        found = losses(module, lambda: module(X, Y))
+        words = [refused(lambda: read(module.router.term)) for read in READINGS]  # noqa: B023
+        twin = copy.deepcopy(module)
+        twin(X, Y)
+        return found, [*words, refused(lambda: twin.router.term.mean())]
+
+    for found, words in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
+        assert all("router.term is read, where the model's forward leaves a tensor" in text and "\nhint: " in text for text in words)
+
+
+class Observing(Tied):
+    """Looks at a part by a hook that its first call registers, as models of transformers that return hidden states do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observed, self.seen = False, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.observed:
+            self.mid.register_forward_hook(lambda part, args, result: self.seen.append(result))
+            self.observed = True
+        self.seen.clear()
+        return super().forward(x) + self.seen[-1]
+
+
+def test_a_forward_may_register_hooks_in_every_program() -> None:
+    """In all but the planned one it was told that they would never be called."""
+
+    def observing() -> Observing:
+        torch.manual_seed(0)
+        return Observing()
+
+    wanted = [mse(observing()(X[:rows]), Y[:rows]).item() for rows in (8, 2)]
+    plan = autopar.plan(observing(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+
+    def run(rank: int) -> tuple[list[float], str]:
+        module = autopar.compile(observing(), plan)
+        return [module(X[:rows], Y[:rows]).item() for rows in (8, 2)], refused(lambda: module.mid.register_forward_hook(print))
+
+    for found, words in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9) and "a hook on mid, a part of a compiled module" in words
