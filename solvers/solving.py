@@ -32,9 +32,10 @@ METHODS: Final[dict[str, Callable[[Record], None]]] = {
 SMALL = 5_000
 """Entries of edge tables up to which a problem is solved without compiled code, which would hardly gain."""
 PATIENT = 1_000_000
-"""Entries from which everything is compiled by numba where it is not yet."""
+"""Entries from which everything is machine code, by numba: of fewer the loops alone, whatever numba has kept, since the forms of the others
+differ in which of equal answers they find."""
 COMPILING = 40.0
-"""Seconds that this takes, at most: nothing is compiled where no more are left."""
+"""Seconds that numba takes the first time, at most: nothing is compiled where no more are left."""
 LEAN_SECONDS = 2.0
 """Time to look for a feasible limit where the given one was not met, at least."""
 INTERRUPTED = "interrupted; this is the best so far"
@@ -79,8 +80,8 @@ def _worth_compiling(entries: int, seconds: float) -> int:
     """How much runs as machine code for a problem of so many entries, to be solved in so many seconds."""
     if entries <= SMALL:
         return compiled.NOTHING
-    worth = entries > PATIENT and seconds > COMPILING
-    return compiled.EVERYTHING if worth or not compiled.is_first_use() else compiled.LOOPS
+    worth = entries > PATIENT and (seconds > COMPILING or not compiled.is_first_use())
+    return compiled.EVERYTHING if worth else compiled.LOOPS
 
 
 def find_smallest_limit(record: Record) -> None:

@@ -151,7 +151,7 @@ def test_what_is_compiled_for_the_first_time_on_a_machine_is_announced(monkeypat
     ("size", "first", "wanted", "hurried"),
     [
         (10, False, compiled.NOTHING, compiled.NOTHING),
-        (1000, False, compiled.EVERYTHING, compiled.EVERYTHING),
+        (1000, False, compiled.LOOPS, compiled.LOOPS),
         (1000, True, compiled.LOOPS, compiled.LOOPS),
         (2500, True, compiled.EVERYTHING, compiled.LOOPS),
         (2500, False, compiled.EVERYTHING, compiled.EVERYTHING),
