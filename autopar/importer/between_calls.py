@@ -42,7 +42,7 @@ def check_kept(
     """
     first, second = calls
     inputs = [item for item in torch_compat.leaves_of(first) if isinstance(item, Tensor)]
-    made = _Made(inputs, {id(weight) for weight in weights})
+    made, left = _Made(inputs, {id(weight) for weight in weights}), tuple[str, ...]()
     with as_before(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -53,7 +53,7 @@ def check_kept(
             with read:
                 run(second)
         except Exception:
-            return ()
+            return left
     if read.place is not None:
         shape, place = read.place
         raise CaptureError(

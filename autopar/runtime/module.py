@@ -144,8 +144,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(step, trains), self._observed
         call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
         outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
-        self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1)
-        self.__dict__["_left"] = step.left
+        self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
         leave(self.tree, step.left)
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})

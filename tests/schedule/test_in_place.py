@@ -150,7 +150,6 @@ def test_sums_over_microbatches_are_reduced_in_copies() -> None:
     assert kinds[True, False] and kinds[False, True]
 
 
-
 @pytest.mark.parametrize("seed", [10, 14, 26])
 def test_a_view_is_not_reduced_in_place(seed: int) -> None:
     """What it is a view of may be read later; the check of the file says so of a list that has it otherwise."""
