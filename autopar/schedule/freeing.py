@@ -8,31 +8,18 @@ from autopar.schedule.instructions import Instruction, Schedule
 def free(schedule: Schedule) -> Schedule:
     """The schedule with a ``free`` after each instruction that is the last to need something, numbered from 0.
 
-    What came in and what leaves is never freed. A call that does not copy its sources needs them until it was waited for.
+    What came in and what leaves is never freed.
     """
-    last: dict[str, int] = {}
-    kept = {item.tensor for item in schedule.graph.inputs} | {value for _, value in schedule.outputs}
-    for index, item in enumerate(schedule.instructions):
-        for value in item.reads:
-            last[value] = index
-        for value in item.writes:
-            last[value] = index
-        if item.kind == "wait":
-            call = schedule.collectives[item.of]
-            if not call.packs:
-                last.update((part.source, index) for part in call.parts)
+    root, kept = schedule.storage, staying(schedule)
     ending: dict[int, list[str]] = {}
-    for value, index in last.items():
+    alive: dict[str, int] = {}
+    for value, index in last_needs(schedule).items():
+        alive[root[value]] = alive.get(root[value], 0) + 1
         if value not in kept:
             ending.setdefault(index, []).append(value)
-    alive: dict[str, int] = {}
-    root = schedule.storage
-    for value in last:
-        alive[root[value]] = alive.get(root[value], 0) + 1
     found: list[Instruction] = []
-    numbered = Instruction._make
     for index, item in enumerate(schedule.instructions):
-        found.append(numbered((len(found), *item[1:])))
+        found.append(item._replace(id=len(found)))
         if index in ending:
             values = tuple(ending[index])
             back = 0
@@ -42,6 +29,29 @@ def free(schedule: Schedule) -> Schedule:
                     back += storage_bytes(schedule, root[value])
             found.append(Instruction(len(found), "free", item.phase, reads=values, bytes=back, microbatch=item.microbatch))
     return schedule.freed(tuple(found))
+
+
+def last_needs(schedule: Schedule) -> dict[str, int]:
+    """For each value that the list reads or makes the index of the last instruction that needs it: a call that does not copy its sources
+    needs them until it was waited for."""
+    last: dict[str, int] = {}
+    calls = schedule.collectives
+    for index, item in enumerate(schedule.instructions):
+        for value in item.reads:
+            last[value] = index
+        for value in item.writes:
+            last[value] = index
+        if item.kind == "wait":
+            call = calls[item.of]
+            if not call.packs:
+                for part in call.parts:
+                    last[part.source] = index
+    return last
+
+
+def staying(schedule: Schedule) -> set[str]:
+    """The values that never go: what came in and what leaves."""
+    return {item.tensor for item in schedule.graph.inputs}.union(value for _, value in schedule.outputs)
 
 
 def storage_bytes(schedule: Schedule, root: str) -> int:

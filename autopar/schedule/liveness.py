@@ -6,12 +6,14 @@ there throughout. Of several microbatches the last holds most: it has the sums o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import accumulate
+from typing import NamedTuple
 
 from autopar.graph import DTYPE_BYTES
-from autopar.schedule.freeing import storage_bytes
+from autopar.schedule.freeing import last_needs, staying, storage_bytes
 from autopar.schedule.instructions import Schedule
 from cost_models import optimizer_bytes
 
@@ -38,71 +40,102 @@ class Memory:
         return self.parameters + self.optimizer
 
 
+class Lifetime(NamedTuple):
+    """What takes memory on a rank beside what rests: its name, its bytes, and the first and last instruction during which it is there, from
+    -1, before all of them, to their number, after them."""
+
+    name: str
+    bytes: int
+    begin: int
+    end: int
+
+
 def memory(schedule: Schedule, optimizer: str) -> Memory:
-    """Peak over forward, backward and the optimizer's step."""
+    """Peak over forward, backward and the optimizer's step. Every value goes after the last instruction that needs it, whether the list
+    says so already (``free``) or not."""
     graph = schedule.graph
     parameters = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.kind in ("parameter", "buffer", "constant")}
-    trained = [(name, graph.tensors[name].dtype) for name in graph.stepped]
-    states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
+    states, resting = _states(schedule, optimizer), sum(parameters.values())
     leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
     gradients = (leaving | set(schedule.sums)) - set(parameters)
-    entering = {name: size for name, size in _entering(schedule).items() if name not in parameters}
-    changes = list(_changes(schedule))
-    live, total = dict(entering), sum(entering.values())
-    levels = []
-    for _, taken, given in changes:
-        if taken:
-            live |= taken
-            total += sum(taken.values())
-        levels.append(total)
-        for root in given:
-            total -= live.pop(root)
-    levels.append(total)
+    lives = [life for life in lifetimes(schedule) if life.name not in parameters]
+    levels = _levels(schedule, lives)
     best = max(levels)
-    index, at_peak = levels.index(best), entering
-    for number, taken, given in changes[: index + 1]:
-        at_peak |= taken
-        for root in given if number < index else ():
-            del at_peak[root]
-    held = sum(size for root, size in at_peak.items() if root.startswith(STAGING))
-    grads = sum(size for root, size in at_peak.items() if root in gradients)
-    resting = sum(parameters.values())
-    where = schedule.instructions[index].of if 0 <= index < len(schedule.instructions) else "the optimizer's step"
+    index = levels.index(best)
+    at_peak = {life.name: life.bytes for life in lives if life.begin <= index <= life.end}
+    staged = sum(size for name, size in at_peak.items() if name.startswith(STAGING))
+    grads = sum(size for name, size in at_peak.items() if name in gradients)
+    where = schedule.instructions[index].of if index < len(schedule.instructions) else "the optimizer's step"
     biggest = nsmallest(NAMED, ((-size, name) for name, size in {**at_peak, **parameters}.items()))
     return Memory(
-        best + resting + states, resting, grads, states, sum(at_peak.values()) - grads - held, held, where,
+        best + resting + states, resting, grads, states, best - grads - staged, staged, where,
         tuple((name, -size) for size, name in biggest),
     )  # fmt: skip
 
 
 def held(schedule: Schedule, optimizer: str) -> list[int]:
     """Bytes of a rank while each instruction runs, in their order: parameters and optimizer states with all that lives."""
-    graph = schedule.graph
-    trained = [(name, graph.tensors[name].dtype) for name in graph.stepped]
-    total = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
-    live = _entering(schedule)
-    total += sum(live.values())
-    found = []
-    for _, taken, given in _changes(schedule):
-        live |= taken
-        total += sum(taken.values())
-        found.append(total)
-        total -= sum(live.pop(root) for root in given)
+    states = _states(schedule, optimizer)
+    return [level + states for level in _levels(schedule, lifetimes(schedule))[:-1]]
+
+
+def lifetimes(schedule: Schedule) -> list[Lifetime]:
+    """When each storage, each buffer of a collective in flight and each workspace is there."""
+    root, last, count = schedule.storage, last_needs(schedule), len(schedule.instructions)
+    entering = _entering(schedule)
+    begins, ends = dict.fromkeys(entering, -1), dict[str, int]()
+    staged, found = dict[str, int](), list[Lifetime]()
+    for index, item in enumerate(schedule.instructions):
+        kind = item.kind
+        call = schedule.collectives[item.of] if kind == "start" or kind == "wait" else None
+        if call is None or kind == "wait" or not call.unpacks:
+            for value in item.writes:
+                begins.setdefault(root[value], index)
+        if call is None:
+            workspace = schedule.operations[item.of].strategy.workspace if kind == "run" else 0
+            if workspace:
+                found.append(Lifetime(STAGING + item.of, workspace, index, index))
+        elif kind == "start":
+            staged[call.id] = index
+        elif call.staging_bytes:
+            found.append(Lifetime(STAGING + call.id, call.staging_bytes, staged[call.id], index))
+    for value, index in last.items():
+        storage = root[value]
+        if index > ends.get(storage, -1):
+            ends[storage] = index
+    for value in staying(schedule):
+        ends[root[value]] = count
+    for name, begin in begins.items():
+        found.append(Lifetime(name, entering[name] if begin < 0 else storage_bytes(schedule, name), begin, ends.get(name, count)))
     return found
+
+
+def _levels(schedule: Schedule, lives: Iterable[Lifetime]) -> list[int]:
+    """Bytes while each instruction runs, and after all of them."""
+    changes = [0] * (len(schedule.instructions) + 2)
+    for life in lives:
+        changes[max(life.begin, 0)] += life.bytes
+        changes[life.end + 1] -= life.bytes
+    return list(accumulate(changes))[:-1]
+
+
+def _states(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of the optimizer's states."""
+    graph = schedule.graph
+    trained = ((name, graph.tensors[name].dtype) for name in graph.stepped)
+    return sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
 
 
 def between(schedule: Schedule, optimizer: str) -> int:
     """Bytes of a rank between forward and backward: what rests, what came in, and what forward makes for backward or for the caller. In no
     order is less held at the peak, so that what ``ordered`` makes tells it before any pass."""
-    graph, root = schedule.graph, schedule.storage
-    trained = [(name, graph.tensors[name].dtype) for name in graph.stepped]
-    states = sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
+    root = schedule.storage
     made = {value for item in schedule.instructions if item.half == "forward" for value in item.writes}
     wanted = {value for item in schedule.instructions if item.half == "backward" for value in item.reads}
     wanted.update(value for _, value in schedule.outputs)
     entering = _entering(schedule)
     kept = {root[value] for value in made & wanted} - entering.keys()
-    return states + sum(entering.values()) + sum(storage_bytes(schedule, name) for name in kept)
+    return _states(schedule, optimizer) + sum(entering.values()) + sum(storage_bytes(schedule, name) for name in kept)
 
 
 def _entering(schedule: Schedule) -> dict[str, int]:
@@ -114,33 +147,3 @@ def _entering(schedule: Schedule) -> dict[str, int]:
 
 STAGING = "staging of "
 """Names the buffers of a collective in flight, and what an operator holds beside its results while it runs."""
-
-
-def _changes(schedule: Schedule) -> Iterator[tuple[int, dict[str, int], list[str]]]:
-    """For each instruction: its index, the storages it takes with their bytes, and those given back after it."""
-    root = schedule.storage
-    alive = dict.fromkeys(_entering(schedule), 1)
-    seen: set[str] = set(schedule.sums)
-    for index, item in enumerate(schedule.instructions):
-        taken: dict[str, int] = {}
-        given: list[str] = []
-        for value in item.reads if item.kind == "free" else ():
-            alive[root[value]] -= 1
-            if not alive[root[value]]:
-                given.append(root[value])
-        call = schedule.collectives[item.of] if item.kind in ("start", "wait") else None
-        for value in () if item.kind == "start" and call is not None and call.unpacks else item.writes:
-            if value not in seen:
-                seen.add(value)
-                alive[root[value]] = alive.get(root[value], 0) + 1
-                if alive[root[value]] == 1:
-                    taken[root[value]] = storage_bytes(schedule, root[value])
-        if item.kind == "run" and schedule.operations[item.of].strategy.workspace:
-            taken[STAGING + item.of] = schedule.operations[item.of].strategy.workspace
-            given.append(STAGING + item.of)
-        if call is not None and call.staging_bytes:
-            if item.kind == "start":
-                taken[STAGING + call.id] = call.staging_bytes
-            else:
-                given.append(STAGING + call.id)
-        yield index, taken, given

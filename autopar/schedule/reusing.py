@@ -6,45 +6,55 @@ what forward left: a backward pass may run twice on it.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from autopar.rules import is_alias, may_write_over
+from autopar.schedule.freeing import last_needs, staying
 from autopar.schedule.instructions import Instruction, Schedule
 
 
 def reuse(schedule: Schedule) -> Schedule:
     """The schedule with ``over`` where memory is taken over. Comes after everything has its place, and before ``free``."""
-    lives = _Lives(schedule)
-    found = []
-    for index, item in enumerate(schedule.instructions):
-        over = lives.take(index, item)
-        found.append(item._replace(over=over, bytes=0) if over else item)
+    takers = {index: taken for index, item in enumerate(schedule.instructions) if (taken := may_take(schedule, item))}
+    if not takers:
+        return schedule
+    lives, found = _Lives(schedule, frozenset().union(*takers.values())), list(schedule.instructions)
+    for index, values in takers.items():
+        item = found[index]
+        over = lives.take(index, item, values)
+        if over:
+            found[index] = item._replace(over=over, bytes=0)
     return replace(schedule, instructions=tuple(found))
 
 
 class _Lives:
-    """When the memory of each storage is last needed, and who made what."""
+    """When the memory of each storage is last needed, and who made what.
 
-    def __init__(self, schedule: Schedule) -> None:
+    Args:
+        wanted: the values that may be written over.
+    """
+
+    def __init__(self, schedule: Schedule, wanted: Container[str]) -> None:
         self.schedule, self.root = schedule, schedule.storage
         self.maker: dict[str, Instruction] = {}
         self.last: dict[str, int] = {}
         self.now: dict[str, str] = {}
-        root, last = self.root, self.last
-        for index, item in enumerate(schedule.instructions):
-            for value in needed(schedule, item):
-                last[root[value]] = index
-            for value in item.writes:
-                last[root[value]] = index
+        for value, index in last_needs(schedule).items():
+            storage = self.root[value]
+            if index > self.last.get(storage, -1):
+                self.last[storage] = index
+        for item in schedule.instructions:
             if item.kind == "run":
-                self.maker.update(dict.fromkeys(item.writes, item))
-        entering = (item.tensor for item in schedule.graph.inputs)
-        for value in (*entering, *schedule.sums, *(value for _, value in schedule.outputs)):
+                for value in item.writes:
+                    if value in wanted:
+                        self.maker[value] = item
+        for value in staying(schedule).union(schedule.sums):
             self.last[self.root[value]] = len(schedule.instructions)
 
-    def take(self, index: int, item: Instruction) -> str | None:
-        """The value whose memory the result of an instruction takes; None when it needs its own."""
-        for value in may_take(self.schedule, item):
+    def take(self, index: int, item: Instruction, values: Iterable[str]) -> str | None:
+        """The one of ``values`` whose memory the result of an instruction takes; None when it needs its own."""
+        for value in values:
             storage = self.now.get(value, value)
             maker = self.maker.get(value)
             if maker is None or self.root[value] != value or self.last[storage] != index or not _made_for_good(self.schedule, maker, item):
@@ -66,9 +76,9 @@ def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
     of which it reads no view beside them: entries of that would be gone before they were read."""
     if item.kind != "run" or len(item.writes) != 1:
         return ()
-    operation = schedule.operations[item.of]
-    places = may_write_over(operation.op)
-    if not places or operation.strategy.inner:
+    op, strategy = schedule.operations[item.of]
+    places = may_write_over(op)
+    if not places or strategy.inner:
         return ()
     fitting = [item.reads[place] for place in places if _as_large(schedule, item.reads[place], item.writes[0])]
     root = schedule.storage if fitting and len(item.reads) > 1 else {}

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from autopar.schedule.collectives import Collective
-from autopar.schedule.freeing import free
 from autopar.schedule.instructions import Schedule
 from autopar.schedule.liveness import held
 from autopar.schedule.reusing import reuse
@@ -23,7 +22,7 @@ class Room:
     """
 
     def __init__(self, late: Schedule, ceiling: int) -> None:
-        late = free(reuse(late))
+        late = reuse(late)
         self.left = np.full(len(anchors(late)) + 1, ceiling, dtype=np.int64)
         place, levels = len(self.left) - 1, held(late, "none")
         for item, level in zip(reversed(late.instructions), reversed(levels), strict=True):

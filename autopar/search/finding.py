@@ -18,6 +18,7 @@ from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits
+from autopar.schedule.freeing import free
 from autopar.schedule.legality import check_legal
 from autopar.search.alike import tied
 from autopar.search.baselines import find_baselines
@@ -304,12 +305,12 @@ def _instead(found: Found, timed: Timed, tied_seconds: float, merged: float) -> 
     Args:
         merged: seconds below which no plan of merged axes stays.
     """
-    check_legal(timed.schedule, "the search")
-    seconds = timed.seconds * timed.schedule.graph.microbatches
+    schedule = check_legal(free(timed.schedule), "the search")
+    seconds = timed.seconds * schedule.graph.microbatches
     bound = _bound(seconds, found.own_seconds, max(found.floor_seconds, min(merged, found.own_seconds)))
     achieved = (seconds - bound) / seconds if seconds > 0 else 0.0
     return replace(
-        found, schedule=timed.schedule, seconds=seconds, bound_seconds=bound, gap=achieved,
+        found, schedule=schedule, seconds=seconds, bound_seconds=bound, gap=achieved,
         status="optimal" if achieved <= PROOF else "feasible", solver="merged axes", memory=timed.memory, tied_seconds=tied_seconds,
         timed=timed, plan=timed.assignment,
     )  # fmt: skip
@@ -459,21 +460,22 @@ def _tied(search: Search) -> Timed | None:
 
 def _found(search: Search, best: Timed, written: Written, clock: Clock) -> Found:
     """What a search has, with the best of it as it is to be run."""
-    model, free = search.model, search.best
-    assert free is not None
-    check_legal(best.schedule, "the search")
+    model, untied = search.model, search.best
+    assert untied is not None
+    schedule = check_legal(free(best.schedule), "the search")
     times, least = model.whole_graph.microbatches, floor(model)
-    bound = min(_bound(free.seconds, search.bound, least), best.seconds)
+    bound = min(_bound(untied.seconds, search.bound, least), best.seconds)
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return Found(
-        best.schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
+        schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.method, model.space.optimizer, best.memory,
         {name: _baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
-        times * max(best.seconds - free.seconds, 0.0), times * search.bound, times * least,
+        times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,
         replace(best, assignment=model.whole(best.assignment)), best.assignment,
     )  # fmt: skip
 
 
 def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
+    """It is compared with, not run: its list does not say when values go."""
     return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)

@@ -17,7 +17,8 @@ from typing import Any
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.bucketing import size
-from autopar.schedule.passes import ENDING, REORDERING, Placed, default_limits
+from autopar.schedule.passes import REORDERING, Placed, default_limits
+from autopar.schedule.reusing import reuse
 from cost_models import Machine
 
 MIB = 2**20
@@ -67,7 +68,8 @@ class Timed:
 
     Args:
         assignment: of the graph that is searched.
-        schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers.
+        schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers. The list does not say yet
+            when values go (``free``).
         seconds: the objective: the step, or under the communication model the sum of its collectives; of several microbatches the
             share of one.
         samples: the schedules from which seconds and memory follow, with their weights: see ``Sample``.
@@ -275,12 +277,12 @@ class Tuning:
                 self.look(less)
 
     def _timed(self, one: _Looked) -> tuple[Timed, Sequence[Memory]]:
-        """With when values go, and what each sample holds then."""
-        freed = [(weight, run_passes(schedule, ENDING)) for weight, schedule in one.placed]
-        parts = [memory(schedule, self.optimizer) for _, schedule in freed]
-        held = _sum_of([(weight, part) for (weight, _), part in zip(freed, parts, strict=True)])
-        whole = freed[-1][1] if len(freed) == 1 else replace(freed[-1][1], limits=one.limits)
-        return Timed(self.assignment, whole, simulated(whole), one.seconds, one.step, held, tuple(freed)), parts
+        """With what is written over, and what each sample holds."""
+        reused = [(weight, reuse(schedule)) for weight, schedule in one.placed]
+        parts = [memory(schedule, self.optimizer) for _, schedule in reused]
+        held = _sum_of([(weight, part) for (weight, _), part in zip(reused, parts, strict=True)])
+        whole = reused[-1][1] if len(reused) == 1 else replace(reused[-1][1], limits=one.limits)
+        return Timed(self.assignment, whole, simulated(whole), one.seconds, one.step, held, tuple(reused)), parts
 
     def hurried(self) -> Timed:
         """The best with operators waiting less, where that fits."""
