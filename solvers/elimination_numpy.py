@@ -26,7 +26,7 @@ def sweep(graph: Pairs, theta: Floats, choices: Ints, held: NDArray[np.uint8], j
 
 
 def eliminate(graph: Pairs, theta: Floats, choices: Ints, order: list[int], scopes: list[list[int]]) -> None:
-    """Replace the choices of the nodes in ``order`` by the best ones."""
+    """Replace the choices of the nodes in ``order`` by the best ones. What each node was summed of is kept, for the way back."""
     turn = {i: place for place, i in enumerate(order)}
     factors: dict[int, list[Factor]] = {i: [] for i in order}
     unary = {i: theta[graph.ptr[i] : graph.ptr[i + 1]].copy() for i in order}
@@ -40,22 +40,35 @@ def eliminate(graph: Pairs, theta: Floats, choices: Ints, order: list[int], scop
                 unary[u] += table[:, chosen[v]]
             else:
                 factors[u if turn[u] < turn[v] else v].append(([u, v], table))
-    best = []
+    left: list[list[Factor]] = []
     for i, scope in zip(order, scopes, strict=True):
-        members = [*scope, i]
-        total = np.broadcast_to(unary[i], [sizes[s] for s in members]).copy()
-        for names, table in factors.pop(i):
-            spot = {s: axis for axis, s in enumerate(names)}
-            kept = [s for s in members if s in spot]
-            total += table.transpose([spot[s] for s in kept]).reshape([sizes[s] if s in spot else 1 for s in members])
-        best.append(total.argmin(axis=-1).astype(np.int16))
+        mine = [([i], unary[i]), *factors.pop(i)]
+        left.append(mine)
+        if not scope:
+            continue
+        least = _total(mine, [i, *scope], sizes).min(axis=0)
         if len(scope) == 1:
-            unary[scope[0]] += total.min(axis=-1)
-        elif scope:
-            factors[min(scope, key=turn.__getitem__)].append((scope, total.min(axis=-1)))
-    for i, scope, table in zip(reversed(order), reversed(scopes), reversed(best), strict=True):
-        chosen[i] = int(table[tuple(chosen[s] for s in scope)])
+            unary[scope[0]] += least
+        else:
+            factors[min(scope, key=turn.__getitem__)].append((scope, least))
+    for i, mine in zip(reversed(order), reversed(left), strict=True):
+        rows = [table[tuple(slice(None) if s == i else chosen[s] for s in names)] for names, table in mine]
+        chosen[i] = int(sum(rows[1:], rows[0]).argmin())
         choices[i] = chosen[i]
+
+
+def _total(factors: list[Factor], members: list[int], sizes: list[int]) -> Floats:
+    """The sum of factors over all choices of ``members``. The node that goes comes first: the least over it is then taken of whole tables
+    at a time."""
+    shape, total = tuple(sizes[s] for s in members), np.zeros(1)
+    for number, (names, table) in enumerate(factors):
+        spot = {s: axis for axis, s in enumerate(names)}
+        spread = table.transpose([spot[s] for s in members if s in spot]).reshape([sizes[s] if s in spot else 1 for s in members])
+        if number > 1 and total.shape == shape:
+            total += spread
+        else:
+            total = total + spread if number else spread
+    return np.broadcast_to(total, shape)
 
 
 def plan(graph: Pairs, held: NDArray[np.uint8], jitter: Floats, largest: float) -> tuple[list[int], list[list[int]]]:

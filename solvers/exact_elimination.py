@@ -24,7 +24,7 @@ from solvers.reduction import Core
 LARGEST = 4e7
 """Entries looked at for one node."""
 POOL = 12 * 10**7
-"""Entries of all tables (8 bytes each, and 2 for the choice behind it)."""
+"""Entries of all tables: 8 bytes each, and in compiled code 2 for the choice behind it."""
 ORDERS, FIRST = 16, 2
 """Orders of elimination tried; and those after which no other is where they all leave more than ``FEW`` nodes: others leave a few more or
 less."""
