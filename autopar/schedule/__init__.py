@@ -11,6 +11,7 @@ bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
 accumulating   accumulate: gradients of microbatches summed, reduced once or in each
 hurrying       hurry: what operators wait for passes what can follow it
+joining        join: calls become one where memory leaves room
 room           how much may be in flight where memory is short
 reusing        reuse: results over what nobody needs any more
 freeing        free: when values go

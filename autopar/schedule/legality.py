@@ -198,6 +198,11 @@ def _everything_runs(schedule: Schedule) -> Violations:
             yield last, f"is the last, and the {output.kind} {output.name} ({value}) has not been made"
 
 
+def is_legal(schedule: Schedule) -> bool:
+    """Whether all of ``PREDICATES`` hold."""
+    return all(next(iter(predicate(schedule)), None) is None for _, predicate in PREDICATES)
+
+
 def within_limits(schedule: Schedule) -> bool:
     """Whether the bytes in flight stay within the schedule's limits."""
     return next(iter(_within_limits(schedule)), None) is None

@@ -48,7 +48,7 @@ def tied(search: Trials) -> Timed | None:
         choices = choices_of(model, problem, wanted, search.seed, gap=CLOSE, seconds=max(search.left, 1.0))
         if choices is None:
             continue
-        made = search.schedule(extract(model, choices), best.schedule.limits, search.tries, best.seconds)
+        made = search.schedule(extract(model, choices), best.limits, search.tries, best.placed_seconds)
         if made.memory.peak <= search.limit and made.seconds <= best.seconds * (1 + share):
             return made
     return None

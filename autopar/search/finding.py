@@ -205,7 +205,7 @@ def _nearby(
     plans, found, _, interrupted = _of_merged_axes(graph, ways, pins, less, bound, least, folding is not None, draft=True)
     merged = found.timed if found is not None else None
     reached = merged.seconds if merged is not None else math.inf
-    start = merged.schedule.limits if merged is not None and reached < least else None
+    start = merged.limits if merged is not None and reached < least else None
     plans = [*(timed.assignment for timed in known), *plans] if reached >= least else [*plans, *(timed.assignment for timed in known)]
     least = min(least, reached)
     whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
@@ -252,7 +252,7 @@ def _nearby(
         now = perf_counter()
         if not gained or interrupted or last or looked.gap <= asked.gap or 2 * now - looking > asked.ends:
             break  # among others for want of time: the next takes as long as this one
-        plans, least, start = [looked.plan, *plans], looked.timed.seconds, looked.schedule.limits
+        plans, least, start = [looked.plan, *plans], looked.timed.seconds, looked.timed.limits
     if best is None and interrupted:
         raise KeyboardInterrupt
     return replace(best, interrupted=interrupted) if best is not None else None
@@ -278,7 +278,7 @@ def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clo
     try:
         plans, merged, proved, interrupted = _of_merged_axes(graph, ways, pins, asked, bound, before.seconds, folded=False, draft=False)
         if merged is not None and merged.timed is not None and merged.timed.better(before, asked.limit):
-            start, optimizer = merged.schedule.limits, found.optimizer
+            start, optimizer = merged.timed.limits, found.optimizer
             timed = best_schedule(graph, plans[0], machine, optimizer, asked.limit, start=start, tries=TRIES, until=asked.ends)
             found = _instead(found, timed, merged.tied_seconds, proved) if timed.better(before, asked.limit) else found
         if found.timed is before and found.own_seconds > found.seconds:

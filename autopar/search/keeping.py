@@ -132,6 +132,6 @@ class _Keeping:
         return best_schedule(
             model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
             tries=wanted.tries * (MORE if best is None else 1),
-            start=best.schedule.limits if best is not None else None, beside=best.seconds if best is not None else math.inf,
+            start=best.limits if best is not None else None, beside=best.placed_seconds if best is not None else math.inf,
             samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),),
         )  # fmt: skip

@@ -112,7 +112,7 @@ def _held_at_peak(found: Timed) -> frozenset[str]:
 def _swept(space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float) -> Timed:
     """With those of the changes, each tried once upon the others, that cost less: all as limits alone let calls stand, which are reordered
     when what the changes come to is tuned (``hurry``)."""
-    placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.schedule.limits, math.inf)
+    placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.limits, math.inf)
     assert placed is not None, "every plan takes less than forever"
     most = max(_cost(best, limit, over), _cost(placed, limit, over)) * (1 - EQUAL)
     for change in changes:
@@ -120,7 +120,7 @@ def _swept(space: Space, best: Timed, changes: Iterable[Change], limit: int, unt
             break
         made = change(best.assignment)
         if made is not None:
-            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.schedule.limits, most)
+            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.limits, most)
             cost = _cost(found, limit, over) if found is not None else math.inf
             if found is not None and cost < most:
                 best, most = found, cost * (1 - EQUAL)

@@ -264,6 +264,11 @@ class Search(Trials):
                 return
             mixture = blend(wanted, center, SHARE)
 
+    @property
+    def _until_beyond(self) -> float:
+        """Seconds left for a last proof."""
+        return self.left + BEYOND[0] * self.time_limit + BEYOND[1]
+
     def _call(self) -> None:
         """A bound that counts a latency where something has to be sent, of the weights that promise most of it."""
         limit = UNLIMITED if self.again else self.limit
@@ -271,13 +276,16 @@ class Search(Trials):
             return
 
         def least(weights: Weights) -> float:
+            seconds = min(self._until_beyond, TURN * self.time_limit)
+            if seconds <= 0:
+                return 0.0
             problem, unit = self.model.problem(limit, weights)
-            found = solve(problem, time_limit=max(min(self.left, TURN * self.time_limit), 1.0), gap=CLOSE, seed=self.seed)
+            found = solve(problem, time_limit=seconds, gap=CLOSE, seed=self.seed)
             return math.inf if found.status is Status.INFEASIBLE else found.bound * unit / (1 + TIES)
 
         promised = [(bound + sum(charges(weights, self.model).values()), bound, weights) for bound, weights in self.mixtures]
         for most, bound, weights in sorted(promised, key=lambda one: one[0], reverse=True)[:CALLED]:
-            if most > self.bound * (1 + GAIN) and self.left > 0:
+            if most > self.bound * (1 + GAIN) and self._until_beyond > 0:
                 self.bound = max(self.bound, with_calls(weights, self.model, bound, least, GAIN * self.bound))
 
     def _rent(self) -> None:
@@ -304,15 +312,15 @@ class Search(Trials):
         if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
             deep = bool(self.model.short(best.assignment))
             if deep:
-                self.offer(self._schedule(best.assignment, False, best.schedule.limits, tries=4 * self.tries), self.method)
+                self.offer(self._schedule(best.assignment, False, best.limits, tries=4 * self.tries), self.method)
                 self.settle_best()
                 best = self.best or best
-            self.offer(self._schedule(best.assignment, deep, best.schedule.limits, tries=(2 if deep else 4) * self.tries), self.method)
+            self.offer(self._schedule(best.assignment, deep, best.limits, tries=(2 if deep else 4) * self.tries), self.method)
             self.polished = self.best
 
     def _settle(self) -> None:
         """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the time limit."""
-        if self.left + BEYOND[0] * self.time_limit + BEYOND[1] < SETTLING * self.proving:
+        if self._until_beyond < SETTLING * self.proving:
             self.claims.clear()
         for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
             if bound > self.bound * (1 + GAIN):

@@ -247,7 +247,7 @@ def lighter(trials: Trials) -> None:
         return
     found = lighten(space, trials.plain, trials.limit, perf_counter() + LIGHTER_SHARE * trials.left)
     if found.memory.peak <= trials.limit:
-        found = min(found, trials.schedule(found.assignment, found.schedule.limits, trials.tries), key=lambda one: one.seconds)
+        found = min(found, trials.schedule(found.assignment, found.limits, trials.tries), key=lambda one: one.seconds)
         trials.parted.append(found)
         trials.offer(found, "auto")
     else:

@@ -199,12 +199,12 @@ class Trials:
         solution = self.choose(weights, gap, proves=proves, limit=limit)
         if solution is None:
             return None
-        limits: Limits | None = self.best.schedule.limits if self.best is not None else None
-        beside = self.best.seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
+        limits: Limits | None = self.best.limits if self.best is not None else None
+        beside = self.best.placed_seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
         tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
         begun = 0 if proves and self.long else tries
         found = self.schedule(self.answers[-1], limits, begun, beside)
-        if begun < tries and found.seconds <= UNLIKELY * beside:
+        if begun < tries and found.placed_seconds <= UNLIKELY * beside:
             found = self.schedule(self.answers[-1], limits, tries, beside)
         self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
@@ -307,7 +307,7 @@ class Trials:
         return self._exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
 
     def _exact(self, found: Timed) -> Timed:
-        return self._schedule(found.assignment, True, found.schedule.limits, tries=0)
+        return self._schedule(found.assignment, True, found.limits, tries=0)
 
     def _schedule(
         self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf, gain: float = 0.0

@@ -2,7 +2,8 @@
 
 What is gathered ahead hides collectives and costs memory; large buckets save latency and start late; operators set aside fill gaps and
 delay the reductions of gradients; where what operators wait for counts, gathers let more of it pass. One limit is changed at a time, from
-the best so far, while that helps; in the end what operators still wait for passes what can follow it (``hurry``).
+the best so far, while that helps; in the end what operators still wait for passes what can follow it (``hurry``), and calls are joined
+where memory leaves room (``join``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.bucketing import size
+from autopar.schedule.joining import join, saved_at_most
 from autopar.schedule.passes import REORDERING, Placed, default_limits
 from autopar.schedule.reusing import reuse
 from cost_models import Machine
@@ -45,7 +47,7 @@ with more memory; and beyond a rung that trails the best by as much no other is 
 BESIDE = 2
 """So many rungs are near."""
 REORDERED = 1.1
-"""What trails by more than this has no calls reordered (``hurry``)."""
+"""What trails by more than this has no calls reordered (``hurry``) or joined, unless fewer calls could save as much."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -70,16 +72,20 @@ class Timed:
         assignment: of the graph that is searched.
         schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers. The list does not say yet
             when values go (``free``).
+        limits: what the passes kept to that placed everything; the schedule's own allow for calls that were joined later.
         seconds: the objective: the step, or under the communication model the sum of its collectives; of several microbatches the
             share of one.
+        placed_seconds: as it was placed, before calls were reordered and joined: what others are compared with while limits are tried.
         samples: the schedules from which seconds and memory follow, with their weights: see ``Sample``.
     """
 
     assignment: Assignment
     schedule: Schedule
+    limits: Limits
     slots: tuple[Slot, ...]
     seconds: float
     step_seconds: float
+    placed_seconds: float
     memory: Memory
     samples: tuple[tuple[float, Schedule], ...]
 
@@ -111,7 +117,7 @@ class Timed:
             return fits
         if fits and abs(self.seconds - other.seconds) > EQUAL * other.seconds:
             return self.seconds < other.seconds
-        mine, theirs = ((item.memory.peak, item.schedule.limits.aside_bytes) for item in (self, other))
+        mine, theirs = ((item.memory.peak, item.limits.aside_bytes) for item in (self, other))
         return mine < theirs
 
 
@@ -161,7 +167,7 @@ class Tuning:
         self.hoped = math.inf
         """Seconds of the fastest looked at, whatever it holds."""
         self.beside = math.inf
-        """Seconds of the best schedule known, of whatever assignment: what trails does not have to hold less as well."""
+        """``placed_seconds`` of the best schedule known, of whatever assignment: what trails does not have to hold less as well."""
         self.trusts = True
         """Whether nothing that should have fit did not."""
         self._hurried: tuple[Timed, Timed] | None = None
@@ -272,7 +278,7 @@ class Tuning:
                 self.look(within)
         if found.memory.peak > self.limit and limits.summed_bytes and whole.sums and not found.estimated:
             excess = found.memory.peak - self.limit
-            less = replace(found.schedule.limits, summed_bytes=max(_summed(whole) - excess, 0))
+            less = replace(limits, summed_bytes=max(_summed(whole) - excess, 0))
             if less not in self.looked:
                 self.look(less)
 
@@ -282,19 +288,24 @@ class Tuning:
         parts = [memory(schedule, self.optimizer) for _, schedule in reused]
         held = _sum_of([(weight, part) for (weight, _), part in zip(reused, parts, strict=True)])
         whole = reused[-1][1] if len(reused) == 1 else replace(reused[-1][1], limits=one.limits)
-        return Timed(self.assignment, whole, simulated(whole), one.seconds, one.step, held, tuple(reused)), parts
+        return Timed(self.assignment, whole, one.limits, simulated(whole), one.seconds, one.step, one.seconds, held, tuple(reused)), parts
 
     def hurried(self) -> Timed:
-        """The best with operators waiting less, where that fits."""
+        """The best with operators waiting less, and with fewer calls, where that fits."""
         assert self.best is not None and self.kept is not None
         if self.best.estimated or self.best.memory.peak > self.limit:
             return self.best
         if self._hurried is None or self._hurried[0] is not self.best:
             ((weight, placed),) = self.kept.placed
-            one = self._looked(self.kept.limits, ((weight, run_passes(placed.under(self.kept.limits), REORDERING)),))
+            changed = join(run_passes(placed.under(self.kept.limits), REORDERING), self._fits)
+            one = self._looked(self.kept.limits, ((weight, changed),))
             made = self._timed(one)[0] if one.seconds < self.best.seconds * (1 - EQUAL) else self.best
-            self._hurried = self.best, made if made.memory.peak <= self.limit else self.best
+            gains = made is not self.best and made.memory.peak <= self.limit
+            self._hurried = self.best, replace(made, placed_seconds=self.best.seconds) if gains else self.best
         return self._hurried[1]
+
+    def _fits(self, schedule: Schedule) -> bool:
+        return memory(reuse(schedule), self.optimizer).peak <= self.limit
 
     def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf, gain: float = 0.0) -> Timed:
         """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
@@ -308,7 +319,8 @@ class Tuning:
         if self.trusts is not trusted:
             self.best, self.ahead, self.kept, self.asked, self.looked = before
             found = self._run(start, tries, until, beside, gain)
-        return self.hurried() if found.seconds <= REORDERED * beside else found
+        hopeful = found.seconds <= REORDERED * beside or found.seconds - saved_at_most(found.schedule) <= beside
+        return self.hurried() if hopeful else found
 
     def _run(self, start: Limits | None, tries: int, until: float, beside: float, gain: float) -> Timed:
         before, trusted, self.beside = len(self.looked), self.trusts, beside
@@ -325,7 +337,7 @@ class Tuning:
             self.look(LEAN)
             tries += 1
             best = self.settle()
-        if (best.memory.peak > self.limit and best.schedule.limits == LEAN) or best.seconds > HOPELESS * beside:
+        if (best.memory.peak > self.limit and best.limits == LEAN) or best.seconds > HOPELESS * beside:
             return best
         while timed and not self._at_best(gain):
             last = self.ahead
@@ -348,7 +360,7 @@ class Tuning:
 def _under(found: Timed, limits: Limits) -> Timed:
     """The same, found under other limits."""
     whole = found.schedule.under(limits)
-    return replace(found, schedule=whole, samples=found.samples if found.estimated else ((found.samples[0][0], whole),))
+    return replace(found, schedule=whole, limits=limits, samples=found.samples if found.estimated else ((found.samples[0][0], whole),))
 
 
 def _without(limits: Limits, left_out: int) -> Limits:
@@ -375,8 +387,8 @@ def best_schedule(
         start: the limits to begin from.
         tries: how many others are looked at, at most, beside the leanest where the first needs too much memory; none under the
             communication model, where nothing overlaps.
-        beside: seconds of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at, and of
-            what then trails by more than it gains little (``NEAR``).
+        beside: ``placed_seconds`` of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at,
+            and of what then trails by more than it gains little (``NEAR``).
         until: the ``perf_counter`` at which the last of them is to be ready, if each takes as long as the first.
     """
     tuning = Tuning(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit)

@@ -61,7 +61,7 @@ class Written:
         for name, assignment in assignments.items():
             if rivals and search.left <= 0:
                 break
-            least = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
+            least = min((rival.placed_seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
             rivals[name] = search.schedule(assignment, None, tries=0, beside=least)
         few = search.large or search.long
         if not few:
@@ -79,8 +79,8 @@ class Written:
         """
         best: Timed | None = None
         for name in _by_worth(self.rivals, search.limit)[:count]:
-            limits = best.schedule.limits if best is not None else None
-            beside = best.seconds if best is not None else math.inf
+            limits = best.limits if best is not None else None
+            beside = best.placed_seconds if best is not None else math.inf
             found = search.schedule(self.rivals[name].assignment, limits, search.tries, beside)
             self.rivals[name] = found
             best = found if not apart and found.better(best, search.limit) else best
@@ -128,5 +128,5 @@ def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:
 
 def _binds(rival: Timed, search: Trials) -> bool:
     """Whether memory keeps a plan from fitting, or from gathering ahead as it would."""
-    short = rival.schedule.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
+    short = rival.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
     return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY * search.limit)
