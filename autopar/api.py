@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.options import (
+    AUTO,
     MeshLike,
     candidate_meshes,
     check_number,
+    check_pins,
     parse_memory,
     resolve_hardware,
     user_errors,
@@ -27,6 +29,7 @@ from cost_models import Hardware
 if TYPE_CHECKING:
     from torch import nn
 
+    from autopar.importer import Captures
     from autopar.runtime import ShardedModule
     from autopar.search import Progress
 
@@ -180,6 +183,7 @@ def sweep(
     constraints: Mapping[str, str] | None = None,
     cost_model: str = "roofline",
     recompute: str = "auto",
+    microbatches: int | str = 1,
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -193,14 +197,14 @@ def sweep(
             object with ``model, args, kwargs, loss, loss_args``; or a Graph, which has no settings.
         devices: numbers of ranks, or one; each tries meshes as ``plan`` does.
         memory: one limit per rank or several; the hardware's own when not given.
-        settings: values by name, ``{"batch": [8, 16, 32]}``; every combination is captured once.
+        settings: values by name, ``{"batch": [8, 16, 32]}``; every combination is captured once (in each number of microbatches).
         time_limit: seconds for the whole call, shared among the points.
         done: called with each point as it is found.
         name: what the plans call the model.
         others: as of ``plan``.
 
     Raises:
-        UsageError: as of ``plan``. What has no plan, or no graph, is a point that says why.
+        UsageError: as of ``plan``, before there was one. What has no plan, or no graph, is a point that says why.
     """
     ends = perf_counter() + time_limit if isinstance(time_limit, int | float) else 0.0
     resolved, choices = resolve_hardware(hardware), combinations(settings or {})
@@ -215,21 +219,25 @@ def sweep(
     for count in devices:
         list(candidate_meshes(None, count))
 
-    def graph_of(chosen: Mapping[str, Any]) -> Graph:
+    number, pins = 1 if microbatches == AUTO else check_number(microbatches), check_pins(constraints)
+
+    def captured(chosen: Mapping[str, Any]) -> tuple[Target, Captures | None]:
         if isinstance(target, Graph):
-            return target
+            return Target(target, ()), None
         made = Target.made(target, chosen)
-        return capture(
-            made.model, made.args, made.kwargs, mode=mode, loss=made.loss, loss_args=made.loss_args, compute_dtype=compute_dtype
-        )  # fmt: skip
+        captures = captures_of(made.model, made.args, made.kwargs, mode, made.loss, made.loss_args, compute_dtype, pins)
+        captures.of(number)
+        return made, captures
 
-    def within(graph: Graph, count: int) -> Within:
+    def within(captured: tuple[Target, Captures | None], count: int) -> Within:
+        made, captures = captured
         return planner(
-            graph, (), None, devices=count, hardware=resolved, mode=mode, optimizer=optimizer, constraints=constraints,
-            cost_model=cost_model, recompute=recompute, time_limit=time_limit, seed=seed, progress=progress, target=name,
+            made.model, made.args, made.kwargs, devices=count, hardware=resolved, mode=mode, loss=made.loss, loss_args=made.loss_args,
+            compute_dtype=compute_dtype, optimizer=optimizer, constraints=pins, cost_model=cost_model, recompute=recompute,
+            microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=name, captures=captures,
         )  # fmt: skip
 
-    points = walk(choices, list(dict.fromkeys(devices)), list(dict.fromkeys(limits)), graph_of, within, ends, done)
+    points = walk(choices, list(dict.fromkeys(devices)), list(dict.fromkeys(limits)), captured, within, ends, done)
     own_name = "graph" if isinstance(target, Graph) else str(getattr(target, "__name__", type(target).__name__))
     return Sweep(name or own_name, mode, points)
 

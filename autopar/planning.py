@@ -99,9 +99,14 @@ def planner(
     seed: int = 0,
     progress: Progress | None = None,
     target: str | None = None,
+    captures: Captures | None = None,
 ) -> Within:
-    """What plans within so many bytes until a moment, the model captured and everything shared between calls. See ``plan``."""
-    began = perf_counter()
+    """What plans within so many bytes until a moment, the model captured and everything shared between calls. See ``plan``.
+
+    Args:
+        captures: the model's, where planners for several numbers of devices share them; they were made with the same pins.
+    """
+    began, here = perf_counter(), captures is None and not isinstance(model, Graph)
     meshes = list(candidate_meshes(mesh, devices))
     further = list(of_three_axes(devices, hardware.devices_per_node)) if mesh is None and devices and cost_model != "communication" else []
     meshes += further
@@ -121,11 +126,11 @@ def planner(
             message = f"the graph is one of {model.microbatches} microbatches, asked are {microbatches}"
             raise UsageError(message, "capture the model with microbatches=")
     else:
-        captures = captures_of(model, args, kwargs, mode, loss, loss_args, compute_dtype, pins)
+        captures = captures or captures_of(model, args, kwargs, mode, loss, loss_args, compute_dtype, pins)
         numbers = captures.numbers() if microbatches == AUTO else (check_number(microbatches),)
         graph, graph_of = captures.of(numbers[0]), captures.of
     spent = perf_counter() - began
-    if not isinstance(model, Graph) and spent >= time_limit:
+    if here and spent >= time_limit:
         hint = "allow more time (--time-limit), or capture once and plan the graph"
         raise TimeLimitError(f"the time limit of {time_limit:g} s passed while the model was captured, which took {spent:.1f} s", hint)
     from autopar.placements import placed_pins, written_pins
@@ -156,7 +161,7 @@ def planner(
         try:
             found = _best_of(list(numbers), find, ends, enough=lambda: _enough(tried, limit))
         except TimeLimitError as error:
-            if isinstance(model, Graph):
+            if not here:
                 raise
             within = f"the time limit of {time_limit:g} s passed, {spent:.1f} s of it while the model was captured"
             raise TimeLimitError(f"{within}: {error.message}", error.hint) from None

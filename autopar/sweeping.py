@@ -14,12 +14,12 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from autopar.errors import AutoparError, CaptureError, InfeasibleError, TimeLimitError, UsageError
-from autopar.graph import Graph
 from autopar.pareto import Made, Within
 from autopar.plan import Plan
 
 Settings = Mapping[str, Any]
 Tried = TypeVar("Tried")
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Point:
             **found, "mesh": self.plan.mesh, "objective_seconds": self.plan.objective.seconds, "gap": self.plan.objective.gap,
             "status": self.plan.objective.status, "step_seconds": self.plan.predicted.step_seconds,
             "peak_memory_bytes_per_rank": self.plan.predicted.peak_memory_bytes_per_rank,
-            "received_bytes_per_rank": self.plan.predicted.received_bytes_per_rank,
+            "received_bytes_per_rank": self.plan.predicted.received_bytes_per_rank, "microbatches": self.plan.microbatches,
         }  # fmt: skip
 
 
@@ -107,31 +107,44 @@ def combinations(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def walk(
-    choices: Sequence[Settings], counts: Sequence[int], limits: Sequence[int], graph_of: Callable[[Settings], Graph],
-    planner: Callable[[Graph, int], Within], ends: float, done: Callable[[Point], None],
+    choices: Sequence[Settings], counts: Sequence[int], limits: Sequence[int], model_of: Callable[[Settings], Model],
+    planner: Callable[[Model, int], Within], ends: float, done: Callable[[Point], None],
 ) -> tuple[Point, ...]:  # fmt: skip
     """Every point, the time until ``ends`` shared among those that are left. Ctrl-C ends it with what is there.
 
     Args:
-        planner: for a graph and a number of devices what plans within a limit.
+        planner: for a model and a number of devices what plans within a limit.
         done: called with each point.
 
     Raises:
-        UsageError: of ``graph_of`` or ``planner``. What else goes wrong is the point's ``error``.
-        KeyboardInterrupt: before there was a plan.
+        UsageError, KeyboardInterrupt: before there was a plan. What else goes wrong, and a UsageError later, is the point's ``error``.
     """
     found: dict[tuple[int, int, int], Point] = {}
     wanted = list(itertools.product(range(len(choices)), range(len(counts)), range(len(limits))))
 
+    def tried(make: Callable[..., Tried], *given: Any) -> Tried | AutoparError:
+        """What is made, or why it cannot be."""
+        try:
+            return make(*given)
+        except (InfeasibleError, TimeLimitError, CaptureError) as error:
+            return error
+        except UsageError as error:
+            if not planned():
+                raise
+            return error
+
+    def planned() -> bool:
+        return any(point.plan for point in found.values())
+
     def visit() -> Iterator[Made | None]:
         for first, chosen in enumerate(choices):
-            graph = _tried(graph_of, chosen)
+            model = tried(model_of, chosen)
             for second, count in enumerate(counts):
-                within = graph if isinstance(graph, AutoparError) else planner(graph, count)
+                within = model if isinstance(model, AutoparError) else tried(planner, model, count)
                 for third, limit in sorted(enumerate(limits), key=lambda item: item[1]):
                     now = perf_counter()
                     share = max(ends - now, 0.0) / (len(wanted) - len(found))
-                    made = within if isinstance(within, AutoparError) else _tried(within, limit, now + share)
+                    made = within if isinstance(within, AutoparError) else tried(within, limit, now + share)
                     plan, error = (None, made) if isinstance(made, AutoparError) else (made.plan, None)
                     found[first, second, third] = Point(chosen, count, limit, plan, error)
                     done(found[first, second, third])
@@ -142,14 +155,6 @@ def walk(
             if made is not None and made.interrupted:
                 break
     except KeyboardInterrupt:
-        if not any(point.plan for point in found.values()):
+        if not planned():
             raise
     return tuple(found[at] for at in wanted if at in found)
-
-
-def _tried(make: Callable[..., Tried], *given: Any) -> Tried | AutoparError:
-    """What is made, or why it cannot be."""
-    try:
-        return make(*given)
-    except (InfeasibleError, TimeLimitError, CaptureError) as error:
-        return error

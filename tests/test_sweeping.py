@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
@@ -65,6 +67,15 @@ def test_ctrl_c_ends_it_with_what_is_there(plan: Plan) -> None:
         walked(plan, {0: KeyboardInterrupt()})
 
 
+def test_a_wrong_use_ends_it_as_long_as_there_is_no_plan(plan: Plan) -> None:
+    """What is wrong with one combination of settings, or number of devices, takes nothing of what was found before."""
+    with pytest.raises(UsageError, match="no such pin"):
+        walked(plan, {0: UsageError("no such pin", "name one")})
+    points = walked(plan, {3: UsageError("no such pin", "name one")})[1]
+    assert [point.plan is not None for point in points] == [True, True, False, True, False, False, False, False]
+    assert points[2].fits is None and points[2].row()["message"] == "no such pin"
+
+
 def test_the_points_share_the_time(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one leaves is for the others."""
     now, given = [0.0], list[float]()
@@ -80,17 +91,19 @@ def test_the_points_share_the_time(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
     assert given == pytest.approx([20.0, 70 / 3, 175 / 6, 43.75])
 
 
-def test_a_sweep_is_what_plan_finds() -> None:
+@pytest.mark.parametrize("more", [{}, {"compute_dtype": "bfloat16", "microbatches": 4}, {"microbatches": "auto"}], ids=str)
+def test_a_sweep_is_what_plan_finds(more: dict[str, Any]) -> None:
     def make(batch: int) -> Any:
         return zoo.build("mlp", device="meta", batch=batch, layers=2)
 
-    options: dict[str, Any] = {"hardware": "h100-sxm", "time_limit": 600.0}
+    options: dict[str, Any] = {"hardware": "h100-sxm", "time_limit": 600.0, **more}
     found = autopar.sweep(make, devices=[2], settings={"batch": [64, 128]}, memory=["1GiB", "20MB"], name="mlp", **options)
     assert isinstance(found, Sweep) and len(found.points) == 4
     for point in found.points:
         target = make(point.settings["batch"])
         alone = autopar.plan(target.model, target.args, devices=2, memory=point.memory_bytes, **options)
         assert point.plan is not None and point.plan.objective.seconds == pytest.approx(alone.objective.seconds, rel=1e-9)
+        assert point.plan.microbatches == alone.microbatches and point.plan.model.arguments == alone.model.arguments
     for more, less in pairwise(found.points):
         assert more.settings != less.settings or more.plan.objective.seconds <= less.plan.objective.seconds  # type: ignore[union-attr]
     assert str(found).splitlines()[0].split()[:3] == ["batch", "limit", "devices"]
@@ -103,6 +116,24 @@ def test_what_cannot_be_asked() -> None:
         with pytest.raises(UsageError, match="hint: "):
             autopar.sweep(graph, **wrong)  # type: ignore[arg-type]
     assert autopar.sweep(graph, devices=[2, 2], hardware="h100-sxm").points[0].plan is not None
+
+
+class Fused(nn.Module):
+    """Queries, keys and values of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(*self.qkv(x).view(4, 8, 3, 4, 4).permute(2, 0, 3, 1, 4)).mean()
+
+
+def test_a_fused_weight_may_be_pinned_whole() -> None:
+    """The graph is captured with the pins, as ``plan`` does: not in blocks that they cut across."""
+    pins = {"qkv.weight": "S0 R"}
+    found = autopar.sweep(lambda: (Fused(), (torch.ones(4, 8, 16),)), devices=2, constraints=pins, hardware="h100-sxm", time_limit=20)
+    assert found.points[0].plan is not None and found.points[0].plan.parameters["qkv.weight"].spec == "S0 R"
 
 
 def made_of(width: int = 64) -> Any:
@@ -121,6 +152,9 @@ def made_of(width: int = 64) -> Any:
         (made_of, {"settings": {"depth": [1]}}, "made_of cannot be called with depth: got an unexpected keyword argument 'depth'"),
         (made_of, {"settings": {"width": 64}}, "the setting width has 64 in place of its values"),
         (made_of, {"settings": {"width": "64"}}, "the setting width has '64' in place of its values"),
+        (made_of, {"microbatches": 0}, "the number of microbatches is 0"),
+        (made_of, {"microbatches": 5}, "cannot be cut into 5 equal microbatches"),
+        (made_of, {"compute_dtype": "int8"}, "unknown compute dtype 'int8'"),
     ],
 )
 def test_wrong_targets_and_settings_are_refused(target: Any, options: Any, said: str) -> None:

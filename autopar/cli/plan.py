@@ -8,11 +8,25 @@ from typing import Annotated, Any
 import typer
 
 from autopar.cli.files import check_writable, write_result
-from autopar.cli.planning import OPTIMIZER_HELP, open_pins, pareto_target, plan_target, read_microbatches, read_mode
+from autopar.cli.planning import (
+    ComputeDtypeOption,
+    CostModelOption,
+    HardwareOption,
+    MicrobatchesOption,
+    ModeOption,
+    OptimizerOption,
+    PinOption,
+    RecomputeOption,
+    SeedOption,
+    open_pins,
+    pareto_target,
+    plan_target,
+    read_microbatches,
+    read_mode,
+)
 from autopar.cli.terminal import columns, out
 from autopar.errors import UsageError
 from autopar.files import STANDARD
-from autopar.options import DEFAULT_HARDWARE
 from autopar.pareto import Pareto
 from autopar.report import summary
 from autopar.report.frontier import frontier_html
@@ -24,17 +38,17 @@ def plan(
     devices: Annotated[
         int | None, typer.Option(help="number of ranks: tries every mesh of one and two axes, and of three as long as there is time")
     ] = None,
-    hardware: Annotated[str | None, typer.Option(help=f"a built-in name or a TOML file [default: {DEFAULT_HARDWARE}]")] = None,
-    mode: Annotated[str, typer.Option(help="train or inference")] = "train",
+    hardware: HardwareOption = None,
+    mode: ModeOption = "train",
     memory: Annotated[str | None, typer.Option(help="limit per rank, e.g. 70GiB [default: the hardware's]")] = None,
-    optimizer: Annotated[str, typer.Option(help=OPTIMIZER_HELP)] = "adamw",
-    compute_dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")] = None,
-    cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
-    recompute: Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")] = "auto",
-    microbatches: Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")] = "1",
-    pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")] = None,
+    optimizer: OptimizerOption = "adamw",
+    compute_dtype: ComputeDtypeOption = None,
+    cost_model: CostModelOption = "roofline",
+    recompute: RecomputeOption = "auto",
+    microbatches: MicrobatchesOption = "1",
+    pin: PinOption = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
-    seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
+    seed: SeedOption = 0,
     pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
     rungs: Annotated[int | None, typer.Option(help="limits of that ladder [default: 8]", min=1)] = None,
     html: Annotated[Path | None, typer.Option(help="with --pareto: a page with the ladder's plot")] = None,

@@ -6,7 +6,9 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import typer
 
 from autopar import api, planning
 from autopar.cli.terminal import Line, note, printing_aside
@@ -20,7 +22,17 @@ from autopar.search import Progress
 from autopar.sweeping import Sweep
 from autopar.target import Target
 
-OPTIMIZER_HELP = "adamw, adamw-mixed, sgd, sgd-momentum, none, or one's own: NAME:BYTES,ACCESSES for each element"
+HardwareOption = Annotated[str | None, typer.Option(help=f"a built-in name or a TOML file [default: {DEFAULT_HARDWARE}]")]
+ModeOption = Annotated[str, typer.Option(help="train or inference")]
+OptimizerOption = Annotated[
+    str, typer.Option(help="adamw, adamw-mixed, sgd, sgd-momentum, none, or one's own: NAME:BYTES,ACCESSES for each element")
+]
+ComputeDtypeOption = Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")]
+CostModelOption = Annotated[str, typer.Option(help="roofline, or communication for collectives alone")]
+RecomputeOption = Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")]
+MicrobatchesOption = Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")]
+PinOption = Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")]
+SeedOption = Annotated[int, typer.Option(help="the same seed gives the same plan")]
 
 
 def read_mode(text: str) -> Literal["train", "inference"]:

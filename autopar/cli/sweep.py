@@ -9,12 +9,27 @@ from typing import Annotated, Any
 import typer
 
 from autopar.cli.files import check_writable, write_result
-from autopar.cli.planning import OPTIMIZER_HELP, check_options, open_pins, read_mode, sweep_target
+from autopar.cli.planning import (
+    ComputeDtypeOption,
+    CostModelOption,
+    HardwareOption,
+    MicrobatchesOption,
+    ModeOption,
+    OptimizerOption,
+    PinOption,
+    RecomputeOption,
+    SeedOption,
+    check_options,
+    open_pins,
+    read_microbatches,
+    read_mode,
+    sweep_target,
+)
 from autopar.cli.target import read_value
 from autopar.cli.terminal import note, out
 from autopar.errors import UsageError
 from autopar.files import STANDARD
-from autopar.options import DEFAULT_HARDWARE, factorizations, parse_memory
+from autopar.options import factorizations, parse_memory
 from autopar.sweeping import Point, Sweep
 
 FORMS: Mapping[str, Callable[[Sweep], str]] = {".json": Sweep.to_json, ".csv": Sweep.to_csv, ".svg": Sweep.to_svg}
@@ -27,23 +42,26 @@ def sweep(
     vary: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE,VALUE: a setting of the model, e.g. batch=8,16 or seq=1024,2048; may be repeated")
     ] = None,
-    hardware: Annotated[str | None, typer.Option(help=f"a built-in name or a TOML file [default: {DEFAULT_HARDWARE}]")] = None,
-    mode: Annotated[str, typer.Option(help="train or inference")] = "train",
+    hardware: HardwareOption = None,
+    mode: ModeOption = "train",
     memory: Annotated[str | None, typer.Option(help="limits per rank, e.g. 40GiB,70GiB [default: the hardware's]")] = None,
-    optimizer: Annotated[str, typer.Option(help=OPTIMIZER_HELP)] = "adamw",
-    cost_model: Annotated[str, typer.Option(help="roofline, or communication for collectives alone")] = "roofline",
-    recompute: Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")] = "auto",
-    pin: Annotated[list[str] | None, typer.Option(help="NAME=SPEC; may be repeated")] = None,
+    optimizer: OptimizerOption = "adamw",
+    compute_dtype: ComputeDtypeOption = None,
+    cost_model: CostModelOption = "roofline",
+    recompute: RecomputeOption = "auto",
+    microbatches: MicrobatchesOption = "1",
+    pin: PinOption = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by all that is planned")] = 60.0,
-    seed: Annotated[int, typer.Option(help="the same seed gives the same plan")] = 0,
+    seed: SeedOption = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the table as FILE.csv or JSON, or drawn as FILE.svg")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     options: dict[str, Any] = {
         "devices": _counts(devices), "settings": _varied(vary or []), "hardware": hardware,
         "memory": None if memory is None else [parse_memory(word) for word in memory.split(",")],
-        "optimizer": optimizer, "cost_model": cost_model, "recompute": recompute, "constraints": open_pins(pin or []),
-        "time_limit": time_limit, "seed": seed, "mode": read_mode(mode),
+        "optimizer": optimizer, "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,
+        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "time_limit": time_limit, "seed": seed,
+        "mode": read_mode(mode),
     }  # fmt: skip
     if output is not None:
         check_writable(output)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "devices", "feasible", "mesh", "step_seconds", "gap", "peak_memory_bytes_per_rank", "received_bytes_per_rank", "objective_seconds",
-    "memory_limit_bytes_per_rank",
+    "memory_limit_bytes_per_rank", "microbatches",
 )  # fmt: skip
 CURVES = (("step_seconds", "step", units.seconds), ("peak_memory_bytes_per_rank", "memory", units.size))
 """Column, name and figures of what is drawn."""
@@ -31,11 +31,12 @@ WIDTH, HEIGHT, EDGE, LINE = 640, 220, 70, 15
 def table(sweep: Sweep) -> Table:
     """A row a point. Efficiency: steps a second and rank against the first number of devices with the same settings and limit."""
     varied, several = _settings(sweep), len({point.memory_bytes for point in sweep.points}) > 1
+    cut = any(point.plan is not None and point.plan.microbatches > 1 for point in sweep.points)
     rows, first = [], dict[object, tuple[int, float]]()
     for point in sweep.points:
         named = [str(point.settings[key]) for key in varied] + [units.size(point.memory_bytes)] * several + [str(point.devices)]
         if point.plan is None:
-            rows.append((*named, "-", "-", "-", "-", "-", "does not fit" if point.fits is False else "no plan"))
+            rows.append((*named, *["-"] * (5 + cut), "does not fit" if point.fits is False else "no plan"))
             continue
         step = point.plan.predicted.step_seconds
         ranks, before = first.setdefault((tuple(point.settings.items()), point.memory_bytes), (point.devices, step))
@@ -43,9 +44,9 @@ def table(sweep: Sweep) -> Table:
         mesh = ",".join(f"{name}={size}" for name, size in point.plan.mesh.items())
         rows.append((
             *named, mesh, units.seconds(step), units.percent(point.plan.objective.gap), f"{100 * scaling:.0f} %",
-            units.size(point.plan.predicted.peak_memory_bytes_per_rank), point.plan.objective.status,
+            units.size(point.plan.predicted.peak_memory_bytes_per_rank), *[str(point.plan.microbatches)] * cut, point.plan.objective.status,
         ))  # fmt: skip
-    header = (*varied, *["limit"] * several, "devices", "mesh", "step", "gap", "efficiency", "memory", "status")
+    header = (*varied, *["limit"] * several, "devices", "mesh", "step", "gap", "efficiency", "memory", *["microbatches"] * cut, "status")
     return Table(header, tuple(rows), frozenset(header) - {"mesh", "status"})
 
 

@@ -295,6 +295,21 @@ def test_sweep_over_settings_and_limits(tmp_path: Path, capsys: pytest.CaptureFi
     refused(autopar(capsys, "sweep", "zoo:mlp", "--devices", "1", "--vary", "batch=8", "--vary", "batch=9"), 2, "varied twice")
 
 
+def test_sweep_in_microbatches_and_mixed_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--hardware", "h100-sxm", "--compute-dtype", "bfloat16", "--microbatches"]
+    asked = ["sweep", "zoo:mlp,layers=1", "--devices", "2", "--vary", "batch=8,6,16"]
+    ran = autopar(capsys, *asked, *more, "4", "-o", tmp_path / "sweep.csv")
+    assert ran.status == 0 and "batch=6, 2 devices: a batch of 6 cannot be cut into 4 equal microbatches" in ran.err, ran
+    header, *rows = [line.split() for line in ran.out.splitlines()]
+    assert header[-2:] == ["microbatches", "status"] and [row[0] for row in rows] == ["8", "6", "16"]
+    lines = [line.split(",") for line in (tmp_path / "sweep.csv").read_text().splitlines()]
+    assert [line[-1] for line in lines] == ["microbatches", "4", "", "4"]
+    assert autopar(capsys, "plan", "zoo:mlp,layers=1,batch=8", "--mesh", "dp=2", *more, "4", "-o", tmp_path / "plan.json").status == 0
+    assert load(tmp_path / "plan.json").predicted.step_seconds == float(lines[1][4])
+    refused(autopar(capsys, "sweep", "zoo:mlp,batch=6", "--devices", "2", *more, "4"), 2, "a batch of 6 cannot be cut into 4")
+    refused(autopar(capsys, "sweep", "zoo:mlp,batch=6", "--devices", "2", *more, "four"), 2, "microbatches is 'four'")
+
+
 OWN = """
 import torch
 
