@@ -216,10 +216,10 @@ def _best_of(
     plan is there, one for which its share was too short has twice as much, so that little time makes one plan and not parts of several.
 
     Args:
-        enough: asked after each plan, whether to look no further; one that took all of its share then has the time of the others.
+        enough: asked after each plan, whether to look no further. The best, if it took all of its share, then has the time that is left.
         later: so many of the last share what time the others leave.
     """
-    found: list[Found] = []
+    found: list[tuple[Found, Asked, bool]] = []
     failed: list[AutoparError] = []
     interrupted = False
     for number, item in enumerate(asked):
@@ -228,7 +228,8 @@ def _best_of(
             break
         try:
             share = max(left / (len(asked) - number - (later if number < len(asked) - later else 0)), 0.0)
-            found.append(_in_time(find, item, share, 0.0 if found else ends))
+            one = _in_time(find, item, share, 0.0 if found else ends)
+            found.append((one, item, left - (ends - perf_counter()) >= share))
         except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
         except UsageError as error:  # a pin that a mesh of fewer axes, or of other sizes, cannot take
@@ -243,20 +244,21 @@ def _best_of(
         except _Changed as reason:
             warnings.warn(f"{item} microbatches and more are not tried: {reason}", MicrobatchWarning, stacklevel=4)
             break
-        if found and (found[-1].interrupted or (number + 1 < len(asked) and enough())):
-            further = ends - perf_counter()
-            if not found[-1].interrupted and 0 < further <= left - share:
-                try:
-                    found.append(find(item, further))
-                except AutoparError:
-                    pass  # the plan is there
-                except KeyboardInterrupt:
-                    interrupted = True
+        if found and (found[-1][0].interrupted or (number + 1 < len(asked) and enough())):
             break
     if not found:
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
-    best = min(found, key=lambda item: item.seconds)
-    return replace(best, interrupted=interrupted or found[-1].interrupted)
+    best, item, short = min(found, key=lambda one: one[0].seconds)
+    interrupted, further = interrupted or found[-1][0].interrupted, ends - perf_counter()
+    if short and further > 0 and not interrupted:
+        try:
+            again = find(item, further)
+            best, interrupted = min(best, again, key=lambda one: one.seconds), again.interrupted
+        except AutoparError:
+            pass  # the plan is there
+        except KeyboardInterrupt:
+            interrupted = True
+    return replace(best, interrupted=interrupted)
 
 
 def _in_time(find: Callable[[Asked, float], Found], item: Asked, seconds: float, ends: float) -> Found:

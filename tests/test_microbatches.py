@@ -396,6 +396,29 @@ def test_the_only_number_looked_at_has_all_the_time(
     assert found.interrupted is (again and isinstance(ends, KeyboardInterrupt))
 
 
+@pytest.mark.parametrize("changed", [False, True], ids=["enough", "changed"])
+@pytest.mark.parametrize(("takes", "again"), [((0.4, 0.4), [1]), ((0.4, 0.1), [1]), ((0.1, 0.4), [])], ids=str)
+def test_the_time_that_is_left_is_the_best_ones(
+    monkeypatch: pytest.MonkeyPatch, takes: tuple[float, float], again: list[int], changed: bool
+) -> None:
+    """Of four numbers the search ends after two, of which the first is the better: it is looked at again if its share was too short."""
+    now, given = [0.0], list[int]()
+    monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(planning, "replace", lambda found, **_: found)
+
+    def find(number: int, seconds: float) -> Any:
+        if number == 4:
+            raise planning._Changed("rows meet")
+        now[0] += [*takes, 0.0][len(given)]
+        given.append(number)
+        return SimpleNamespace(seconds=number / len(given), interrupted=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MicrobatchWarning)
+        found = planning._best_of([1, 2, 4, 8], find, 1.2, enough=lambda: len(given) > 1 and not changed)
+    assert given == [1, 2, *again] and found.seconds == pytest.approx(1 / 3 if again else 1.0)
+
+
 class Edges(nn.Linear):
     """Sums what lies at the ends of edges, which number the rows of the whole batch."""
 
