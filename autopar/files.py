@@ -54,26 +54,31 @@ def check_writable(path: Path, *sources: Path | None) -> None:
         return
     try:
         path.is_dir()
+        named, path = path, _followed(path)
     except (OSError, ValueError) as error:  # too long for a name, a character that no name has
         raise FileError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}", "choose another name") from error
     if not path.parent.is_dir():
         raise FileError(f"cannot write {path}: there is no folder {path.parent}", f"make it first: mkdir -p {path.parent}")
     if path.is_dir():
         raise FileError(f"cannot write {path}: it is a folder", "give a file name in it")
-    if not os.access(path.parent, os.W_OK):
-        raise FileError(f"cannot write {path}: no permission in {path.parent}", "choose another folder")
+    if not os.access(path if _in_place(path) else path.parent, os.W_OK):
+        where = "" if _in_place(path) else f" in {path.parent}"
+        raise FileError(f"cannot write {named}: no permission{where}", "choose another place")
     for source in sources:
         if source is not None and path.exists() and source.exists() and path.samefile(source):
             raise UsageError(f"{path} would be written over while it is what is read", "choose another file to write")
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes the file whole or not at all: a temporary file beside it, then a rename. Raises FileError, the old file as it was."""
+    """Writes the file whole or not at all: a temporary file beside it, then a rename. A link stays one, to what is written; a device or
+    a pipe is written to, and stays too. Raises FileError, the old file as it was."""
     check_path(path, "what to write", "give the path of a file")
-    target = Path(path)
-    check_writable(target)
-    name = ""
+    check_writable(Path(path))
+    target, name = _followed(Path(path)), ""
     try:
+        if _in_place(target):
+            target.write_text(text, encoding="utf-8")
+            return
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -87,6 +92,16 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         if isinstance(error, OSError):
             raise FileError(f"cannot write {target}: {error.strerror}", "make room, or choose another path") from error
         raise
+
+
+def _followed(path: Path) -> Path:
+    """The file itself, where ``path`` is a link to it; a link to a pipe (``/dev/stdout``) leads to no path, and is opened as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() and not _in_place(path) else path
+
+
+def _in_place(path: Path) -> bool:
+    """Whether no other file can take the place: a device or a pipe is there."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def parse_json(text: str, name: str, hint: str) -> Any:

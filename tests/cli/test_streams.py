@@ -14,6 +14,7 @@ from textwrap import dedent
 
 import pytest
 
+from autopar.files import write_whole
 from autopar.plan import Plan
 from tests.cli.running import autopar, refused
 
@@ -34,6 +35,30 @@ def test_a_full_disk_is_an_error_in_words(plan_file: Path) -> None:
         ran = subprocess.run([sys.executable, "-m", "autopar", "show", str(plan_file)], stdout=full, stderr=subprocess.PIPE, text=True)
     assert ran.returncode == 3 and ran.stderr.startswith("error: cannot write to the standard output"), ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_what_is_no_file_is_written_to_and_stays(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe, as a device would be: a file renamed to its place would take ``/dev/null`` from the whole machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "some words")
+    assert os.read(reader, 100) == b"some words" and pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+    os.close(reader)
+    words = [sys.executable, "-m", "autopar", "show", str(plan_file), "--html", str(tmp_path / "out")]
+    (tmp_path / "out").symlink_to("/proc/self/fd/1")  # as /dev/stdout
+    page = subprocess.run(words, capture_output=True, check=True).stdout
+    assert b"<!doctype html>" in page and (tmp_path / "out").is_symlink()
+
+
+def test_a_link_leads_to_the_file_that_is_written(tmp_path: Path) -> None:
+    link = tmp_path / "latest.json"
+    (tmp_path / "plans").mkdir()
+    link.symlink_to("plans/one.json")
+    for text in ("first", "second"):
+        write_whole(link, text)
+        assert link.is_symlink() and (tmp_path / "plans" / "one.json").read_text() == text
+    assert [path.name for path in (tmp_path / "plans").iterdir()] == ["one.json"]
 
 
 @pytest.mark.parametrize("room", [True, False], ids=["room elsewhere", "room nowhere"])
