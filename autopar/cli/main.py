@@ -14,7 +14,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-from autopar.cli.terminal import discard_output, fail, out
+from autopar.cli.terminal import discard_output, fail, open_closed_streams, out
 from autopar.cli.words import check_words
 
 VERBS = {
@@ -42,6 +42,8 @@ SOLVING = ("plan", "sweep", "solve")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; as a script it ends at once after Ctrl-C, and waits for nothing that is under way."""
+    if arguments is None:
+        open_closed_streams()
     status = _main(list(sys.argv[1:] if arguments is None else arguments))
     if status == INTERRUPTED and arguments is None:
         sys.stdout.flush()

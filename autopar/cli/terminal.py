@@ -52,6 +52,13 @@ def fail(message: str, hint: str, status: int) -> int:
     return status
 
 
+def open_closed_streams() -> None:
+    """What goes to a stream that was closed (``>&-``), which Python has as None, goes nowhere; its number is not given to another file."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (as long as the process)
+
+
 def discard_output() -> None:
     """Nothing more goes to the standard output, nor at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -51,6 +51,13 @@ def test_what_is_no_file_is_written_to_and_stays(plan_file: Path, tmp_path: Path
     assert b"<!doctype html>" in page and (tmp_path / "out").is_symlink()
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_a_closed_stream_is_none_that_is_written_to(plan_file: Path, closed: str) -> None:
+    command = f'"{sys.executable}" -m autopar show "{plan_file}" {closed}'
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stderr == "" and (ran.stdout == "") == (closed == ">&-"), ran
+
+
 def test_a_link_leads_to_the_file_that_is_written(tmp_path: Path) -> None:
     link = tmp_path / "latest.json"
     (tmp_path / "plans").mkdir()
