@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.cli.terminal import note, out
-from autopar.errors import FileError
+from autopar.errors import FileError, UsageError
 from autopar.files import STANDARD, check_writable, write_whole
 from autopar.unread import collector_paused
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
 
-__all__ = ["check_writable", "read_plan", "write_result", "write_text"]
+__all__ = ["check_apart", "check_writable", "read_plan", "write_result", "write_text"]
 
 
 def read_plan(path: Path, *, in_part: bool = False) -> Plan:
@@ -32,6 +32,12 @@ def read_plan(path: Path, *, in_part: bool = False) -> Plan:
         if issubclass(warning.category, OldPlanWarning):
             note(f"note: {warning.message}")
     return plan
+
+
+def check_apart(one: Path | None, other: Path | None) -> None:
+    """Raises UsageError: two results would be written to the same place, the second over the first."""
+    if one is not None and other is not None and os.path.realpath(one) == os.path.realpath(other):
+        raise UsageError(f"two results would be written to {one}", "name a file for each")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autopar.cli.files import check_writable, write_result
+from autopar.cli.files import check_apart, check_writable, write_result
 from autopar.cli.planning import (
     ComputeDtypeOption,
     CostModelOption,
@@ -68,6 +68,7 @@ def plan(
         raise UsageError("--rungs are those of a ladder of memory limits", "add --pareto")
     if html is not None:
         check_writable(html)
+        check_apart(html, output)
     options: dict[str, Any] = {
         "mesh": mesh, "devices": devices, "hardware": hardware, "mode": read_mode(mode), "memory": memory, "optimizer": optimizer,
         "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autopar.cli.files import check_writable, read_plan, write_text
+from autopar.cli.files import check_apart, check_writable, read_plan, write_text
 from autopar.cli.terminal import columns, out
 from autopar.files import STANDARD
 from autopar.report import summary
@@ -19,6 +19,7 @@ def show(
     trace: Annotated[Path | None, typer.Option(help="write the simulated timeline as a chrome trace")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
+    check_apart(html, trace)
     for path in (html, trace):
         if path is not None:
             check_writable(path, plan)

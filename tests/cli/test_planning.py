@@ -310,6 +310,14 @@ def test_sweep_in_microbatches_and_mixed_precision(tmp_path: Path, capsys: pytes
     refused(autopar(capsys, "sweep", "zoo:mlp,batch=6", "--devices", "2", *more, "four"), 2, "microbatches is 'four'")
 
 
+def test_two_results_have_two_places(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, same = tmp_path / "one", tmp_path / "." / "one"
+    for words in (["show", plan_file, "--html", one, "--trace", same], ["show", plan_file, "--html", "-", "--trace", "-"],
+                  ["plan", "zoo:mlp", "--mesh", "dp=2", "--pareto", "--html", one, "-o", same]):  # fmt: skip
+        refused(autopar(capsys, *words), 2, "two results would be written to")
+    assert not one.exists()
+
+
 OWN = """
 import torch
 
