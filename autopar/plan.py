@@ -209,7 +209,9 @@ def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         found = f"the schema {schema!r}" if schema is not None else "no schema"
-        return FileError(f"{name} has {found}, this autopar reads {SCHEMA!r}", "write the plan again with this version of autopar")
+        plan = isinstance(schema, str) and schema.startswith(SCHEMA.partition("/")[0] + "/")
+        hint = "write the plan again with this version of autopar" if plan else "give a file written by autopar plan -o, without --pareto"
+        return FileError(f"{name} has {found}, this autopar reads {SCHEMA!r}", hint)
     first = error.errors(include_url=False)[0]
     more = f" ({error.error_count() - 1} further places)" if error.error_count() > 1 else ""
     return FileError(

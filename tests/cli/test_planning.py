@@ -318,6 +318,14 @@ def test_two_results_have_two_places(plan_file: Path, tmp_path: Path, capsys: py
     assert not one.exists()
 
 
+def test_a_ladder_or_a_sweep_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ('{"schema": "autopar.pareto/1", "rows": []}', '{"target": "zoo:mlp", "rows": []}'):
+        (tmp_path / "other.json").write_text(text)
+        ran = autopar(capsys, "show", tmp_path / "other.json")
+        refused(ran, 3, "this autopar reads")
+        assert "give a file written by autopar plan -o, without --pareto" in ran.err
+
+
 OWN = """
 import torch
 
