@@ -326,6 +326,15 @@ def test_a_ladder_or_a_sweep_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFi
         assert "give a file written by autopar plan -o, without --pareto" in ran.err
 
 
+def test_a_module_named_as_a_path_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    ran = autopar(capsys, "plan", "./own:make", "--mesh", "dp=2")
+    refused(ran, 2, "'./own' is no module's name")
+    assert "did you mean own.py:function?" in ran.err
+    refused(autopar(capsys, "plan", "./absent:make", "--mesh", "dp=2"), 2, "'./absent' is no module's name")
+
+
 OWN = """
 import torch
 
