@@ -100,6 +100,15 @@ def test_gradients_are_reduced_once_or_in_each_and_that_is_priced() -> None:
     assert memory(once, "none").peak > memory(each, "none").peak
 
 
+def adds_too_late(data: Any) -> None:
+    """A gradient of the last microbatch is added to its sum when that has been sent."""
+    rows = data["schedule"]
+    read = {value for row in rows if row["kind"] == "start" for value in row["reads"]}
+    row = next(row for row in rows if row["kind"] == "add" and row["writes"][0] in read)
+    rows.remove(row)
+    rows.append(row)
+
+
 EDITS: list[tuple[Callable[[Any], None], str]] = [
     (lambda data: data.update(microbatches=2), "times: 4 in the plan, 2 recomputed"),
     (lambda data: data["accumulation"].update(cut=["nothing"]), "the plan has no input nothing"),
@@ -109,6 +118,7 @@ EDITS: list[tuple[Callable[[Any], None], str]] = [
     (lambda data: [row.update(microbatch=3) for row in data["schedule"] if row["kind"] == "run"], "runs in 1 of 4 microbatches"),
     (lambda data: [row.update(microbatch=2) for row in data["schedule"] if row["kind"] == "wait"], "neither the first nor the last"),
     (lambda data: data["schedule"].remove(next(row for row in data["schedule"] if row["kind"] == "add")), "which has not been made"),
+    (adds_too_late, "lack the last microbatch there"),
     (lambda data: data["predicted"].update(step_seconds=data["predicted"]["step_seconds"] / 4), "predicted.step_seconds"),
 ]
 

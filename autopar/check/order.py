@@ -224,7 +224,7 @@ class Order:
         if divisor is not None and (found is None or found.tensor != divisor or found.shape):
             yield Difference("accumulation.divisor", f"the plan has no output {DIVISOR} of {divisor}, one number")
         calls = {name: {leg.source for leg in call.legs} for name, call in self.calls.items()}
-        final = set(self.walk.sums)
+        final, short = set(self.walk.sums), set(self.walk.sums)
         for place, row in enumerate(self.rows):
             reads = set(row.reads) | (calls.get(row.of, set()) if row.kind == "wait" else set())
             if row.kind == "run" and row.microbatch:
@@ -233,6 +233,10 @@ class Order:
                 yield self.say(place, f"runs once, and {_list(tuple(sorted(reads - final)))} is of one microbatch")
             elif not row.microbatch and reads & final:
                 yield self.say(place, f"runs in every microbatch, and {_list(tuple(sorted(reads & final)))} is there after the last")
+            if row.kind == "add":
+                short.difference_update(row.writes)
+            elif reads & short:
+                yield self.say(place, f"reads {_list(tuple(sorted(reads & short)))}, which lack the last microbatch there")
             if row.microbatch:
                 final.update(row.writes)
         for kind, name, leaves in plan.leaving:

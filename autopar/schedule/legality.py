@@ -143,10 +143,12 @@ def _same_order(schedule: Schedule) -> Violations:
 def _microbatches(schedule: Schedule) -> Violations:
     """What runs in the last alone reads sums, and what it makes of them; what runs in all, nothing of that; gradients leave as sums."""
     last, summed = schedule.graph.microbatches - 1, set(schedule.sums)
-    made: set[str] = set()
+    made, short = set[str](), set(schedule.sums)
     for item in schedule.instructions:
         if item.kind == "add" and (len(item.reads) != 1 or len(item.writes) != 1 or not last):
             yield item.id, "adds to a sum, which is one value read and one written, where a step has several microbatches"
+        if item.kind == "add":
+            short.difference_update(item.writes)
         if item.microbatch not in (0, last):
             yield item.id, f"first runs in microbatch {item.microbatch}, which is neither the first nor the last of {last + 1}"
         elif item.microbatch == 0 and last:
@@ -159,6 +161,8 @@ def _microbatches(schedule: Schedule) -> Violations:
         elif last:
             if item.kind != "wait" and not set(item.reads) <= made | summed:
                 yield item.id, "runs in the last microbatch alone and reads what is of that one"
+            if not short.isdisjoint(item.reads):
+                yield item.id, "reads a sum before the last microbatch is added to it"
             made.update(item.writes)
     final = schedule.instructions[-1].id if schedule.instructions else 0
     for output, value in schedule.outputs if last and summed else ():  # before ``accumulate`` there are no sums

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.schedule import Schedule, joining, memory
+from autopar.graph import Accumulation
+from autopar.schedule import Limits, Schedule, joining, memory
 from autopar.schedule.bucketing import JOINED, size
 from autopar.schedule.joining import join
 from autopar.schedule.legality import check_legal
@@ -65,6 +66,24 @@ def test_no_list_is_taken_that_holds_more_than_it_may(case: Case) -> None:
     assert peak(within) <= max(room, peak(before))
     assert step_seconds(within, "sgd") <= step_seconds(before, "sgd")
     assert join(before, lambda schedule: False) is before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_over_microbatches_are_complete_when_they_are_sent(seed: int) -> None:
+    """They are there from the beginning of the step on, but lack the last microbatch until that is added."""
+    graph = graph_of("gpt2")
+    cut = tuple(item.tensor for item in graph.of_kind("input"))
+    graph, on = replace(graph, accumulation=Accumulation(3, cut)), CASES[0].machine
+    limits = Limits(bucket_bytes=0, ahead_bytes=2**40, aside_bytes=0)
+    before = run_passes(replace(ordered(graph, random_assignment(graph, on, seed), on), limits=limits), PLACING)
+    after = check_legal(join(before, lambda schedule: True), "join")
+    assert before.sums and len(after.calls) < len(before.calls)
+    there: set[str] = set()
+    for item in after.instructions:
+        if item.kind == "add":
+            there.update(item.writes)
+        elif item.kind == "start":
+            assert there.issuperset(set(item.reads).intersection(after.sums))
 
 
 def test_calls_are_joined_where_memory_allows() -> None:

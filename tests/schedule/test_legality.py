@@ -234,6 +234,14 @@ def reduces_what_is_of_one() -> Broken:
     return edited(schedule, *late), late[0].id
 
 
+def reduces_before_the_last_is_added() -> Broken:
+    """A sum is sent while the last microbatch's gradient is still to be added to it."""
+    schedule = in_microbatches()
+    reader = next(item for item in schedule.instructions if item.microbatch and set(schedule.sums) & set(item.reads))
+    added = next(index for index, item in enumerate(schedule.instructions) if item.kind == "add" and item.writes[0] in reader.reads)
+    return moved(schedule, reader, schedule.instructions[added - 1]), reader.id
+
+
 AGAIN = "an operator that runs a second time may, and does the same in backward"
 BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "reads what is made later": ("what is read was made before and is not freed", reads_too_early),
@@ -250,6 +258,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "another stage": ("every rank starts the collectives of a group in the same order", another_stage),
     "forward behind backward": ("forward comes before backward", forward_behind_backward),
     "reduces what is of one microbatch": (SUMS, reduces_what_is_of_one),
+    "reduces before the last is added": (SUMS, reduces_before_the_last_is_added),
     "runs again what is of backward": (AGAIN, runs_again_what_is_of_backward),
     "runs again otherwise": (AGAIN, runs_again_otherwise),
     "runs again what may not": (AGAIN, runs_again_what_may_not),
