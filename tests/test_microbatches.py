@@ -544,3 +544,29 @@ def test_rows_may_meet_in_backward_alone(name: str, whole: bool) -> None:
         warnings.simplefilter("ignore")
         plan = autopar.plan(model, args, mesh="dp=2", microbatches=2, hardware="cpu-cluster")
     assert verify(plan, (model, args), backend="simulate", steps=2).passed
+
+
+class Encoder(nn.Module):
+    """torch's own layers."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=batch_first, dtype=torch.float64)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        return (self.layers(x) - wanted).square().mean()
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_rows_stay_apart_in_torchs_own_layers(batch_first: bool) -> None:
+    """Their attention merges time and batch around a layer; data parallelism sends nothing of activations there either."""
+    torch.manual_seed(0)
+    model, shape, spec = Encoder(batch_first), *(((8, 3, 8), "S0 R R") if batch_first else ((3, 8, 8), "R S0 R"))
+    args = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    if batch_first:
+        found = autopar.capture(model, args, microbatches=2).accumulation
+        assert found.whole, found.reason
+    plan = autopar.plan(model, args, mesh="dp=2", hardware="cpu-cluster", constraints={"input:x": spec, "input:wanted": spec})
+    assert not [row for row in plan.collectives if row.kind in ("all_to_all", "permute")]
+    assert verify(plan, (model, args), backend="simulate", steps=2).passed

@@ -1,4 +1,4 @@
-"""Written-out RMS norms and repeated heads are recognised, whatever the order of their factors; near misses are not."""
+"""Written-out RMS norms, repeated heads and merged rows are recognised, whatever the order of their factors; near misses are not."""
 
 from __future__ import annotations
 
@@ -100,6 +100,71 @@ def test_repeated_heads_are_shared(repeat, heads):
     (op,) = [op for op in captured.graph.ops if op.target == "autopar.attention.default"]
     assert captured.graph.tensors[op.inputs[1]].shape[1] == heads
     torch.testing.assert_close(run(captured, model, inputs)["output", "0"], model(*inputs.values()))
+
+
+class Heads(nn.Module):
+    """torch's own attention; with weights it takes another way."""
+
+    def __init__(self, weights: bool, batch_first: bool) -> None:
+        super().__init__()
+        self.weights, self.attention = weights, nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=self.weights)[0]
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_rows_of_torchs_attention_stay_apart(weights, batch_first):
+    """Merged, time before batch, they could not be split by the batch without sending them."""
+    model, x = Heads(weights, batch_first), torch.randn(3, 5, 8, requires_grad=True)
+    captured = capture(model, (x,))
+    assert not [tensor for tensor in captured.graph.tensors.values() if tensor.shape[0:1] == (15,)]
+    tangent = torch.randn(3, 5, 8)
+    results = run(captured, model, {"x": x}, {"0": tangent})
+    out = model(x)
+    out.backward(tangent)
+    torch.testing.assert_close(results["output", "0"], out.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results["gradient", "x"], x.grad, rtol=1e-5, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(results["gradient", name], parameter.grad, rtol=1e-5, atol=1e-5)
+
+
+class Rows(nn.Module):
+    """Tokens ``[3, 5, 8]`` under a layer in some form, with its weight and bias."""
+
+    def __init__(self, form) -> None:
+        super().__init__()
+        self.form, self.layer = form, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.form(x, self.layer)
+
+
+NEAR_ROWS = [  # merged first to last, told apart in other pieces, read as they are too, or of other columns
+    lambda x, layer: layer(x.reshape(15, 8)).view(3, 5, 4),
+    lambda x, layer: layer(x.transpose(0, 1).reshape(15, 8)).view(5, 12),
+    lambda x, layer: layer(x.transpose(0, 1).reshape(15, 8)).view(5, 6, 2),
+    lambda x, layer: layer(x.transpose(0, 1).reshape(15, 8)),
+]
+
+
+@pytest.mark.parametrize("form", NEAR_ROWS)
+def test_other_merged_rows_are_left(form):
+    model, x = Rows(form), torch.randn(3, 5, 8)
+    captured = capture(model, (x,), mode="inference")
+    assert [tensor for tensor in captured.graph.tensors.values() if tensor.shape[0:1] == (15,)]
+    torch.testing.assert_close(run(captured, model, {"x": x})["output", "0"], model(x).detach())
+
+
+def test_merged_rows_that_something_else_reads_stay_there():
+    def form(x, layer):
+        rows = layer(x.transpose(0, 1).reshape(15, 8))
+        return rows.view(5, 3, 4).sum() + rows.softmax(0)
+
+    model, x = Rows(form), torch.randn(3, 5, 8)
+    captured = capture(model, (x,), mode="inference")
+    torch.testing.assert_close(run(captured, model, {"x": x})["output", "0"], model(x).detach())
 
 
 def test_slices_name_their_bounds():

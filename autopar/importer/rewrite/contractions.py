@@ -55,6 +55,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + autocast(bias)[0]
 
 
+def linear_over(x: Tensor, rows: Sequence[int], weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` of what is ``[..., k]`` with ``rows`` before the last dim."""
+    return linear(x.reshape(*rows, -1), weight, bias)
+
+
 def _batch_letters(dims: int) -> tuple[str, ...]:
     """Letters for leading dims: b, s and so on for the common cases, never k, m, n."""
     return tuple("bsthuvwxyzacdefg"[:dims])

@@ -1,7 +1,7 @@
 """Written-out forms of dialect operators, recognised in the exported graph.
 
-Models write RMS norm by hand and repeat key heads by copying them. The written-out parts stay in the graph only where something
-else reads them.
+Models write RMS norm by hand, repeat key heads by copying them, and merge rows for a linear layer. The written-out parts stay in the
+graph only where something else reads them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import torch
 from torch.fx import Node
 
 from autopar.importer.rewrite.bags import embedding_bag, equal_bags
+from autopar.importer.rewrite.contractions import linear_over
 
 aten = torch.ops.aten
 _CONVERSIONS = (aten.to.dtype, aten._to_copy.default, aten.to.dtype_layout)
 _RESHAPES = (aten.reshape.default, aten.view.default, aten.flatten.using_ints)
+_COPIES = (aten.clone.default, aten.contiguous.default)
+_MOVES = (aten.permute.default, aten.transpose.int, aten.movedim.intlist, aten.movedim.int)
 
 
 def recognised(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -25,6 +28,8 @@ def recognised(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         found = _rms_norm(node)
     elif node.target is aten.scaled_dot_product_attention.default:
         found = _shared_heads(node)
+    elif node.target in _RESHAPES:
+        found = _merged_rows(node)
     elif node.target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx):
         found = embedding_bag, node.args, {**node.kwargs, "size": equal_bags(node)}
     return found or (node.target, node.args, dict(node.kwargs))
@@ -101,3 +106,18 @@ def _unrepeated(node: Any) -> Node | None:
     b, g, *last = x.meta["val"].shape
     expanded = tuple(node.args[0].meta["val"].shape)
     return x if len(last) == 2 and expanded == (b, g, shape[1] // g, *last) and shape == (b, shape[1], *last) else None
+
+
+def _merged_rows(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """A linear layer over rows ``[t b, k]`` that are ``[t, b]`` before and behind it, of a tensor whose dims were moved, as in torch's
+    ``multi_head_attention_forward``: the same over the rows as they are. Merged, no dim but the first of them could be split."""
+    layer = node.args[0]
+    if not _call(layer, aten.linear.default) or not _call(layer.args[0], *_RESHAPES):  # type: ignore[union-attr]
+        return None
+    x, shape = layer.args[0].args[0], tuple(node.meta["val"].shape)  # type: ignore[union-attr]
+    while _call(x, *_COPIES):
+        x = x.args[0]
+    rows, out = layer.args[0].meta["val"], layer.meta["val"]  # type: ignore[union-attr]
+    if not _call(x, *_MOVES) or rows.dim() != 2 or len(shape) < 3 or shape[-1] != out.shape[-1]:
+        return None
+    return linear_over, (layer.args[0].args[0], shape[:-1], *layer.args[1:]), {}  # type: ignore[union-attr]
