@@ -33,6 +33,11 @@ _RENAMED = {
     aten._unsafe_view.default: aten.view.default, aten.reshape.default: aten.view.default,
     aten.empty_strided.default: aten.empty.memory_format, aten.new_empty_strided.default: aten.new_empty.default,
 }  # fmt: skip
+_OF_NOTHING = {
+    aten.new_zeros.default: aten.zeros.default, aten.new_ones.default: aten.ones.default, aten.new_full.default: aten.full.default,
+    aten.new_empty.default: aten.empty.memory_format,
+}  # fmt: skip
+"""What is made like a tensor, of whose values nothing is read, is made of nothing: how that tensor lies is then nobody's concern."""
 _SIZED = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default})
 """Operators whose second argument is the result's shape, where -1 may stand for a size; graphs name every size."""
 
@@ -90,6 +95,10 @@ class Lowering:
 
     def _needed(self) -> list[Node]:
         """Call nodes that some result needs, in order, without no-ops and tuple accesses."""
+        for node in self.graph.nodes:
+            if node.target in _OF_NOTHING:
+                node.target, node.args = _OF_NOTHING[node.target], node.args[1:]
+                node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
                 source = same_value(node) or self._squeezed_sum(node)

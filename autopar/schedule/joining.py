@@ -13,11 +13,14 @@ from typing import NamedTuple
 
 from autopar.schedule.bucketing import JOINED, size
 from autopar.schedule.collectives import Collective
-from autopar.schedule.hurrying import GAIN, SHORT, WORK
+from autopar.schedule.hurrying import SHORT, WORK
 from autopar.schedule.instructions import Instruction, Schedule
 from autopar.schedule.legality import is_legal
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.simulation import microbatches_seconds
+
+PART = 0.1
+"""Share of what one call less could save that it has to: memory is not held for less."""
 
 
 class Pair(NamedTuple):
@@ -48,7 +51,7 @@ def join(schedule: Schedule, fits: Callable[[Schedule], bool]) -> Schedule:
                 if work > WORK:
                     return schedule
                 took = tried.once(microbatches_seconds)
-                if took < seconds * (1 - GAIN) and is_legal(tried) and fits(tried):
+                if took < seconds - PART * pairs[place].saves and is_legal(tried) and fits(tried):
                     schedule, seconds, gained = tried, took, True
                     break
             place += schedule is before

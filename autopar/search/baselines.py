@@ -109,6 +109,8 @@ class _Walk:
         self.inputs: dict[str, ShardingSpec] = {}
         self.current: dict[str, tuple[str, ShardingSpec]] = {}
         self.undecided: set[str] = set()
+        self.made_of_nothing: dict[str, Op] = {}
+        """What lies as its first reader likes, until that has come: zeros, for instance."""
         self.layouts: list[Layout] = []
         self.made: dict[tuple[str, ShardingSpec, Phase], str] = {}
         self.reads: dict[tuple[str, int], str] = {}
@@ -193,7 +195,11 @@ class _Walk:
 
     def _run_op(self, op: Op, parameters: set[str]) -> None:
         choices = self.space.op_choices(op)
-        asked = (id(choices), *((tensor in self.undecided, tensor in parameters, self.current[tensor][1]) for tensor in op.inputs))
+        if not op.inputs and len(op.outputs) == 1:
+            self.made_of_nothing[op.outputs[0]] = op
+            self._make(op.outputs[0], choices.strategies[self._cheapest(op, choices, parameters)].outputs[0])
+            return
+        asked = (id(choices), *(self._as_read(tensor, parameters) for tensor in op.inputs))
         chosen = self.chosen.get(asked) if self.recipe.experts is None else None  # where experts' tokens are, nothing else tells
         if chosen is None:
             chosen = self.chosen[asked] = self._cheapest(op, choices, parameters)
@@ -204,6 +210,9 @@ class _Walk:
             if tensor in self.undecided:
                 self.undecided.discard(tensor)
                 self._place(tensor, spec)
+            elif tensor in self.made_of_nothing:
+                self._make(tensor, spec)
+                del self.made_of_nothing[tensor]
         stays = self._at_experts(op) or any(tensor in self.by_expert and spec == self.current[tensor][1] for tensor, spec in given)
         for position, (tensor, spec) in enumerate(given):
             self._read(op.name, position, tensor, spec, op.phase)
@@ -211,6 +220,18 @@ class _Walk:
             self.current[tensor] = (tensor, spec)
             if stays and self.recipe.experts in (*spec.split_axes, *spec.partial_axes):
                 self.by_expert.add(tensor)
+
+    def _as_read(self, tensor: str, parameters: set[str]) -> tuple[object, ...]:
+        """What of a tensor decides how its reader is run."""
+        maker = self.made_of_nothing.get(tensor)
+        offered = id(self.space.op_choices(maker)) if maker is not None else None
+        return tensor in self.undecided, tensor in parameters, offered, self.current[tensor][1]
+
+    def _make(self, tensor: str, spec: ShardingSpec) -> None:
+        """Has what is made of nothing made in a spec."""
+        op = self.made_of_nothing[tensor]
+        self.strategies[op.name] = next(strategy for strategy in self.space.op_choices(op).strategies if strategy.outputs[0] == spec)
+        self.current[tensor] = (tensor, spec)
 
     def _at_experts(self, op: Op) -> bool:
         """Whether an operator does what each expert does with its own weights: a product with the experts as a batch factor, or of rows
@@ -258,7 +279,8 @@ class _Walk:
             if len(some) < len(read.numbers):
                 asked, each = np.unique(each, return_inverse=True)
             wanted = tuple([read.specs[number] for number in asked.tolist()])
-            own = tensor in self.undecided or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None))
+            free = tensor in self.undecided or tensor in self.made_of_nothing
+            own = free or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None))
             costs = np.zeros(len(wanted)) if own else moves(tensor, wanted)
             prices = self._price(op, tensor, wanted, read.codes[asked], read.words[asked], costs, parameters)
             total, meant = total + prices[0][each], meant + prices[1][each]
@@ -281,6 +303,9 @@ class _Walk:
         none = np.zeros(len(specs))
         if tensor in self.undecided:
             return np.array([self._place_price(op, tensor, spec) for spec in specs]), none
+        if tensor in self.made_of_nothing:
+            offered = {strategy.outputs[0] for strategy in self.space.op_choices(self.made_of_nothing[tensor]).strategies}
+            return np.array([0.0 if spec in offered else math.inf for spec in specs]), none
         if tensor in parameters and self.recipe.stored:
             return np.array([0.0 if spec.is_replicated else FORCED for spec in specs]), none
         _, current = self.current[tensor]

@@ -6,11 +6,13 @@ from collections import Counter
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
 from autopar import zoo
 from autopar.graph import Graph
 from autopar.importer import capture_graph
-from autopar.schedule import Schedule
+from autopar.schedule import Schedule, make_schedule
 from autopar.schedule.legality import check_legal
 from autopar.search import Found, find_plan
 from autopar.search.baselines import find_baselines
@@ -194,3 +196,29 @@ def test_plans_by_hand_gather_keys_where_the_batch_is_too_small() -> None:
     found = find_baselines(Space(graph, on, "adamw", resolve_pins(graph, on.mesh, {})))[0]
     split = [dict(strategy.factors) for op, strategy in found["fsdp"].strategies.items() if "attention" in graph.op[op].target]
     assert split and all("s" in factors or "s mirrored" in factors for factors in split)
+
+
+class Read(nn.Module):
+    """Rows of a table, by index; the gradient puts them into zeros. And zeros made like a tensor, beside its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(64, 8))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        read = self.table[rows]
+        return torch.cat([read, read.new_zeros(*rows.shape, 2)], -1).square().mean()
+
+
+def test_what_is_made_of_nothing_lies_as_its_reader_likes() -> None:
+    """In DistributedDataParallel nothing but the gradient is sent, and the loss."""
+    graph = capture_graph(Read(), (torch.randint(64, (16, 4)),), {})
+    assert {op.target for op in graph.ops if not op.inputs} >= {"aten.zeros.default"}
+    assert not [op for op in graph.ops if "new_" in op.target]
+    machine = machine_of("dp=4")
+    made, _ = find_baselines(Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {})))
+    schedule = make_schedule(graph, made["ddp"], machine)
+    sent = [(call.kind, part.target_bytes) for call in schedule.calls for part in call.parts]
+    assert sorted(sent) == [("all_reduce", 4), ("all_reduce", 64 * 8 * 4)]
+    zeros = [op.name for op in graph.ops if op.target == "aten.zeros.default"]
+    assert len(zeros) == 2 and {str(made["ddp"].strategies[name].outputs[0]) for name in zeros} == {"S0 R R", "R R +P0"}
