@@ -224,11 +224,11 @@ def _check_dtypes(graph: Graph) -> None:
                 place = op.location or op.module or op.name
                 raise CaptureError(
                     f"{op.target} of {shown} at {place}: torch multiplies tensors of one dtype",
-                    "cast the inputs or the model, model.to(dtype) for example",
+                    "cast the inputs or the model, model.to(dtype) for example, and what forward casts itself to its weights' dtype",
                 )
 
 
-_SHAPES_ALONE = tuple(f"aten.{name}." for made in ("zeros", "ones", "empty", "full") for name in (f"{made}_like", f"new_{made}"))
+_SHAPES_ALONE = tuple(f"aten.{made}_like." for made in ("zeros", "ones", "empty", "full"))
 """Operators that ask nothing but its shape of what they read."""
 
 

@@ -110,7 +110,7 @@ class _Walk:
         self.current: dict[str, tuple[str, ShardingSpec]] = {}
         self.undecided: set[str] = set()
         self.made_of_nothing: dict[str, Op] = {}
-        """What lies as its first reader likes, until that has come: zeros, for instance."""
+        """What lies as its first reader likes it beside what else that reads, until it has come: zeros, for instance."""
         self.layouts: list[Layout] = []
         self.made: dict[tuple[str, ShardingSpec, Phase], str] = {}
         self.reads: dict[tuple[str, int], str] = {}
@@ -199,6 +199,9 @@ class _Walk:
             self.made_of_nothing[op.outputs[0]] = op
             self._make(op.outputs[0], choices.strategies[self._cheapest(op, choices, parameters)].outputs[0])
             return
+        if all(tensor in self.made_of_nothing or not self.graph.tensors[tensor].shape for tensor in op.inputs):
+            for tensor in op.inputs:  # nothing says how they should lie
+                self.made_of_nothing.pop(tensor, None)
         asked = (id(choices), *(self._as_read(tensor, parameters) for tensor in op.inputs))
         chosen = self.chosen.get(asked) if self.recipe.experts is None else None  # where experts' tokens are, nothing else tells
         if chosen is None:

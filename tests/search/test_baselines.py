@@ -222,3 +222,18 @@ def test_what_is_made_of_nothing_lies_as_its_reader_likes() -> None:
     assert sorted(sent) == [("all_reduce", 4), ("all_reduce", 64 * 8 * 4)]
     zeros = [op.name for op in graph.ops if op.target == "aten.zeros.default"]
     assert len(zeros) == 2 and {str(made["ddp"].strategies[name].outputs[0]) for name in zeros} == {"S0 R R", "R R +P0"}
+
+
+def test_what_is_made_of_such_alone_is_whole() -> None:
+    """A mask made of zeros: split as is quickest to make, it would have to be gathered."""
+
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + torch.zeros(16, 16).add(1.0).tril()).square().mean()
+
+    graph = capture_graph(Masked(), (torch.randn(8, 16, 16),), {}, mode="inference")
+    machine = machine_of("dp=4")
+    made, _ = find_baselines(Space(graph, machine, "none", resolve_pins(graph, machine.mesh, {})))
+    (triangle,) = [op for op in graph.ops if op.target == "aten.tril.default"]
+    assert made["ddp"].strategies[triangle.name].outputs[0].is_replicated
+    assert not [call for call in make_schedule(graph, made["ddp"], machine).calls if call.kind != "all_reduce"]
