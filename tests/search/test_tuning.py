@@ -36,7 +36,7 @@ def test_values_tried_are_within_the_memory_there_is(limit: int) -> None:
 def test_of_little_that_is_sent_there_are_calls_of_a_part() -> None:
     """Where all values fit in the smallest bucket there is but nothing: fewer calls than values, and more than one."""
     machine = Machine(Mesh.parse("x=4"), load_hardware("cpu-cluster"), "roofline")
-    on = Space(random_graph(8, layers=12, batch=256, width=128), machine, "adamw", Pins())
+    on = Space(random_graph(7, layers=12, batch=256, width=128), machine, "adamw", Pins())
     plan = find_baselines(on)[0]["fsdp"]
     tuning = Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
     found = tuning.run(None, 100)
