@@ -58,9 +58,9 @@ def join(schedule: Schedule, fits: Callable[[Schedule], bool]) -> Schedule:
     return schedule
 
 
-def saved_at_most(schedule: Schedule) -> float:
-    """Seconds that fewer calls save, at most."""
-    return sum(pair.saves for pair in _pairs(schedule))
+def saved_at_most(schedule: Schedule, seconds: float) -> float:
+    """Seconds that ``join`` saves of so many, at most."""
+    return sum(pair.saves for pair in _pairs(schedule) if pair.saves >= SHORT * seconds)
 
 
 def _pairs(schedule: Schedule) -> list[Pair]:

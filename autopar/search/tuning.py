@@ -319,7 +319,7 @@ class Tuning:
         if self.trusts is not trusted:
             self.best, self.ahead, self.kept, self.asked, self.looked = before
             found = self._run(start, tries, until, beside, gain)
-        hopeful = found.seconds <= REORDERED * beside or found.seconds - saved_at_most(found.schedule) <= beside
+        hopeful = found.seconds <= REORDERED * beside or found.seconds - saved_at_most(found.schedule, found.step_seconds) <= beside
         return self.hurried() if hopeful else found
 
     def _run(self, start: Limits | None, tries: int, until: float, beside: float, gain: float) -> Timed:

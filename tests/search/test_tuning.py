@@ -176,7 +176,7 @@ def test_calls_are_reordered_in_the_end_where_that_fits(monkeypatch: pytest.Monk
         assert found.seconds == pytest.approx(step_seconds(found.schedule, "adamw"))
         assert found.placed_seconds == placed.seconds
         check_legal(found.schedule, "the search")
-        trailing = min(placed.seconds / 1.2, 0.99 * (placed.seconds - saved_at_most(placed.schedule)))
+        trailing = min(placed.seconds / 1.2, 0.99 * (placed.seconds - saved_at_most(placed.schedule, placed.step_seconds)))
         assert full.run(None, 0, beside=trailing) is full.best
         if found is not placed:
             gained += 1
@@ -196,7 +196,7 @@ def test_what_fewer_calls_may_bring_to_the_best_has_them_joined() -> None:
         tuning.look(LEAN)
         placed = tuning.best
         assert placed is not None
-        aim = placed.seconds - 0.9 * saved_at_most(placed.schedule)
+        aim = placed.seconds - 0.9 * saved_at_most(placed.schedule, placed.step_seconds)
         found = tuning.run(LEAN, 0, beside=aim)
         gained += found.seconds < placed.seconds and REORDERED * aim < placed.seconds
         assert len(found.schedule.calls) <= len(placed.schedule.calls)
