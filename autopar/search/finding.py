@@ -21,7 +21,6 @@ from autopar.schedule import Assignment, Limits
 from autopar.schedule.freeing import free
 from autopar.schedule.legality import check_legal
 from autopar.search.alike import tied
-from autopar.search.baselines import find_baselines
 from autopar.search.bounds import floor, floor_of
 from autopar.search.building import build_model
 from autopar.search.folded import folded
@@ -188,9 +187,9 @@ def _enumerate(space: Space, asked: Asked, clock: Clock, share: float = ENUMERAT
 def _nearby(
     space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: Clock, known: list[Timed], enumerated: bool
 ) -> Found | None:  # fmt: skip
-    """The best plan near those of meshes with axes merged, and near the better ones found so; None where none fits in memory. What bounds
-    it are all choices in their cheapest form (``bounds.floor``, ``pooled``). Where that leaves much open, the best plan of all, if they are
-    not by far too many.
+    """The best plan near those of meshes with axes merged, whose operators may also be split as in a plan written by hand, and near the
+    better ones found so; None where none fits in memory. What bounds it are all choices in their cheapest form (``bounds.floor``,
+    ``pooled``). Where that leaves much open, the best plan of all, if they are not by far too many.
 
     Args:
         enumerated: whether all choices are; else the best plan of merged axes is the answer, without a bound.
@@ -210,21 +209,27 @@ def _nearby(
     least = min(least, reached)
     whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
     clock.lap("merged")
-    if not plans and enumerated:
-        written = find_baselines(space)[0].values()
-        plans = [plan for plan in written if folding is None or folding.agrees(plan)]
+    hurried = perf_counter() > asked.began + HURRIED * asked.time_limit
+    written, by_hand = Written(), list[Assignment]()
+    if enumerated and not (plans and (whole or hurried or interrupted)):
+        try:
+            by_hand = written.alike(space, folding)
+        except (KeyboardInterrupt, Late) as reason:
+            if not plans:
+                raise
+            interrupted = isinstance(reason, KeyboardInterrupt)
+    plans = plans or by_hand
     best: Found | None = None
     last = interrupted or not enumerated
-    hurried = perf_counter() > asked.began + HURRIED * asked.time_limit
     for number in range(LOOKS + hurried if plans else 0):
         last = last or perf_counter() > asked.ends
         alone, looking = last or number < hurried, perf_counter()
         seconds = 0.0 if interrupted or (alone and enumerated) else asked.time_limit
         wanted = asked.baselines and not alone and (best is None or not best.baselines)
         around = replace(asked, time_limit=seconds, proves=whole and not alone, bounds=[bound], baselines=wanted)
-        part = _alone(space, plans[0]) if alone else space if whole else near(space, plans)
+        part = _alone(space, plans[0]) if alone else space if whole else near(space, [*plans, *by_hand])
         try:
-            looked = _look(part, space, folding, pins, around, clock, known, plans, start)
+            looked = _look(part, space, folding, pins, around, clock, known, written.again(), plans, start)
         except InfeasibleError:
             break
         except (KeyboardInterrupt, Late, TimeLimitError) as reason:
@@ -380,13 +385,13 @@ def _alone(space: Space, plan: Assignment) -> Space:
 
 
 def _look(
-    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: Clock, known: list[Timed],
+    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: Clock, known: list[Timed], written: Written,
     plans: Sequence[Assignment], start: Limits | None,
 ) -> Found | None:  # fmt: skip
     """The search in a part of a space."""
     free = _model(part, clock)
     model = folded(free, folding) if folding is not None else free
-    found = _search(model, space, pins, asked, clock, known, Written(), plans, start) if model is not None else None
+    found = _search(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
     return found if found is not None and found.ended else None
 
 

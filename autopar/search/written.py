@@ -10,6 +10,7 @@ from autopar.schedule import Assignment
 from autopar.schedule.passes import default_limits
 from autopar.search.baselines import find_baselines
 from autopar.search.folded import FoldedModel
+from autopar.search.folding import Folding
 from autopar.search.model import Model
 from autopar.search.pins import Pins
 from autopar.search.recompute import with_policies
@@ -30,10 +31,21 @@ class Written:
     Args:
         rivals: each as short as was found, and leaner ones where memory binds.
         contradicted: the reasons why others are none, by name.
+        made: what ``find_baselines`` says of the space that is searched, where it was asked before.
     """
 
     rivals: dict[str, Timed] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
+    made: tuple[dict[str, Assignment], dict[str, str]] | None = None
+
+    def alike(self, space: Space, folding: Folding | None) -> list[Assignment]:
+        """Their assignments; where equal layers are folded, of those that have them alike."""
+        self.made = find_baselines(space)
+        return [plan for plan in self.made[0].values() if folding is None or folding.agrees(plan)]
+
+    def again(self) -> Written:
+        """The same assignments, to be scheduled for another search in the same space."""
+        return Written(made=self.made)
 
     def schedule(self, search: Trials, space: Space, pins: Pins, again: bool) -> None:
         """Schedules all of them, unless an earlier search has, and offers them.
@@ -57,7 +69,7 @@ class Written:
 
     def _schedule(self, search: Trials, space: Space, pins: Pins, again: bool) -> None:
         rivals = self.rivals
-        assignments, self.contradicted = _assignments(search.model, space, pins)
+        assignments, self.contradicted = self._assignments(search.model, space, pins)
         for name, assignment in assignments.items():
             if rivals and search.left <= 0:
                 break
@@ -70,6 +82,13 @@ class Written:
             rivals.update(_leaner(rivals, search))
         if few:
             self._tune(search, TUNED, apart=False)
+
+    def _assignments(self, model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
+        """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
+        found, contradicted = self.made or find_baselines(space)
+        if isinstance(model, FoldedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
+            return find_baselines(replace(space, graph=model.whole_graph, pins=pins))
+        return found, contradicted
 
     def _tune(self, search: Trials, count: int, *, apart: bool) -> None:
         """Tries limits for the best of them, those of the best so far first: of what trails then not many more are tried.
@@ -93,14 +112,6 @@ class Written:
 
 def _by_worth(rivals: Mapping[str, Timed], limit: int) -> list[str]:
     return sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
-
-
-def _assignments(model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
-    """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
-    found, contradicted = find_baselines(space)
-    if isinstance(model, FoldedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
-        return find_baselines(replace(space, graph=model.whole_graph, pins=pins))
-    return found, contradicted
 
 
 def _leaner(rivals: Mapping[str, Timed], search: Trials) -> dict[str, Timed]:

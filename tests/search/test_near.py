@@ -10,6 +10,7 @@ from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
 from autopar.schedule.freeing import free
 from autopar.search import Found, find_plan, finding
+from autopar.search.baselines import find_baselines
 from autopar.search.merging import Merging, mergings
 from autopar.search.near import near
 from autopar.search.pins import Pins
@@ -113,6 +114,8 @@ def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch
     monkeypatch.setattr(finding, "WIDE", wide)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert bool(looked) == (wide > 1)
+    written = find_baselines(Space(graph, machine, found.optimizer, Pins()))[0].values()
+    assert all(plan in plans for plans in looked for plan in written), "operators may be split as by hand, too"
     assert found.bound_seconds <= whole.seconds * ROOM, "a bound on every plan"
     assert found.bound_seconds <= found.seconds
     assert found.seconds <= min(item.seconds for item in merged) * ROOM

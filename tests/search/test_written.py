@@ -9,7 +9,7 @@ from time import perf_counter
 import pytest
 
 from autopar.schedule import Assignment
-from autopar.search import finding, folded, rounds, written
+from autopar.search import finding, folded, rounds
 from autopar.search.building import build_model
 from autopar.search.folded import FoldedModel
 from autopar.search.folding import FEWEST
@@ -28,13 +28,13 @@ Assignments = tuple[dict[str, Assignment], dict[str, str]]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
     """The models for which plans were written."""
     found: list[Model] = []
-    before = written._assignments
+    before = Written._assignments
 
-    def noted(model: Model, space: Space, pins: Pins) -> Assignments:
+    def noted(self: Written, model: Model, space: Space, pins: Pins) -> Assignments:
         found.append(model)
-        return before(model, space, pins)
+        return before(self, model, space, pins)
 
-    monkeypatch.setattr(written, "_assignments", noted)
+    monkeypatch.setattr(Written, "_assignments", noted)
     return found
 
 
