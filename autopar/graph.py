@@ -268,6 +268,26 @@ class Graph:
         return frozenset(item.tensor for item in self.inputs if item.trained and item.tensor in self.gradients)
 
     @cached_property
+    def loss(self) -> int | None:
+        """Which of the outputs is the loss of a training step."""
+        found = (index for index, output in enumerate(self.outputs) if output.kind == "output" and output.name == "loss")
+        return next(found, None) if self.mode == "train" else None
+
+    @cached_property
+    def tail(self) -> tuple[Op, ...]:
+        """The operators of forward whose results lead to the loss and to nothing else, the last first."""
+        leaving = {output.tensor for index, output in enumerate(self.outputs) if index != self.loss}
+        found: dict[str, Op] = {}
+        for op in reversed(self.ops) if self.loss is not None else ():
+            if op.phase == "forward" and leaving.isdisjoint(op.outputs) and self.readers(op) <= found.keys():
+                found[op.name] = op
+        return tuple(found.values())
+
+    def readers(self, op: Op) -> set[str]:
+        """The operators, by name, that read what one makes."""
+        return {self.ops[index].name for tensor in op.outputs for index, _ in self.consumers[tensor]}
+
+    @cached_property
     def loss_gradient(self) -> str | None:
         """The operator that begins the backward of a scalar loss: it makes the one that is the loss's gradient."""
         first = next((op for op in self.ops if op.phase == "backward"), None)

@@ -307,6 +307,7 @@ class InstructionPlan(Row):
 
     ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
     the microbatches from ``microbatch`` on. ``over`` names the value whose memory a run's result takes, or which a start reduces in place.
+    ``late`` is true of a wait that operators pass by: it is left until the loss is read.
     """
 
     id: Count
@@ -321,3 +322,4 @@ class InstructionPlan(Row):
     bytes: Count = 0
     of: str = ""
     over: str | None = None
+    late: bool | None = None

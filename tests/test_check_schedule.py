@@ -99,6 +99,7 @@ def test_copies_and_chained_starts_by_hand() -> None:
         ([first, work, row("wait", "w", 2.0, "compute")], True, 6.0),  # a ends at 3, w arrives at 4, its copies take 2
         ([first, second, work, copies], True, 7.0),  # v arrives at 5, behind a
         ([first, second, work, copies], False, 9.0),  # a begins when w is there
+        ([first, row("wait", "w", 1.0, "compute").model_copy(update={"late": True}), work], True, 4.0),  # a begins after the copies
     ):
         assert makespan(rows, 0.0, overlaps) == seconds
         assert end_of(simulate((Instruction(**vars(item)) for item in rows), overlaps=overlaps)) == seconds
@@ -195,6 +196,14 @@ def another_phase(data: Any) -> None:
     data["schedule"][place(data, "run", of="b4")]["phase"] = "recompute"
 
 
+def late_for_an_operator(data: Any) -> None:
+    data["schedule"][place(data, "wait", "forward")]["late"] = True
+
+
+def late_for_a_gradient(data: Any) -> None:
+    data["schedule"][place(data, "wait", of="gw5@split+1")]["late"] = True
+
+
 def another_stage(data: Any) -> None:
     data["schedule"][place(data, "run", of="b4")]["stage"] = 1
 
@@ -285,6 +294,8 @@ REFUSED: list[tuple[Callable[[Any], None], str]] = [
     (another_read, "its operator reads"),
     (another_write, "writes elsewhere, its operator writes b4"),
     (another_phase, "is of the recompute phase, its operator of the backward phase"),
+    (late_for_an_operator, "brings, and does not lead to the loss alone"),
+    (late_for_a_gradient, "is late, which only a wait of a training step's forward may be"),
     (another_stage, "is in stage 1, what it is of in stage 0"),
     (another_microbatch, "is of microbatch 1, the plan has 1"),
     (of_nothing("run"), "the plan has no such operator"),

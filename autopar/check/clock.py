@@ -1,9 +1,9 @@
 """How long the schedule takes, by what every instruction has to wait for.
 
 For each instruction the earlier ones are looked up that hold it back: the last operator or wait, the last holder of each of its links, the
-calls that bring what it reads (where launches do not overlap with work, everything after a start is held back by these too). It begins
-when the last of these has ended. Operators beside busy links are slower: the time that an operator, or a wait's copies, shares with any
-call is counted at the reduced speed.
+calls that bring what it reads (where launches do not overlap with work, everything after a start is held back by these too); a late wait
+is not held back by its call. It begins when the last of these has ended. Operators beside busy links are slower: the time that an operator,
+or a wait's copies, shares with any call is counted at the reduced speed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
             bringing = [bringer[value] for value in row.reads if value in bringer]
             before += bringing
             held = held if overlaps else max([held, *(ends[other] for other in bringing)])
-        elif row.kind == "wait":
+        elif row.kind == "wait" and not row.late:
             before.append(started[row.of])
         begin = max(held, *(ends.get(other, 0.0) for other in before))
         ends[place] = begin + row.seconds if links else slowed(begin, row.seconds, busy, slowdown)

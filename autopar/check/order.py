@@ -54,6 +54,7 @@ class Order:
         yield from self._stages()
         yield from self._sums()
         yield from self._in_flight()
+        yield from self._late()
         for value, place in {**self.coming, **self.there}.items():
             if value not in self.going and value not in self.kept:
                 yield self.say(place, f"makes {value}, which nobody frees, though it does not leave", runs=True)
@@ -264,6 +265,22 @@ class Order:
                 held = sum(self.calls[other].in_flight for other in flying)
                 if held > limit and len(flying) > self._chain(flying):
                     yield self.say(self.starts[name], f"{held} bytes are in flight {side}, over limits.ahead_bytes, {limit}")
+
+    def _late(self) -> Iterator[Difference]:
+        """What is not waited for is for operators of forward that lead to the loss alone."""
+        plan, coming = self.walk.plan, dict[str, int]()
+        others = {row.value or row.tensor for kind, name, row in plan.leaving if (kind, name) != ("output", "loss")}
+        for place, row in enumerate(self.rows):
+            after = next((coming[value] for value in row.reads if value in coming), None)
+            if row.late and (row.kind != "wait" or row.phase != "forward" or plan.model.mode != "train"):
+                yield self.say(place, "is late, which only a wait of a training step's forward may be")
+            goes_on = row.kind in ("run", "slice") and row.phase == "forward"
+            if after is not None and row.kind != "free" and not goes_on:
+                yield self.say(place, f"reads what the late wait {self.rows[after].id} brings, and does not lead to the loss alone")
+            if row.late or (after is not None and row.kind != "free"):
+                coming.update(dict.fromkeys(row.writes, place if after is None else after))
+                for value in sorted(others.intersection(row.writes)):
+                    yield self.say(place, f"makes {value}, which leaves and is not the loss, after a late wait")
 
     def _chain(self, names: list[str]) -> int:
         """How many of the calls follow one another, each reading what another makes: so many may pass the limit."""

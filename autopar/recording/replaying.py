@@ -183,6 +183,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
     for layout in layouts.values():
         make(layout)
     in_place = {row.of for row in plan.schedule if row.kind == "start" and row.over is not None}
+    late = {row.of for row in plan.schedule if row.late}
     values.update((name, values[source]) for name, source in summed.items())
     return Schedule(
         graph,
@@ -190,7 +191,9 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
         tuple(Instruction(**vars(row)) for row in plan.schedule),
         operations,
         {
-            row.id: Collective(row.id, tuple(parts[part.value, part.step] for part in row.members), row.id in in_place)
+            row.id: Collective(
+                row.id, tuple(parts[part.value, part.step]._replace(late=row.id in late) for part in row.members), row.id in in_place
+            )
             for row in plan.collectives
             if row.id
         },

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now, exchange_of
+from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
 from autopar.runtime.filling import fitted, sliced
 from autopar.runtime.fusion import bind_in_place, bind_pair, makes_memory, pairs_of
 from autopar.runtime.inner import Answer, Request, body
@@ -62,7 +62,7 @@ class Executable:
     Args:
         forward_actions, backward_actions: what its instructions do, in order.
         repeated_actions: what they do in backward of microbatches before the last.
-        late: of forward, what only the loss asks for and the backend would hold this thread up for.
+        late: of forward, what only the loss asks for.
     """
 
     schedule: Schedule
@@ -165,7 +165,7 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
             has baked in) and makes every other random number a constant, so that runs can be compared.
         in_place: whether operators may write over what they read last (see ``fusion``), and into buffers.
     """
-    tail = Tail() if backend.traced else loss_tail(schedule, lambda call: not backend.streams(exchange_of(call)))
+    tail = Tail() if backend.traced else loss_tail(schedule)
     binding = _Binding(schedule, backend, device, dropout, in_place, tail)
     actions = [(index, item, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
     bound = [(index, item, action) for index, item, action in actions if action is not None]

@@ -4,6 +4,7 @@ assignment     what a search decides
 collectives    Collective: one call, and what it holds
 instructions   Instruction, Schedule: the values
 ordering       order: the list in program order, second runs in their place
+lateness       what only the loss waits for
 sharing        share: equal reshards once
 filling        fill: what little depends on waits for gaps
 windows        where collectives may stand

@@ -45,7 +45,7 @@ def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Sc
         call, window = schedule.collectives[item.of], found[item.id]
         if call.kind not in JOINED:
             continue
-        key = (item.half, call.kind, call.axes, call.reduction, call.dtype, window.ahead, window.behind)
+        key = (item.half, call.kind, call.axes, call.reduction, call.dtype, window.ahead, window.behind, call.late)
         current = open_.get(key)
         if current is None or not current.takes(item, size(call), window, schedule.limits.bucket_bytes):
             current = open_[key] = _Group([item], size(call), window.ready, window.deadline)

@@ -25,6 +25,7 @@ class Part(NamedTuple):
         shapes: on a rank.
         itemsize: bytes of an element.
         from_spec: what the reshard starts from.
+        late: nobody waits for it but who reads the loss (``lateness``).
     """
 
     layout: Layout
@@ -36,6 +37,7 @@ class Part(NamedTuple):
     itemsize: int
     dtype: str
     from_spec: ShardingSpec
+    late: bool = False
 
     @property
     def source_bytes(self) -> int:
@@ -124,6 +126,11 @@ class Collective:
     @property
     def dtype(self) -> str:
         return self.parts[0].dtype
+
+    @property
+    def late(self) -> bool:
+        """Nobody waits for it but who reads the loss."""
+        return all(part.late for part in self.parts)
 
     @cached_property
     def full_bytes(self) -> int:

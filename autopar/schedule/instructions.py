@@ -57,6 +57,7 @@ class Instruction(NamedTuple):
         over: of a run, the value whose memory its result takes; of a ``start``, the one that is reduced in place; None where there is none.
         stage: of a pipeline; one so far.
         microbatch: the first in which it runs; it does in all after it.
+        late: of a wait, True where operators do not wait: what comes is for the loss alone, and is waited for when that is read.
     """
 
     id: int
@@ -71,6 +72,7 @@ class Instruction(NamedTuple):
     stage: int = 0
     microbatch: int = 0
     over: str | None = None
+    late: bool | None = None
 
     @property
     def half(self) -> Phase:

@@ -70,7 +70,7 @@ def _pairs(schedule: Schedule) -> list[Pair]:
         call = schedule.collectives[item.of] if item.kind == "start" else None
         if call is None or call.kind not in JOINED:
             continue
-        key = item.half, item.stage, item.microbatch, call.kind, call.axes, call.reduction, call.dtype
+        key = item.half, item.stage, item.microbatch, call.kind, call.axes, call.reduction, call.dtype, call.late
         if key in last:
             saves = machine.latency_seconds(call.kind, call.axes) + 2 * machine.copy_seconds(1, call.dtype)
             found.append(Pair(last[key], item, schedule.times(item) * saves))

@@ -190,6 +190,20 @@ def _second_runs(schedule: Schedule) -> Violations:
                 yield item.id, f"runs {first.op.name} a second time, which it may not: {why_once(first.op)}"
 
 
+def _late(schedule: Schedule) -> Violations:
+    loss = schedule.graph.loss
+    leaving = {value for index, (_, value) in enumerate(schedule.outputs) if index != loss}
+    found: set[str] = set()
+    for item in schedule.instructions:
+        if item.kind == "free" or not (item.late or not found.isdisjoint(item.reads)):
+            continue
+        if item.half != "forward" or item.kind not in (("wait",) if item.late else ("run", "slice")) or loss is None:
+            yield item.id, f"is a {item.kind} of {item.half} that is late, or reads what comes late"
+        if not leaving.isdisjoint(item.writes):
+            yield item.id, "is late, or reads what comes late, and what it makes leaves"
+        found.update(item.writes)
+
+
 def _everything_runs(schedule: Schedule) -> Violations:
     run = {item.of for item in schedule.instructions if item.kind == "run"}
     last = schedule.instructions[-1].id if schedule.instructions else 0
@@ -250,6 +264,7 @@ PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
     ("forward comes before backward", _phases_in_order),
     ("gradients of all microbatches are summed before they are reduced and leave", _microbatches),
     ("an operator that runs a second time may, and does the same in backward", _second_runs),
+    ("what comes late leads to the loss alone", _late),
     ("every operator runs, and every output is made", _everything_runs),
     ("bytes in flight stay within the limit", _within_limits),
 )

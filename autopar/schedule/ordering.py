@@ -21,6 +21,7 @@ from autopar.rules import is_alias
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Schedule, Value
+from autopar.schedule.lateness import late_values
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 
@@ -65,6 +66,7 @@ class _Writer:
         graph = self.graph
         self.reads = self.assignment.reads or {}
         self.waiting = {layout.value: layout for layout in self.assignment.layouts}
+        self.late = late_values(graph, self.assignment, self.machine)
         self.number = count()
         self.before: dict[str, list[str]] = {}
         for layout in self.assignment.layouts:
@@ -186,7 +188,8 @@ class _Writer:
             last = part.target == value
             self.values[part.target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
             if part.step.is_collective:
-                self._call(part, leg)
+                last = value in self.late and not any(other.step.is_collective for other in route[part.number + 1 :])
+                self._call(part._replace(late=True) if last else part, leg)
             else:
                 self.cuts[part.target] = Cut(layout, part)
                 self._add("slice", phase, (part.source,), (part.target,), "", 0.0, part.target_bytes, value)
@@ -285,7 +288,8 @@ def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tup
     over = sources[0] if call.in_place else None
     start = Instruction(next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id, over=over)
     stream = COMPUTE if taken.copies else ""
-    return start, Instruction(next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id)
+    wait = Instruction(next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id, late=call.late or None)
+    return start, wait
 
 
 def phases_in_order(graph: Graph) -> list[Op]:

@@ -3,7 +3,8 @@
 - An operator begins when the one before it has ended; one with collectives inside also holds their links.
 - A collective begins when its start is reached, its links are free and what it reads has arrived. Where launches do not overlap with
   work (a CPU), nobody but the rank's own thread can hand over what arrives: a start that reads what is in flight waits for it.
-- A wait lets the operators after it begin no earlier than the collective ends and its copies are made, which are operators' work.
+- A wait lets the operators after it begin no earlier than the collective ends and its copies are made, which are operators' work. For a
+  late one they do not wait: of what it brings only the loss is made, and that is read after the step.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
 """
 
@@ -78,7 +79,7 @@ def _happening(
             yield item, begin, end, now, 0.0 if overlaps else arrived - now
             now = now if overlaps else arrived
         else:
-            arrived = max(now, ends[item.of])
+            arrived = now if item.late else max(now, ends[item.of])
             end = beside(arrived, item.seconds, busy, slowdown)
             yield item, now, end, now, arrived - now
             now = end

@@ -13,9 +13,10 @@ Let T be the time from the first instruction of a phase to its last. For every p
 - those of a path, and ``overlap_slowdown`` times what a link's work is longer than the collectives on the path: while these are under way
   a link has no other calls than another's, so the rest of its work is beside the path's operators or makes them stand still.
 
-Phases follow one another, and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with
-weights that sum to 1 in each phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by
-cutting planes: each answer's sums bound what any weights can reach, and the best weights for the answers so far are asked next.
+What only the loss is made of counts in none of them: it may be under way until the step ends (``Model.late``). Phases follow one another,
+and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with weights that sum to 1 in each
+phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by cutting planes: each answer's sums
+bound what any weights can reach, and the best weights for the answers so far are asked next.
 """
 
 from __future__ import annotations
@@ -115,10 +116,11 @@ class Mixture:
                 edges.append(edge.seconds)
                 continue
             shares = tuple(between[edge.phase, link] / edge.readers for link in model.space.links)
-            copied = compute[edge.phase] / edge.readers
-            key = id(edge.seconds), on_edge[number], shares, copied
+            copied, late = compute[edge.phase] / edge.readers, model.late.get(number)
+            key = id(edge.seconds), on_edge[number], shares, copied, id(late)
             if key not in made:
-                made[key] = _mixed(model, edge, on_edge[number], shares, copied)
+                table = _mixed(model, edge, on_edge[number], shares, copied)
+                made[key] = table if late is None else np.where(late & np.isfinite(table), 0.0, table)
             edges.append(made[key])
         return Priced(nodes, edges)
 
@@ -158,6 +160,9 @@ class Answer:
         alone = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
         self.nodes = model.node_times * alone
         self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
+        for number, late in model.late.items():
+            if late[choices[model.edges[number].target]]:
+                self.edges[number] = 0.0
         self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
         self.compute: dict[Phase, float] = {
             phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind in RUNS and node.phase == phase)

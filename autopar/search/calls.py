@@ -1,8 +1,8 @@
 """A bound where something has to be sent: a call pays its latency once at least.
 
-Sums of a link's work leave latencies out, since values may share a call (``bounds``). But a phase in which anything is resharded by a
-collective has one call or more. So every plan is of one of four kinds, by the phases in which it has calls, and costs at least what its
-kind does: the least of a problem without calls in the other phases, and the cheapest latency for each phase that has some.
+Sums of a link's work leave latencies out, since values may share a call (``bounds``). But a phase in which anything but the loss is
+resharded by a collective has one call or more. So every plan is of one of four kinds, by the phases in which it has calls, and costs at
+least what its kind does: the least of a problem without calls in the other phases, and the cheapest latency for each phase that has some.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class Silent:
 
     def price(self, model: Model) -> Priced:
         priced = self.weights.price(model)
-        made: dict[tuple[int, int], np.ndarray] = {}
+        made: dict[tuple[int, ...], np.ndarray] = {}
         edges = []
-        for edge, table in zip(model.edges, priced.edges, strict=True):
+        for number, (edge, table) in enumerate(zip(model.edges, priced.edges, strict=True)):
             if edge.tensor is not None and edge.phase in self.phases:
-                key = id(edge.seconds), id(table)
+                late = model.late.get(number)
+                key = id(edge.seconds), id(table), id(late)
                 if key not in made:
                     sent = np.any([model.loads(edge, link) > 0.0 for link in model.space.links], axis=0)
-                    made[key] = np.where(sent, np.inf, table)
+                    made[key] = np.where(sent if late is None else sent & ~late, np.inf, table)
                 table = made[key]
             edges.append(table)
         return Priced(priced.nodes, edges)

@@ -84,11 +84,13 @@ class Exposure:
                 edges.append(edge.seconds)
                 continue
             belief = self.beliefs[edge.phase, edge.side]
+            belief = belief._replace(waited=0.0) if _brings_loss(model, edge) else belief
             key = id(edge.seconds), belief
             if key not in made:
                 share = belief.waited + (1.0 - belief.waited) * self.slowdown * belief.slows
-                copies = model.copies(edge)
-                made[key] = share * (edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)) + copies
+                copies, finite = model.copies(edge), np.isfinite(edge.seconds)
+                moved = np.where(finite, edge.seconds, 0.0) - copies - (1.0 - belief.calls) * _latency(model, edge)
+                made[key] = np.where(finite, share * moved + copies, np.inf)
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
@@ -120,7 +122,7 @@ class Alone:
             if edge.tensor is None:
                 edges.append(edge.seconds)
                 continue
-            slack = self.share * clock.between(edge)
+            slack = clock.end if _brings_loss(model, edge) else self.share * clock.between(edge)
             key = id(edge.seconds), slack
             if key not in made:
                 copies = model.copies(edge)
@@ -162,6 +164,14 @@ class _Clock:
         assert edge.tensor is not None
         early, late = self.model.sites[edge.tensor.name].phases(self.model.space.graph)
         return [reader.name for reader in (early if edge.phase == "forward" else late)]
+
+
+def _brings_loss(model: Model, edge: Edge) -> bool:
+    """Whether it reshards the loss itself, for which nobody waits; for what else leads to it alone, operators may."""
+    graph = model.space.graph
+    if graph.loss is None or edge.tensor is None or edge.phase != "forward":
+        return False
+    return edge.tensor.name == graph.outputs[graph.loss].tensor
 
 
 def _latency(model: Model, edge: Edge) -> np.ndarray:

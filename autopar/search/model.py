@@ -28,8 +28,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from autopar import pricing
 from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
+from autopar.schedule.lateness import may_be_late, may_keep
 from autopar.schedule.ordering import phases_in_order
 from autopar.search.paths import Dependencies
 from autopar.search.space import IMPOSSIBLE, Space
@@ -251,6 +253,23 @@ class Model:
     @cached_property
     def _dependencies(self) -> dict[Phase, Dependencies]:
         return {}
+
+    @cached_property
+    def late(self) -> Mapping[int, np.ndarray]:
+        """Of the edges whose reshards may be for the loss alone, the target's choices in which no operator waits for them."""
+        graph, found = self.space.graph, dict[int, np.ndarray]()
+        if graph.loss is None or self.space.machine.cost_model == "communication":
+            return found
+        ends, kept = may_be_late(graph), may_keep(graph)
+        for number, edge in enumerate(self.edges):
+            target = self.nodes[edge.target]
+            if edge.tensor is None or edge.phase != "forward" or target.kind not in ("op", "output", "layout"):
+                continue
+            readers = [target.name] if target.kind != "layout" else [one.name for one in self.sites[target.name].phases(graph)[0]]
+            if ends.issuperset(readers):
+                small = np.array([pricing.local_bytes(edge.tensor, spec, self.space.machine) <= kept for spec in edge.targets])
+                found[number] = small
+        return found
 
     @cached_property
     def spread(self) -> list[np.ndarray]:

@@ -188,6 +188,24 @@ def runs_again_what_may_not() -> Broken:
     return replace(schedule, operations={**schedule.operations, run.of: drawing, first.op.name: drawing}), run.id
 
 
+def nobody_waits_for_what_backward_reads() -> Broken:
+    """A wait of forward for what an operator that does not lead to the loss alone reads is called late."""
+    schedule = whole()
+    for wait in kind(schedule, "wait"):
+        reader = next((item for item in kind(schedule, "run") if set(item.reads) & set(wait.writes)), None)
+        if wait.phase == "forward" and reader is not None and reader.of == "h":
+            gone = next(item for item in schedule.instructions if item.phase == "backward" and "h" in item.reads)
+            return edited(schedule, wait._replace(late=True)), gone.id
+    raise AssertionError("nothing is sent for the first operator")
+
+
+def what_comes_late_leaves_as_a_gradient() -> Broken:
+    schedule = whole()
+    leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
+    wait = next(item for item in kind(schedule, "wait") if leaving & set(item.writes))
+    return edited(schedule, wait._replace(late=True)), wait.id
+
+
 def an_operator_is_missing() -> Broken:
     schedule = whole()
     operations = {**schedule.operations, "ghost": next(iter(schedule.operations.values()))}
@@ -242,6 +260,7 @@ def reduces_before_the_last_is_added() -> Broken:
     return moved(schedule, reader, schedule.instructions[added - 1]), reader.id
 
 
+LATE = "what comes late leads to the loss alone"
 AGAIN = "an operator that runs a second time may, and does the same in backward"
 BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "reads what is made later": ("what is read was made before and is not freed", reads_too_early),
@@ -262,6 +281,8 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "runs again what is of backward": (AGAIN, runs_again_what_is_of_backward),
     "runs again otherwise": (AGAIN, runs_again_otherwise),
     "runs again what may not": (AGAIN, runs_again_what_may_not),
+    "nobody waits for what backward reads": (LATE, nobody_waits_for_what_backward_reads),
+    "what comes late leaves": (LATE, what_comes_late_leaves_as_a_gradient),
     "an operator is missing": ("every operator runs, and every output is made", an_operator_is_missing),
     "an output is missing": ("every operator runs, and every output is made", an_output_is_missing),
     "too much in flight": ("bytes in flight stay within the limit", too_much_in_flight),

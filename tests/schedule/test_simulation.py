@@ -27,8 +27,8 @@ class Listing:
     def start(self, name: str, seconds: float, reads: Sequence[str] = (), link: str = "node") -> Listing:
         return self._add("start", of=name, seconds=seconds, reads=tuple(reads), writes=(name,), stream=link)
 
-    def wait(self, name: str, copies: float = 0.0) -> Listing:
-        return self._add("wait", of=name, writes=(name,), seconds=copies, stream=COMPUTE if copies else "")
+    def wait(self, name: str, copies: float = 0.0, late: bool | None = None) -> Listing:
+        return self._add("wait", of=name, writes=(name,), seconds=copies, stream=COMPUTE if copies else "", late=late)
 
 
 def spans(listing: Listing, slowdown: float = 0.0, overlaps: bool = True) -> dict[tuple[str, str], tuple[float, float]]:
@@ -52,6 +52,14 @@ def test_a_collective_runs_beside_operators_until_it_is_waited_for() -> None:
 def test_the_stall_is_how_long_operators_stood_still() -> None:
     slots = simulate(Listing().start("w", 4.0).run("a", 3.0).wait("w", copies=2.0).items)
     assert [(slot.begin, slot.end, slot.stalled) for slot in slots][-1] == (3.0, 6.0, 1.0)
+
+
+def test_operators_do_not_wait_for_what_is_late() -> None:
+    """The step ends no earlier than what is under way, and operators are as slow beside it as beside any other."""
+    listing = Listing().run("a", 1.0).start("loss", 4.0, ["a"]).wait("loss", late=True).run("b", 2.0)
+    assert spans(listing)["run", "b"] == (1.0, 3.0) and makespan(simulate(listing.items)) == 5.0
+    assert spans(listing, 0.25)["run", "b"] == pytest.approx((1.0, 1.0 + 2.0 / 0.75))
+    assert not any(slot.stalled for slot in simulate(listing.items))
 
 
 @pytest.mark.parametrize(("slowdown", "end"), [(0.0, 3.0), (0.25, 4.0), (0.5, 5.0), (1.0, 7.0)])

@@ -26,6 +26,7 @@ from autopar import pricing
 from autopar.graph import Graph, Phase
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
+from autopar.schedule.lateness import may_be_late, may_keep
 from autopar.schedule.ordering import steps_of
 from autopar.search.extract import extract_site
 from autopar.search.model import Model, Site
@@ -60,7 +61,7 @@ def schedule_seconds(schedule: Schedule) -> float:
     for item in schedule.instructions:
         links = [name for name in item.stream.split("+") if name not in ("", "compute")]
         if item.kind == "wait":
-            now = max(now, ends[item.of])
+            now = now if item.late else max(now, ends[item.of])
         if item.kind == "start":
             arrived = max(now, *(arrival[value] for value in item.reads))
             ends[item.of] = max(arrived, *(link_free[name] for name in links)) + item.seconds
@@ -398,6 +399,19 @@ class Timing:
         named = sum(item[1] == value for item in way.made) + sum(read == value for *_, read in way.reads)
         return named + sum(tensor == value == way.tensor and (reader, position) not in taken for reader, position, tensor in direct)
 
+    def _late(self, way: Way, value: str) -> bool:
+        """Whether a reshard leads to the loss alone: it is under way until that is read, beside whatever follows, and is not counted; but
+        where everything is in sequence."""
+        if self.machine.cost_model == "communication":
+            return False
+        readers = {reader for reader, _, read in way.reads if read == value}
+        made = [item[0] for item in way.made if item[1] == value]
+        spec = next(item[3] for item in way.made if item[0] == value)
+        if pricing.local_bytes(self.graph.tensors[way.tensor], spec, self.machine) > may_keep(self.graph):
+            return False
+        only = readers <= may_be_late(self.graph) and all(self._late(way, other) for other in made)
+        return only and bool(readers or made)
+
     def _own(self, way: Way, source: str, phase: Phase) -> bool:
         """Whether a value is memory of its own, made in a phase."""
         op = self.graph.producer.get(source)
@@ -429,7 +443,7 @@ class Timing:
                 make(source)
                 last, producer = number.get(source), self.graph.producer.get(source)
                 own = self._own(way, source, phase) and (producer is None or not strategies[producer.name].inner)
-                for task in self.reshard(way, item, own):
+                for task in self.reshard(way, item, own) if not self._late(way, value) else ():
                     if task.kind == "call" or (last is not None and found[last].kind == "call"):
                         found.append(replace(task, reads=() if last is None else (last,)))
                         last = len(found) - 1
@@ -460,7 +474,7 @@ class Timing:
                 source = made[value][1]
                 make(source)
                 last = number.get(source)
-                for task in self.reshard(way, made[value], self._own(way, source, phase)):
+                for task in self.reshard(way, made[value], self._own(way, source, phase)) if not self._late(way, value) else ():
                     if task.kind == "call" or last is not None:
                         found.append((task, last))
                         last = len(found) - 1

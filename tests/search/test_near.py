@@ -185,7 +185,7 @@ def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypat
 def test_of_merged_axes_no_more_plans_are_asked_for_than_the_gap_wants(
     gap: float, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    graph, machine, real, meshes = small_graph(1), small_machine(1, "2x2x2"), finding._find, []
+    graph, machine, real, meshes = small_graph(2), small_machine(2, "2x2x2"), finding._find, []
 
     def counted(graph: Graph, machine: Machine, *more: Any) -> Found:
         meshes.append(str(machine.mesh))

@@ -1,0 +1,73 @@
+"""What of forward nobody waits for but who reads the loss.
+
+The loss of a training step is a sum over ranks that backward does not need. The wait for the call that brings it, and the few operators
+that make the loss of what comes, may be left until the loss is read: operators go on (``Instruction.late``). No call starts there, so that
+the order of calls stays the same on all ranks; and they keep little, since what they read and make outlives forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autopar import pricing
+from autopar.rules import why_once
+from autopar.schedule.assignment import OUTPUT
+
+if TYPE_CHECKING:
+    from autopar.graph import Graph, Op
+    from autopar.schedule.assignment import Assignment
+    from autopar.sharding import ShardingSpec
+    from cost_models import Machine
+
+FEW, SHARE, MOST = 2**10, 0.01, 2**16
+"""They may keep as many bytes as the first, or this share of what came in, but no more than the last."""
+
+
+def may_be_late(graph: Graph) -> frozenset[str]:
+    """The names of whatever may make the loss of what comes late: operators of ``graph.tail``, and the output. Not what reads the user's
+    own tensors, which an optimizer may change meanwhile, nor what draws at random."""
+    given, found = {item.tensor for item in graph.inputs}, set[str]()
+    for op in graph.tail:
+        if given.isdisjoint(op.inputs) and not why_once(op) and graph.readers(op) <= found:
+            found.add(op.name)
+    return frozenset(found) if graph.loss is None else frozenset(found | {f"{OUTPUT}{graph.loss}"})
+
+
+def late_values(graph: Graph, assignment: Assignment, machine: Machine) -> frozenset[str]:
+    """The reshards, by value, that are late where a collective brings them; none under the communication model, where all is in
+    sequence."""
+    ends = may_be_late(graph) if machine.cost_model != "communication" else frozenset()
+    made = {layout.value: layout for layout in assignment.layouts if layout.half == "forward" and layout.before in ends}
+    if not made:
+        return frozenset()
+    sources = {layout.source for layout in assignment.layouts}
+    late: list[Op] = []
+    for op in graph.tail:
+        free = sources.isdisjoint(op.outputs) and not assignment.strategies[op.name].inner
+        if op.name in ends and free and graph.readers(op) <= {other.name for other in late}:
+            late.append(op)
+    ends = ends.difference(op.name for op in graph.tail if op not in late)
+    reads = assignment.reads or {}
+    found = set(made) - sources
+    found -= {value for (reader, _), value in reads.items() if value in made and reader not in ends}
+    held = {(made[value].tensor, made[value].spec) for value in found}
+    for op in late:
+        strategy = assignment.strategies[op.name]
+        held.update(zip((*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs), strict=True))
+    entering = ((item.tensor, assignment.inputs[item.tensor]) for item in graph.inputs)
+    kept = _bytes(held, graph, machine)
+    return frozenset(found) if kept <= FEW or kept <= _allowed(_bytes(entering, graph, machine)) else frozenset()
+
+
+def may_keep(graph: Graph) -> float:
+    """Bytes that no late reshard of a graph makes more of, however its inputs lie."""
+    return _allowed(sum(graph.tensors[item.tensor].bytes for item in graph.inputs))
+
+
+def _allowed(entering: int) -> float:
+    return min(max(FEW, SHARE * entering), MOST)
+
+
+def _bytes(held: Iterable[tuple[str, ShardingSpec]], graph: Graph, machine: Machine) -> int:
+    return sum(pricing.local_bytes(graph.tensors[tensor], spec, machine) for tensor, spec in held)
