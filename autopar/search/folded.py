@@ -35,9 +35,9 @@ GAIN, IDLE = 0.1, 3
 """Share of what the layer lacks that a step has to gain, and so many that do not after which steps end."""
 OUTSIDE = 0.5
 """Share of the time that is for the outside, without which steps on the layer bound nothing."""
-ENOUGH = 1e-3
+ENOUGH = 2e-5
 """Share of the tied optimum that may be missing from the bound when the steps end."""
-CLOSE = 1e-3
+CLOSE = 2e-4
 """The gap at which the solve of a piece stops."""
 SHORT, DEEP = (8, 14), 44
 """From ``DEEP`` equal layers on, schedules are tried on graphs with so many of them, and what they take at full depth is read off the line

@@ -73,6 +73,8 @@ LOOSE = 0.1
 RENTING, BRIEF = 0.35, 0.1
 """Share of the time limit for a bound for which memory is paid; less than ``BRIEF`` is too little, and as much is left for the proofs that
 follow."""
+SLIGHT, SOON = 1e-5, 1_000_000
+"""Relative gain for which a bound is proved where that is soon done: edge entries of a problem, at most."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
 CALLED = 3
@@ -213,10 +215,11 @@ class Search(Trials):
             self._rent()
         if self.proves and (self.left > 0 or self.best is None):
             self._prove()
-            self._call()
         if self.folded and self.short:
             self._rent()  # what is paid for memory is in no claim: few of them are more, and need a proof
         self._settle()
+        if self.proves:
+            self._call()
         if self.folded and self.short and self.left > 0:
             keep_less(self, exposure)
             self._polish()
@@ -271,8 +274,8 @@ class Search(Trials):
 
     def _call(self) -> None:
         """A bound that counts a latency where something has to be sent, of the weights that promise most of it."""
-        limit = UNLIMITED if self.again else self.limit
-        if self.folded or self.reached <= self.gap:
+        limit = UNLIMITED if self.again or self.folded else self.limit
+        if self.reached <= self.gap:
             return
 
         def least(weights: Weights) -> float:
@@ -281,7 +284,12 @@ class Search(Trials):
                 return 0.0
             problem, unit = self.model.problem(limit, weights)
             found = solve(problem, time_limit=seconds, gap=CLOSE, seed=self.seed)
-            return math.inf if found.status is Status.INFEASIBLE else found.bound * unit / (1 + TIES)
+            if not self.folded:
+                return math.inf if found.status is Status.INFEASIBLE else found.bound * unit / (1 + TIES)
+            if found.choices is None or found.objective is None:
+                return 0.0  # none of tied layers, which says nothing of others
+            bound, optimum = found.bound * unit / (1 + TIES), found.objective * unit
+            return self.model.proved(weights, bound, optimum, seconds, self.model.expand(found.choices))
 
         promised = [(bound + sum(charges(weights, self.model).values()), bound, weights) for bound, weights in self.mixtures]
         for most, bound, weights in sorted(promised, key=lambda one: one[0], reverse=True)[:CALLED]:
@@ -322,8 +330,12 @@ class Search(Trials):
         """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the time limit."""
         if self._until_beyond < SETTLING * self.proving:
             self.claims.clear()
+        least = SLIGHT if len(self.problem.edge_costs) <= SOON else GAIN
         for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
-            if bound > self.bound * (1 + GAIN):
+            if bound > self.bound * (1 + least):
                 seconds = max(min(self.left, TURN * self.time_limit), 1.0)
-                self.bound = max(self.bound, self.model.proved(weights, bound, optimum, seconds, choices))
+                proved = self.model.proved(weights, bound, optimum, seconds, choices)
+                self.bound = max(self.bound, proved)
+                if isinstance(weights, Mixture):
+                    self.mixtures.append((proved, weights))
         self.claims.clear()
