@@ -35,8 +35,8 @@ GAIN, IDLE = 0.1, 3
 """Share of what the layer lacks that a step has to gain, and so many that do not after which steps end."""
 OUTSIDE = 0.5
 """Share of the time that is for the outside, without which steps on the layer bound nothing."""
-ENOUGH = 2e-5
-"""Share of the tied optimum that may be missing from the bound when the steps end."""
+ENOUGH, LITTLE = 2e-5, 5e-4
+"""Shares of the tied optimum: what may be missing from the bound when the steps end, and from the layers' for the outside to be solved."""
 CLOSE = 2e-4
 """The gap at which the solve of a piece stops."""
 SHORT, DEEP = (8, 14), 44
@@ -367,7 +367,7 @@ class Decomposition:
             most = max(most, inner)
             last = step + 1 == STEPS or idle == IDLE or perf_counter() >= ends - OUTSIDE * seconds or chosen is None
             found = {id(self.layer): chosen}
-            agrees = lacks <= (optimum - wanted) / 2 or not any(table.any() for table in self._slope(potentials, found).values())
+            agrees = lacks <= LITTLE * optimum or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:
                 outer, around = self.outside.solve(potentials, max(ends - perf_counter(), 1.0))
                 found[id(self.outside)] = around

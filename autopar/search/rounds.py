@@ -66,7 +66,7 @@ PROVING = 0.1
 """Share of the time limit that is left for bounds where memory is short and plans could be changed for ever."""
 BEYOND, SETTLING = (0.1, 0.5), 2
 """Share of the time limit, and seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
-ENOUGH = 0.02
+ENOUGH = 0.01
 """Share of the gap that is open for which no other price of memory is tried."""
 LOOSE = 0.1
 """The gap from which others are asked for of a large problem too, each a solve of seconds."""
