@@ -84,13 +84,11 @@ class Exposure:
                 edges.append(edge.seconds)
                 continue
             belief = self.beliefs[edge.phase, edge.side]
-            belief = belief._replace(waited=0.0) if _brings_loss(model, edge) else belief
             key = id(edge.seconds), belief
             if key not in made:
                 share = belief.waited + (1.0 - belief.waited) * self.slowdown * belief.slows
-                copies, finite = model.copies(edge), np.isfinite(edge.seconds)
-                moved = np.where(finite, edge.seconds, 0.0) - copies - (1.0 - belief.calls) * _latency(model, edge)
-                made[key] = np.where(finite, share * moved + copies, np.inf)
+                copies = model.copies(edge)
+                made[key] = share * (edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)) + copies
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
@@ -122,7 +120,7 @@ class Alone:
             if edge.tensor is None:
                 edges.append(edge.seconds)
                 continue
-            slack = clock.end if _brings_loss(model, edge) else self.share * clock.between(edge)
+            slack = self.share * clock.between(edge)
             key = id(edge.seconds), slack
             if key not in made:
                 copies = model.copies(edge)
@@ -166,14 +164,6 @@ class _Clock:
         return [reader.name for reader in (early if edge.phase == "forward" else late)]
 
 
-def _brings_loss(model: Model, edge: Edge) -> bool:
-    """Whether it reshards the loss itself, for which nobody waits; for what else leads to it alone, operators may."""
-    graph = model.space.graph
-    if graph.loss is None or edge.tensor is None or edge.phase != "forward":
-        return False
-    return edge.tensor.name == graph.outputs[graph.loss].tensor
-
-
 def _latency(model: Model, edge: Edge) -> np.ndarray:
     """What of an edge's seconds is paid once a call."""
     rest = sum((model.loads(edge, link) for link in model.space.links), model.copies(edge))
@@ -181,7 +171,7 @@ def _latency(model: Model, edge: Edge) -> np.ndarray:
 
 
 def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief]:
-    """What a simulated schedule shows of each place of collectives."""
+    """What a simulated schedule shows of each place of collectives; what is late, and never waited for, says nothing of others there."""
     stalls = [(slot.since, slot.since + slot.stalled) for slot in slots if slot.stalled > 0.0]
     begins = [begin for begin, _ in stalls]
     found = windows(schedule)
@@ -196,7 +186,7 @@ def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Belief
             flights[slot.instruction.stream].append((slot.begin, slot.end))
     for slot in slots:
         item = slot.instruction
-        if item.kind == "start":
+        if item.kind == "start" and not schedule.collectives[item.of].late:
             window = found[item.id]
             place: PhaseSide = item.half, "ahead" if window.ahead else "behind" if window.behind else "between"
             total[place] += slot.end - slot.begin
