@@ -367,7 +367,8 @@ class Decomposition:
             most = max(most, inner)
             last = step + 1 == STEPS or idle == IDLE or perf_counter() >= ends - OUTSIDE * seconds or chosen is None
             found = {id(self.layer): chosen}
-            agrees = lacks <= LITTLE * optimum or not any(table.any() for table in self._slope(potentials, found).values())
+            little = lacks <= max(LITTLE * optimum, (optimum - wanted) / 2)
+            agrees = little or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:
                 outer, around = self.outside.solve(potentials, max(ends - perf_counter(), 1.0))
                 found[id(self.outside)] = around

@@ -92,14 +92,14 @@ def test_less_memory_costs_more_and_all_layers_pay(monkeypatch: pytest.MonkeyPat
     later = [whole.times[name] for name, at in model.times.items() if at in times]
     on = machine(MESH)
     schedule = make_schedule(graph(), find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"], on, LEAN)
-    allowed = 0.55 * memory(schedule, "adamw").peak
+    allowed = 0.9 * memory(schedule, "adamw").peak
     chained = dearest(model, first(model), allowed, times, math.inf)
     monkeypatch.setattr(Cuts, "longest", lambda self, *of: Path((), ()))
     found = [dearest(some, first(some), allowed, at, math.inf) for some, at in ((whole, later), (model, times))]
     free = dearest(whole, first(whole), 2.0**60, later, math.inf)
     assert found[0] > free * 1.001, "memory is short"
     assert found[0] * 0.97 <= found[1] <= found[0] * (1 + 2e-3), "a bound on layers left free"
-    assert chained > found[1] * 1.001, "chains tell more"
+    assert chained > found[1] * 1.0001, "chains tell more, though nobody waits for the loss"
 
 
 def test_weights_without_paths() -> None:
