@@ -35,7 +35,7 @@ GAIN, IDLE = 0.1, 3
 """Share of what the layer lacks that a step has to gain, and so many that do not after which steps end."""
 OUTSIDE = 0.5
 """Share of the time that is for the outside, without which steps on the layer bound nothing."""
-ENOUGH, LITTLE = 2e-5, 5e-4
+ENOUGH, LITTLE = 1e-4, 5e-4
 """Shares of the tied optimum: what may be missing from the bound when the steps end, and from the layers' for the outside to be solved."""
 CLOSE = 2e-4
 """The gap at which the solve of a piece stops."""

@@ -73,8 +73,8 @@ LOOSE = 0.1
 RENTING, BRIEF = 0.35, 0.1
 """Share of the time limit for a bound for which memory is paid; less than ``BRIEF`` is too little, and as much is left for the proofs that
 follow."""
-SLIGHT, SOON = 1e-5, 1_000_000
-"""Relative gain for which a bound is proved where that is soon done: edge entries of a problem, at most."""
+SLIGHT = 1e-5
+"""Relative gain for which a bound is proved, but of a long graph, where that takes a second."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
 CALLED = 3
@@ -330,7 +330,7 @@ class Search(Trials):
         """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the time limit."""
         if self._until_beyond < SETTLING * self.proving:
             self.claims.clear()
-        least = SLIGHT if len(self.problem.edge_costs) <= SOON else GAIN
+        least = GAIN if self.long else SLIGHT
         for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
             if bound > self.bound * (1 + least):
                 seconds = max(min(self.left, TURN * self.time_limit), 1.0)
