@@ -188,8 +188,8 @@ class _Writer:
             last = part.target == value
             self.values[part.target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
             if part.step.is_collective:
-                last = value in self.late and not any(other.step.is_collective for other in route[part.number + 1 :])
-                self._call(part._replace(late=True) if last else part, leg)
+                late = value in self.late and not any(other.step.is_collective for other in route[part.number + 1 :])
+                self._call(part._replace(late=True) if late else part, leg)
             else:
                 self.cuts[part.target] = Cut(layout, part)
                 self._add("slice", phase, (part.source,), (part.target,), "", 0.0, part.target_bytes, value)
