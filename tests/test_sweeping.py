@@ -168,3 +168,10 @@ def test_a_model_that_cannot_be_made_is_a_point() -> None:
     without, one = found.points
     assert without.plan is None and str(without.error).startswith("partial(width=0) raised ValueError: no width\nhint: ")
     assert one.plan is not None and found.target == "partial"
+
+
+def test_a_setting_that_is_called_as_a_column_has_one_of_its_own(plan: Plan) -> None:
+    points = tuple(Point({"mesh": mesh, "batch": 8}, 2, 70, plan) for mesh in ("fine", "coarse"))
+    header, *rows = [line.split(",") for line in Sweep("net", "train", points).to_csv().splitlines()]
+    assert header[:5] == ["settings.mesh", "batch", "devices", "feasible", "mesh"] and header.count("mesh") == 1
+    assert [row[:5] for row in rows] == [["fine", "8", "2", "True", "dp=2"], ["coarse", "8", "2", "True", "dp=2"]]

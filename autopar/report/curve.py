@@ -51,15 +51,16 @@ def table(sweep: Sweep) -> Table:
 
 
 def csv_table(sweep: Sweep) -> str:
-    """One line a point, its settings first; empty where no plan was found."""
-    varied, text = _settings(sweep), io.StringIO()
-    writer = csv.DictWriter(text, [*varied, *COLUMNS], extrasaction="ignore", lineterminator="\n")
+    """One line a point, its settings first, ``settings.KEY`` where one has a column's name; empty where no plan was found."""
+    named = {key: f"settings.{key}" if key in COLUMNS else key for key in _settings(sweep)}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*named.values(), *COLUMNS], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for point in sweep.points:
         row = point.row()
         mesh = row.get("mesh")
         flat = ",".join(f"{name}={size}" for name, size in mesh.items()) if isinstance(mesh, Mapping) else ""
-        writer.writerow({**row, **point.settings, "mesh": flat})
+        writer.writerow({**row, **{name: point.settings[key] for key, name in named.items()}, "mesh": flat})
     return text.getvalue()
 
 

@@ -16,8 +16,10 @@ expert       ddp with the weights of experts split over the last axis: by expert
 ===========  =========================================================================================
 
 Tokens are the first dim of the inputs (batch) over as many axes as divide it, and their second (sequence) over the rest. Parameters,
-gradients and optimizer state share one spec, so that zero1 differs from zero2 in its collectives and not in what is kept. A pin takes the
-place of what a baseline would choose; one that says otherwise than the baseline does leaves it out, with the reason.
+gradients and optimizer state share one spec, so that zero1 differs from zero2 in its collectives and not in what is kept. What is stored
+split in another dtype than it computes in is converted first and travels in the smaller one, gradients as well (``MixedPrecisionPolicy`` of
+fully_shard). A pin takes the place of what a baseline would choose; one that says otherwise than the baseline does leaves it out, with the
+reason.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from functools import partial
 
 import numpy as np
 
-from autopar.graph import Op, Phase
+from autopar.graph import DTYPE_BYTES, Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.experts import Terms, by_expert, terms_of, weight_of_experts
 from autopar.search.resharding import FREE, places, words
@@ -38,6 +40,7 @@ from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
 Specs = tuple[ShardingSpec, ...]
 EMBEDDING = "autopar.embedding.default"
+CONVERSION = "aten._to_copy.default"
 FORCED = 1e6
 """Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
 SLICED = 1e-3
@@ -106,6 +109,9 @@ class _Walk:
     def __init__(self, space: Space, recipe: Recipe) -> None:
         self.space, self.recipe, self.graph = space, recipe, space.graph
         self.stored = {item.tensor: item for item in self.graph.inputs}
+        self.parameters = {item.tensor for item in self.graph.of_kind("parameter")}
+        """What is gathered before use where it is stored split: parameters, and what they are converted to."""
+        self.gradients = {output.tensor: owner for output, owner in self.graph.owners.items() if output.kind == "gradient"}
         self.inputs: dict[str, ShardingSpec] = {}
         self.current: dict[str, tuple[str, ShardingSpec]] = {}
         self.undecided: set[str] = set()
@@ -178,34 +184,35 @@ class _Walk:
         self.current[tensor] = (tensor, spec)
 
     def run(self) -> Assignment:
-        parameters = {item.tensor for item in self.graph.of_kind("parameter")}
         forward = [op for op in self.graph.ops if op.phase == "forward"]
         backward = [op for op in self.graph.ops if op.phase == "backward"]
         for op in forward:
-            self._run_op(op, parameters)
+            self._run_op(op)
         for index, output in enumerate(self.graph.outputs):
             if output.kind == "output":
                 self._finish(index, self.space.pins.outputs.get(f"{OUTPUT}{index}"))
         for op in backward:
-            self._run_op(op, parameters)
+            self._run_op(op)
         for index, output in enumerate(self.graph.outputs):
             if output.kind != "output":
                 self._finish(index, self.inputs[self.graph.owners[output]])
         return Assignment(self.inputs, self.strategies, tuple(self.layouts), self.reads)
 
-    def _run_op(self, op: Op, parameters: set[str]) -> None:
+    def _run_op(self, op: Op) -> None:
         choices = self.space.op_choices(op)
         if not op.inputs and len(op.outputs) == 1:
             self.made_of_nothing[op.outputs[0]] = op
-            self._make(op.outputs[0], choices.strategies[self._cheapest(op, choices, parameters)].outputs[0])
+            self._make(op.outputs[0], choices.strategies[self._cheapest(op, choices)].outputs[0])
             return
         if all(tensor in self.made_of_nothing or not self.graph.tensors[tensor].shape for tensor in op.inputs):
             for tensor in op.inputs:  # nothing says how they should lie
                 self.made_of_nothing.pop(tensor, None)
-        asked = (id(choices), *(self._as_read(tensor, parameters) for tensor in op.inputs))
-        chosen = self.chosen.get(asked) if self.recipe.experts is None else None  # where experts' tokens are, nothing else tells
+        asked = (id(choices), *(self._as_read(tensor) for tensor in op.inputs))
+        chosen = self._converted(op, choices)
+        if chosen is None and self.recipe.experts is None:  # where experts' tokens are, nothing else tells
+            chosen = self.chosen.get(asked)
         if chosen is None:
-            chosen = self.chosen[asked] = self._cheapest(op, choices, parameters)
+            chosen = self.chosen[asked] = self._cheapest(op, choices)
         strategy = choices.strategies[chosen]
         self.strategies[op.name] = strategy
         given = list(zip(op.inputs, strategy.inputs, strict=True))
@@ -224,11 +231,29 @@ class _Walk:
             if stays and self.recipe.experts in (*spec.split_axes, *spec.partial_axes):
                 self.by_expert.add(tensor)
 
-    def _as_read(self, tensor: str, parameters: set[str]) -> tuple[object, ...]:
+    def _converted(self, op: Op, choices: OpChoices) -> int | None:
+        """The strategy that makes a parameter smaller as it is stored, before it is gathered, or its gradient larger as that is kept, after
+        it is reduced; None for other operators."""
+        if op.target != CONVERSION or not self.recipe.stored:
+            return None
+        (read,), (made,), current = op.inputs, op.outputs, self.current[op.inputs[0]][1]
+        grows = DTYPE_BYTES[self.graph.tensors[made].dtype] - DTYPE_BYTES[self.graph.tensors[read].dtype]
+        if read in self.parameters and grows < 0:
+            wanted = current
+        elif made in self.gradients and current.partial and grows > 0:
+            wanted = ShardingSpec(current.dims) if self.recipe.whole else self.inputs[self.gradients[made]]
+        else:
+            return None
+        chosen = next((number for number, strategy in enumerate(choices.strategies) if strategy.inputs == (wanted,)), None)
+        if chosen is not None and read in self.parameters:
+            self.parameters.add(made)
+        return chosen
+
+    def _as_read(self, tensor: str) -> tuple[object, ...]:
         """What of a tensor decides how its reader is run."""
         maker = self.made_of_nothing.get(tensor)
         offered = id(self.space.op_choices(maker)) if maker is not None else None
-        return tensor in self.undecided, tensor in parameters, offered, self.current[tensor][1]
+        return tensor in self.undecided, tensor in self.parameters, offered, self.current[tensor][1]
 
     def _make(self, tensor: str, spec: ShardingSpec) -> None:
         """Has what is made of nothing made in a spec."""
@@ -251,16 +276,16 @@ class _Walk:
     def _is_expert(self, tensor: str) -> bool:
         return tensor not in self.graph.producer and weight_of_experts(self.graph, tensor)
 
-    def _cheapest(self, op: Op, choices: OpChoices, parameters: set[str]) -> int:
+    def _cheapest(self, op: Op, choices: OpChoices) -> int:
         """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
         every = choices.at_once  # keys are gathered, no recipe has them travel
-        total, meant = self._prices(op, choices, every, parameters, lambda tensor, specs: np.ones(len(specs)))
+        total, meant = self._prices(op, choices, every, lambda tensor, specs: np.ones(len(specs)))
         some = every[total == 0.0]  # all they do may be meant: no other is asked for its reshards
         if len(some):
-            total, meant = self._prices(op, choices, some, parameters, self._moves)
+            total, meant = self._prices(op, choices, some, self._moves)
         if not len(some) or total.min() > 0.0:
             some = every
-            total, meant = self._prices(op, choices, some, parameters, self._moves)
+            total, meant = self._prices(op, choices, some, self._moves)
         meant = np.where(np.isfinite(total), meant + choices.seconds[some], math.inf)
         least = np.flatnonzero(total == total.min())
         least = least[meant[least] == meant[least].min()]
@@ -268,7 +293,7 @@ class _Walk:
         return min(left, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs))
 
     def _prices(
-        self, op: Op, choices: OpChoices, some: np.ndarray, parameters: set[str], moves: Callable[[str, Specs], np.ndarray]
+        self, op: Op, choices: OpChoices, some: np.ndarray, moves: Callable[[str, Specs], np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Of some strategies what is not meant to be done, and reductions.
 
@@ -283,9 +308,9 @@ class _Walk:
                 asked, each = np.unique(each, return_inverse=True)
             wanted = tuple([read.specs[number] for number in asked.tolist()])
             free = tensor in self.undecided or tensor in self.made_of_nothing
-            own = free or (tensor in parameters and (self.recipe.stored or self.recipe.experts is not None))
+            own = free or (tensor in self.parameters and (self.recipe.stored or self.recipe.experts is not None))
             costs = np.zeros(len(wanted)) if own else moves(tensor, wanted)
-            prices = self._price(op, tensor, wanted, read.codes[asked], read.words[asked], costs, parameters)
+            prices = self._price(op, tensor, wanted, read.codes[asked], read.words[asked], costs)
             total, meant = total + prices[0][each], meant + prices[1][each]
         return total, meant
 
@@ -295,7 +320,7 @@ class _Walk:
         return found
 
     def _price(
-        self, op: Op, tensor: str, specs: Specs, codes: np.ndarray, coded: np.ndarray, costs: np.ndarray, parameters: set[str]
+        self, op: Op, tensor: str, specs: Specs, codes: np.ndarray, coded: np.ndarray, costs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """What reading a tensor in each of some specs costs: what is not meant to be done, and reductions.
 
@@ -309,10 +334,10 @@ class _Walk:
         if tensor in self.made_of_nothing:
             offered = {strategy.outputs[0] for strategy in self.space.op_choices(self.made_of_nothing[tensor]).strategies}
             return np.array([0.0 if spec in offered else math.inf for spec in specs]), none
-        if tensor in parameters and self.recipe.stored:
+        if tensor in self.parameters and self.recipe.stored:
             return np.array([0.0 if spec.is_replicated else FORCED for spec in specs]), none
         _, current = self.current[tensor]
-        if tensor in parameters and self.recipe.experts is not None:
+        if tensor in self.parameters and self.recipe.experts is not None:
             return np.array([0.0 if spec == current else FORCED for spec in specs]), none
         rank, axes = len(current.dims), len(self.space.sizes)
         own = places((current,), axes)
@@ -390,7 +415,7 @@ class _Walk:
         return self.made.get((tensor, spec, phase), "") or (self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else "")
 
     def _keeps(self, tensor: str) -> bool:
-        return self.recipe.kept or tensor in self.graph.producer
+        return self.recipe.kept or (tensor in self.graph.producer and tensor not in self.parameters)
 
     def _finish(self, index: int, spec: ShardingSpec | None) -> None:
         """An output leaves reduced, as it comes or in the spec of its parameter or buffer."""

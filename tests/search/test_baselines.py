@@ -105,6 +105,36 @@ def test_fsdp_gathers_again_in_backward() -> None:
     assert moves(schedule, split) == Counter({("all_gather", "forward"): len(split), ("all_gather", "backward"): len(late)})
 
 
+class Converting(nn.Module):
+    """Weights that compute in half of their precision, and one that is kept in half and computes in single."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
+        self.scale = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = nn.functional.linear(x.bfloat16(), self.one.weight.bfloat16()).relu()
+        return (nn.functional.linear(found, self.other.weight.bfloat16()) * self.scale.float()).sum()
+
+
+@pytest.mark.parametrize(("name", "reduced"), [("zero1", "all_reduce"), ("zero2", "reduce_scatter"), ("fsdp", "reduce_scatter")])
+def test_what_is_stored_split_travels_in_the_smaller_dtype(name: str, reduced: str) -> None:
+    graph = capture_graph(Converting(), (torch.randn(16, 64),), mode="train")
+    machine = machine_of("x=4")
+    made, _ = find_baselines(Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {})))
+    schedule = make_schedule(graph, made[name], machine)
+    check_legal(schedule, name)
+    parts = [part for call in schedule.calls for part in call.parts]
+    found = Counter((part.step.kind, part.layout.phase, part.dtype) for part in parts if part.step.full_bytes > 1024)
+    again = Counter({("all_gather", "backward", "bfloat16"): name == "fsdp"})  # the first weight is of no use there
+    assert found == Counter({("all_gather", "forward", "bfloat16"): 2, (reduced, "backward", "bfloat16"): 2}) + again
+    (scale,) = [
+        part for part in parts if part.step.kind == "all_gather" and part.layout.phase == "forward" and part.step.full_bytes <= 1024
+    ]
+    assert scale.dtype == "bfloat16", "kept in half, it is gathered so"
+
+
 @pytest.mark.parametrize("mesh", ["x=4", "x=2,y=4"])
 @pytest.mark.parametrize("mode", ["train", "inference"])
 def test_experts_stay_where_they_are(mode: str, mesh: str) -> None:
