@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -60,6 +61,19 @@ class Tensor:
     @property
     def bytes(self) -> int:
         return self.elements * DTYPE_BYTES[self.dtype]
+
+
+_LAYER = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
+
+
+def layer_of(module: str) -> str:
+    """The layer that a module is of: its path up to the first number; empty where it has none.
+
+    >>> layer_of("model.layers.3.mlp.0"), layer_of("model.head")
+    ('model.layers.3', '')
+    """
+    found = _LAYER.match(module)
+    return found.group() if found else ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ gathered after it was narrowed, and gradients are summed over ranks in the dtype
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,11 +18,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from autopar.errors import UsageError
+from autopar.graph import Graph, Op, layer_of
 from autopar.importer.containers import changed
 
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
+CONVERSION = "aten._to_copy.default"
 WITH_STATISTICS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
@@ -47,3 +50,35 @@ def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: M
     parameters = {name: item if id(item) in kept else narrow(item) for name, item in model.named_parameters()}
     result = functional_call(model, parameters, *changed(narrow, (args, dict(kwargs))), tie_weights=True)
     return changed(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, result)
+
+
+def beside_their_use(graph: Graph) -> Graph:
+    """The graph with parameters converted one layer before they are first read, so that there is time to gather what came of it, and
+    gradients as soon as they are made, each in its parameter's module. A call narrows all parameters before the model runs, so that
+    backward widens all gradients when it has ended: in that order everything would be gathered from the start and no gradient leave before
+    the end, and the conversions of a layer would be none of its operators."""
+    home = {item.tensor: item.name.rpartition(".")[0] for item in graph.of_kind("parameter")}
+    leaving = {output.tensor: home.get(owner) for output, owner in graph.owners.items() if output.kind == "gradient"}
+    shown = {output.tensor for output in graph.outputs}
+    place = {op.name: index for index, op in enumerate(graph.ops)}
+    narrowed, after = list[tuple[int, Op]](), defaultdict[str, list[Op]](list)
+    for op in graph.ops:
+        if op.target != CONVERSION:
+            continue
+        (read,), (made,) = op.inputs, op.outputs
+        readers = [index for index, _ in graph.consumers[made]]
+        module, maker = leaving.get(made), graph.producer.get(read)
+        if read in home and made not in shown and readers and graph.ops[readers[0]].phase == "forward":
+            narrowed.append((readers[0], replace(op, module=op.module or home[read])))
+        elif op.phase == "backward" and module is not None and not readers and maker is not None and maker.phase == "backward":
+            after[maker.name].append(replace(op, module=op.module or module))
+    before, last, here = defaultdict[int, list[Op]](list), None, -1
+    for _, layer in groupby(sorted(narrowed, key=lambda item: item[0]), key=lambda item: layer_of(item[1].module)):
+        conversions = list(layer)
+        last, here = here if here >= 0 else None, conversions[0][0]
+        for first, op in conversions:
+            before[first if last is None else last].append(op)
+    moved = {op.name for _, op in narrowed} | {op.name for some in after.values() for op in some}
+    ops = (one for op in graph.ops if op.name not in moved for one in (*before[place[op.name]], op, *after[op.name]))
+    return replace(graph, ops=tuple(ops)) if moved else graph
+

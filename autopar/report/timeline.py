@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.compare.moments import Moments
+from autopar.graph import layer_of
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan
 from autopar.schedule.instructions import COMPUTE
-
-_LAYER = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,7 @@ def layers(plan: Plan, found: Sequence[Bar]) -> tuple[tuple[str, float, float], 
     for bar in found:
         if bar.stream != COMPUTE or bar.of not in modules:
             continue
-        match = _LAYER.match(modules[bar.of])
-        name = match[0] if match else ""
+        name = layer_of(modules[bar.of])
         if spans and spans[-1][0] == name:
             spans[-1] = name, spans[-1][1], bar.end
         else:

@@ -95,7 +95,7 @@ class _Filling:
                 self.aside.append(item)
                 self.kept[item.id] = sum(self.schedule.values[value].bytes for value in dict.fromkeys(item.reads))
                 while self.aside and sum(self.kept.values()) > self.schedule.limits.aside_bytes:
-                    self._set(self.aside.popleft())
+                    self._set(self._oldest())
                 continue
             self._make_what(item)
             ready = arrived(item, self.arrival)
@@ -104,13 +104,21 @@ class _Filling:
                 self._pull_until(ready, place + 1)
             self._set(item)
         while self.aside:
-            self._set(self.aside.popleft())
+            self._set(self._oldest())
         return self.out
+
+    def _oldest(self) -> Instruction:
+        """Of what was set aside that which comes next: what would have to wait for a collective lets others pass."""
+        ready = (place for place, item in enumerate(self.aside) if not self._lacks(item) and arrived(item, self.arrival) <= self.now)
+        place = next(ready, 0)
+        item = self.aside[place]
+        del self.aside[place]
+        return item
 
     def _make_what(self, item: Instruction) -> None:
         """Runs of what was set aside as much as it needs, oldest first."""
         while self._lacks(item):
-            self._set(self.aside.popleft())
+            self._set(self._oldest())
 
     def _lacks(self, item: Instruction) -> bool:
         """Whether something that it reads has not been made."""

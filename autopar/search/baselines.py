@@ -241,7 +241,9 @@ class _Walk:
         if read in self.parameters and grows < 0:
             wanted = current
         elif made in self.gradients and current.partial and grows > 0:
-            wanted = ShardingSpec(current.dims) if self.recipe.whole else self.inputs[self.gradients[made]]
+            if self.recipe.whole:
+                self._read(op.name, 0, read, ShardingSpec(current.dims), op.phase)
+            wanted = self.inputs[self.gradients[made]]
         else:
             return None
         chosen = next((number for number, strategy in enumerate(choices.strategies) if strategy.inputs == (wanted,)), None)

@@ -7,30 +7,29 @@ selective  inside attention nothing is kept but what is made with a parameter: a
 =========  ===============================================================================================================
 
 A layer is a module whose name is a number (``layers.3``), the outermost one. What a layer hands on is kept: the next one's input, and
-what leaves. An operator that may not run twice keeps what it makes.
+what leaves; and what is made of parameters alone. An operator that may not run twice keeps what it makes.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autopar import pricing
-from autopar.graph import Graph, Op
+from autopar.graph import Graph, Op, layer_of
 from autopar.rules import family, why_once
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
 from cost_models import Machine
 
-LAYER = re.compile(r"(?:.*?\.)??\d+(?=\.|$)")
-"""A module path up to its first number."""
 SCORES = 4
 """Dims of the softmax of an attention that was not captured as one operator: batch, heads, queries, keys."""
 
 
 def full(graph: Graph) -> frozenset[str]:
     """The operators that run again when each layer keeps its inputs alone."""
-    return _inside(graph, {op.name: layer.group() for op in graph.ops if (layer := LAYER.match(op.module))})
+    weights = _made_of_weights(graph)
+    inside = (op for op in graph.ops if not (op.inputs and weights.issuperset(op.inputs)))
+    return _inside(graph, {op.name: layer for op in inside if (layer := layer_of(op.module))})
 
 
 def selective(graph: Graph) -> frozenset[str]:

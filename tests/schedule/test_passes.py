@@ -200,6 +200,37 @@ def test_fill_pulls_an_operator_forward_while_another_waits_for_a_gather(aside: 
     assert [item.of for item in schedule.instructions if item.kind == "run"] == expected
 
 
+def test_what_was_set_aside_and_would_wait_for_a_collective_lets_others_pass() -> None:
+    """Nothing follows after widened, which needs a sum over ranks, nor after other; there is room for one of them to be set aside."""
+    size, whole, rows = 512, ShardingSpec.parse("R R"), ShardingSpec.parse("S0 R")
+    columns, partial = ShardingSpec.parse("R S0"), ShardingSpec.parse("R R +P0")
+    names, product = ("x", "y", "w", "gradient", "widened", "other", "one", "two", "three"), (Ref(0), Ref(1), "m k, k n -> m n")
+    follows = {"one": "y", "two": "one", "three": "two"}
+    chain = [Op(name, "autopar.contract.default", (before, "y"), (name,), product) for name, before in follows.items()]
+    graph = Graph(
+        "inference",
+        {name: Tensor(name, (size, size), "float32") for name in names},
+        (GraphInput("x", "input", "x"), GraphInput("y", "input", "y"), GraphInput("w", "parameter", "w")),
+        (
+            Op("gradient", "autopar.contract.default", ("x", "w"), ("gradient",), product),
+            Op("widened", "aten.relu.default", ("gradient",), ("widened",), (Ref(0),)),
+            Op("other", "aten.relu.default", ("y",), ("other",), (Ref(0),)),
+            *chain,
+        ),
+        tuple(GraphOutput(name, "output", str(number)) for number, name in enumerate(("widened", "other", "three"))),
+    )
+    assignment = Assignment(
+        {"x": columns, "y": whole, "w": rows},
+        {"gradient": Strategy((columns, rows), (partial,), 4), "widened": Strategy((whole,), (whole,), 1),
+         "other": Strategy((whole,), (whole,), 1)} | {op.name: Strategy((whole, whole), (whole,), 1) for op in chain},
+        (Layout("gradient@whole", "gradient", "gradient", whole, "forward", "widened"),),
+        {("widened", 0): "gradient@whole"},
+    )  # fmt: skip
+    schedule = make_schedule(graph, assignment, machine("x=4"), Limits(aside_bytes=4 * size * size * 3 // 2))
+    ran = [item.of for item in schedule.instructions if item.kind == "run"]
+    assert ran[:2] == ["gradient", "other"] and "widened" in ran[2:]
+
+
 def test_a_gather_lets_an_operator_with_a_collective_inside_pass() -> None:
     """last needs a weight that can be gathered while middle runs, after statistic, which needs the link itself."""
     whole, rows = ShardingSpec.parse("R R"), ShardingSpec.parse("S0 R")

@@ -1,0 +1,91 @@
+"""Parameters that compute in another dtype: where they are converted, and their gradients back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar import zoo
+from autopar.graph import Graph, layer_of
+from autopar.importer import capture_graph, capturing
+from autopar.importer.precision import CONVERSION
+from autopar.search.folding import fold
+from autopar.search.recompute import full
+
+DEPTH = 7
+
+
+def captured(compute_dtype: str | None = "bfloat16") -> Graph:
+    made = zoo.build("gpt2", layers=DEPTH, width=32, heads=2, batch=4, seq=16, vocab=64, device="meta")
+    return capture_graph(made.model, made.args, made.kwargs, loss=made.loss, loss_args=made.loss_args, compute_dtype=compute_dtype)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return captured()
+
+
+def test_parameters_are_converted_a_layer_ahead(graph: Graph) -> None:
+    place = {op.name: index for index, op in enumerate(graph.ops)}
+    names = {item.tensor: item.name for item in graph.of_kind("parameter")}
+    narrowed = [op for op in graph.ops if op.target == CONVERSION and op.phase == "forward" and op.inputs[0] in names]
+    assert len(narrowed) == len(names)
+    first: dict[str, int] = {}
+    made: dict[str, list[int]] = {}
+    for op in narrowed:
+        assert op.module == names[op.inputs[0]].rpartition(".")[0]
+        layer, index = layer_of(op.module), graph.consumers[op.outputs[0]][0][0]
+        first[layer] = min(index, first.get(layer, index))
+        made.setdefault(layer, []).append(place[op.name])
+    for number in range(2, DEPTH):
+        one, before, own = (f"layers.{number - back}" for back in (2, 1, 0))
+        assert all(first[one] < index < first[before] for index in made[own]), "while the layer before the last one's reader runs"
+    assert all(index < first["layers.0"] for index in made["layers.0"])
+
+
+def test_gradients_are_converted_as_soon_as_they_are_made(graph: Graph) -> None:
+    leaving = {output.tensor: owner for output, owner in graph.owners.items() if output.kind == "gradient"}
+    names = {item.tensor: item.name for item in graph.of_kind("parameter")}
+    widened = [(index, op) for index, op in enumerate(graph.ops) if op.target == CONVERSION and op.outputs[0] in leaving]
+    assert len(widened) == len(leaving)
+    for index, op in widened:
+        assert op.module == names[leaving[op.outputs[0]]].rpartition(".")[0]
+        maker = graph.producer[op.inputs[0]]
+        between = graph.ops[graph.ops.index(maker) + 1 : index]
+        assert all(other.target == CONVERSION for other in between), "others of what the same operator makes at most"
+
+
+def test_layers_are_alike_with_their_conversions(graph: Graph) -> None:
+    folding, whole = fold(graph), fold(captured(None))
+    assert folding is not None and whole is not None
+    assert [len(folding.group.repeats), len(folding.group.repeats[1])] == [DEPTH, len(whole.group.repeats[1]) + 2 * 16]
+
+
+def test_what_is_made_of_parameters_is_not_made_again_with_its_layer(graph: Graph) -> None:
+    parameters = {item.tensor for item in graph.of_kind("parameter")}
+    again = full(graph)
+    assert again and not any(graph.op[name].inputs and parameters.issuperset(graph.op[name].inputs) for name in again)
+
+
+def test_the_short_trace_converts_where_the_full_one_does(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing, "_chain", lambda *given: None)
+    whole = captured()
+    assert graph == whole and list(graph.tensors) == list(whole.tensors)
+
+
+def test_what_leaves_narrowed_stays_where_it_was() -> None:
+    class Shown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.other = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            found = x @ x
+            narrow = self.weight.bfloat16()
+            return (found.bfloat16() @ narrow) @ self.other.bfloat16(), narrow
+
+    graph = capture_graph(Shown(), (torch.ones(4, 4),), mode="inference")
+    targets = [(op.target.split(".")[1], op.inputs) for op in graph.ops]
+    place = {inputs: index for index, (target, inputs) in enumerate(targets) if target == "_to_copy"}
+    assert targets[place["weight",] - 1][0] == "contract", "it is an output: where the model makes it"
