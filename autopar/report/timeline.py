@@ -56,9 +56,10 @@ def levels(plan: Plan, held: Sequence[int]) -> tuple[tuple[float, int], ...]:
 
 
 def layers(plan: Plan, found: Sequence[Bar]) -> tuple[tuple[str, float, float], ...]:
-    """When the operators of each layer run, one span after another: (``layers.3``, begin, end). A layer is the module's path up to its
-    first number."""
-    modules = {row.name: row.module for row in plan.ops}
+    """When the operators of each layer run, one span after another: (``layers.3``, begin, end). What is made of parameters alone, while
+    another layer runs, breaks no span."""
+    parameters = {row.tensor for row in plan.parameters.values()}
+    modules = {row.name: row.module for row in plan.ops if not row.inputs or not parameters.issuperset(one.tensor for one in row.inputs)}
     spans: list[tuple[str, float, float]] = []
     for bar in found:
         if bar.stream != COMPUTE or bar.of not in modules:
