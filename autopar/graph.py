@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Literal
 
 from autopar.errors import SpecError
@@ -253,6 +254,13 @@ class Graph:
             for position, tensor in enumerate(op.inputs):
                 found[tensor].append((index, position))
         return {name: tuple(places) for name, places in found.items()}
+
+    @cached_property
+    def prepared(self) -> frozenset[str]:
+        """The operators that lead forward and read parameters alone: what they make is as good as there from the start."""
+        parameters = {item.tensor for item in self.of_kind("parameter")}
+        leading = takewhile(lambda op: op.inputs and op.phase == "forward" and parameters.issuperset(op.inputs), self.ops)
+        return frozenset(op.name for op in leading)
 
     def of_kind(self, kind: str) -> Iterator[GraphInput]:
         """The graph inputs of one kind, in order."""

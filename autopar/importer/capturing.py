@@ -25,7 +25,7 @@ from autopar.importer.exported import Exported, Value, Whole, Within, all_held, 
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
-from autopar.importer.precision import beside_their_use, check_compute_dtype
+from autopar.importer.precision import check_compute_dtype, where_used
 from autopar.importer.repeats import Chain, find_chain
 from autopar.importer.roles import attached
 from autopar.importer.sets import in_order
@@ -117,7 +117,7 @@ def capture(
                 raise
         if whole is None:
             exported, whole, found = _traced(model, call, weights, all_held, plain, train=train)
-        graph = beside_their_use(stored(whole))
+        graph = where_used(stored(whole))
         _check_dtypes(graph)
         if train:
             _check_gradients(exported, graph)

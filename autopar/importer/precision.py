@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from autopar.errors import UsageError
-from autopar.graph import Graph, Op, layer_of
+from autopar.graph import Graph, Op
 from autopar.importer.containers import changed
 
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,16 +51,15 @@ def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: M
     return changed(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, result)
 
 
-def beside_their_use(graph: Graph) -> Graph:
-    """The graph with parameters converted one layer before they are first read, so that there is time to gather what came of it, and
-    gradients as soon as they are made, each in its parameter's module. A call narrows all parameters before the model runs, so that
-    backward widens all gradients when it has ended: in that order everything would be gathered from the start and no gradient leave before
-    the end, and the conversions of a layer would be none of its operators."""
+def where_used(graph: Graph) -> Graph:
+    """The graph with conversions of parameters, and of their gradients, in the parameter's module: they are of its layer. For training the
+    first stand before all else, in the order in which they are read, so that what came of them may be gathered ahead; and gradients are
+    converted as soon as they are made: a call narrows all parameters before the model runs, so that backward widens all gradients when it
+    has ended, and none could leave before that."""
     home = {item.tensor: item.name.rpartition(".")[0] for item in graph.of_kind("parameter")}
     leaving = {output.tensor: home.get(owner) for output, owner in graph.owners.items() if output.kind == "gradient"}
     shown = {output.tensor for output in graph.outputs}
-    place = {op.name: index for index, op in enumerate(graph.ops)}
-    narrowed, after = list[tuple[int, Op]](), defaultdict[str, list[Op]](list)
+    narrowed, widened = list[tuple[int, Op]](), defaultdict[str, list[Op]](list)
     for op in graph.ops:
         if op.target != CONVERSION:
             continue
@@ -71,14 +69,10 @@ def beside_their_use(graph: Graph) -> Graph:
         if read in home and made not in shown and readers and graph.ops[readers[0]].phase == "forward":
             narrowed.append((readers[0], replace(op, module=op.module or home[read])))
         elif op.phase == "backward" and module is not None and not readers and maker is not None and maker.phase == "backward":
-            after[maker.name].append(replace(op, module=op.module or module))
-    before, last, here = defaultdict[int, list[Op]](list), None, -1
-    for _, layer in groupby(sorted(narrowed, key=lambda item: item[0]), key=lambda item: layer_of(item[1].module)):
-        conversions = list(layer)
-        last, here = here if here >= 0 else None, conversions[0][0]
-        for first, op in conversions:
-            before[first if last is None else last].append(op)
-    moved = {op.name for _, op in narrowed} | {op.name for some in after.values() for op in some}
-    ops = (one for op in graph.ops if op.name not in moved for one in (*before[place[op.name]], op, *after[op.name]))
-    return replace(graph, ops=tuple(ops)) if moved else graph
-
+            widened[maker.name].append(replace(op, module=op.module or module))
+    first = [op for _, op in sorted(narrowed, key=lambda item: item[0])]
+    moved = {op.name for some in (first, *widened.values()) for op in some}
+    if graph.mode != "train":
+        named = {op.name: op for op in first}
+        return replace(graph, ops=tuple(named.get(op.name, op) for op in graph.ops))
+    return replace(graph, ops=(*first, *(one for op in graph.ops if op.name not in moved for one in (op, *widened[op.name]))))

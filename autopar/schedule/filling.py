@@ -91,7 +91,7 @@ class _Filling:
         for place, item in enumerate(self.fixed):
             if self.pulled.pop(item.id, None) is not None:
                 continue
-            if item.id in short:
+            if item.id in short and item.of not in self.schedule.graph.prepared:
                 self.aside.append(item)
                 self.kept[item.id] = sum(self.schedule.values[value].bytes for value in dict.fromkeys(item.reads))
                 while self.aside and sum(self.kept.values()) > self.schedule.limits.aside_bytes:

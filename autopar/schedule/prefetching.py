@@ -174,7 +174,7 @@ def _latest(
             if value not in needed or begin < needed[value]:
                 needed[value] = begin
         if window.ahead:
-            latest[item.id] = max(bisect_right(clock.begins, begin) - 1, 0)
+            latest[item.id] = max(bisect_right(clock.begins, begin) - 1, window.ready + 1)
     return latest
 
 

@@ -7,6 +7,7 @@ anchor that makes what it reads (``ready``), before the first that needs what it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from autopar.graph import Phase
@@ -21,7 +22,7 @@ class Window(NamedTuple):
         deadline: index of the anchor it must precede; ``end`` when nobody in the phase reads it.
         depth: how many starts and slices before it in the phase lead to it, itself included.
         begin, end: of the phase: the anchor before its first, and the one after its last.
-        ahead: its sources are there when the phase begins: it may run ahead of its readers.
+        ahead: its sources are there when the phase begins, or made by what leads it (``Graph.prepared``): it may run ahead of its readers.
         behind: it is made from what the phase makes, and nobody in the phase reads it.
     """
 
@@ -48,7 +49,7 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
     """The window of each start and slice, by instruction id. Their order in the list must be right: producers first. A sum is there
     when what is added to it is."""
     fixed, soft = schedule.once(anchors), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
-    bounds = _bounds(fixed)
+    bounds, prepared = _bounds(fixed), schedule.graph.prepared
     found: dict[int, Window] = {}
     for phase, (begin, end) in bounds.items():
         ready: dict[str, tuple[int, int]] = {}
@@ -60,6 +61,7 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
                 if value not in due:
                     due[value] = index
         mine = [item for item in soft if (item.phase == "forward") == (phase == "forward")]
+        led = begin + (sum(1 for _ in takewhile(lambda item: item.of in prepared, fixed)) if phase == "forward" else 0)
         first: list[tuple[int, int]] = []
         for item in mine:
             after, level = begin, 0
@@ -80,7 +82,7 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
                 if before < due.get(value, end):
                     due[value] = before
             if item.kind != "add":
-                found[item.id] = Window(after, before, level, begin, end, after == begin, before == end and after != begin)
+                found[item.id] = Window(after, before, level, begin, end, after <= led, before == end and after > led)
     return found
 
 

@@ -149,7 +149,7 @@ def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
     node = model.nodes[source]
     if node.kind == "layout" and node.phase == phase:
         return "ahead" if model.side_of_layout[source] == "ahead" else "behind" if leaves else "between"
-    if node.kind in ("input", "saved") or node.phase != phase:
+    if node.kind in ("input", "saved") or node.phase != phase or node.name in model.space.graph.prepared:
         return "ahead"
     return "behind" if leaves else "between"
 

@@ -121,8 +121,8 @@ class Edge:
         tensor: what is resharded; None where nothing is: the finite entries are 0.
         sources, targets: the specs behind the rows and columns, where something is.
         readers: among how many readers an equal reshard would be made once.
-        side: where the reshard stands beside the operators: ``ahead`` of them, since its source is there when the phase begins,
-            ``behind``, since nobody in the phase reads its result, or ``between``.
+        side: where the reshard stands beside the operators: ``ahead`` of them, since its source is there when the phase begins, or
+            made by what leads it (``Graph.prepared``), ``behind``, since nobody in the phase reads its result, or ``between``.
         share: of its seconds that fall to one microbatch: less than 1 where it runs after the last alone.
     """
 

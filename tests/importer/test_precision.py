@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar import zoo
-from autopar.graph import Graph, layer_of
+from autopar.graph import Graph
 from autopar.importer import capture_graph, capturing
 from autopar.importer.precision import CONVERSION
 from autopar.search.folding import fold
@@ -26,22 +26,13 @@ def graph() -> Graph:
     return captured()
 
 
-def test_parameters_are_converted_a_layer_ahead(graph: Graph) -> None:
-    place = {op.name: index for index, op in enumerate(graph.ops)}
+def test_parameters_are_converted_before_all_else_in_the_order_of_their_readers(graph: Graph) -> None:
     names = {item.tensor: item.name for item in graph.of_kind("parameter")}
-    narrowed = [op for op in graph.ops if op.target == CONVERSION and op.phase == "forward" and op.inputs[0] in names]
-    assert len(narrowed) == len(names)
-    first: dict[str, int] = {}
-    made: dict[str, list[int]] = {}
-    for op in narrowed:
-        assert op.module == names[op.inputs[0]].rpartition(".")[0]
-        layer, index = layer_of(op.module), graph.consumers[op.outputs[0]][0][0]
-        first[layer] = min(index, first.get(layer, index))
-        made.setdefault(layer, []).append(place[op.name])
-    for number in range(2, DEPTH):
-        one, before, own = (f"layers.{number - back}" for back in (2, 1, 0))
-        assert all(first[one] < index < first[before] for index in made[own]), "while the layer before the last one's reader runs"
-    assert all(index < first["layers.0"] for index in made["layers.0"])
+    leading = graph.ops[: len(names)]
+    assert {op.name for op in leading} == graph.prepared and {op.inputs[0] for op in leading} == set(names)
+    assert all(op.module == names[op.inputs[0]].rpartition(".")[0] for op in leading)
+    read = [graph.consumers[op.outputs[0]][0][0] for op in leading]
+    assert read == sorted(read)
 
 
 def test_gradients_are_converted_as_soon_as_they_are_made(graph: Graph) -> None:
@@ -74,18 +65,20 @@ def test_the_short_trace_converts_where_the_full_one_does(graph: Graph, monkeypa
     assert graph == whole and list(graph.tensors) == list(whole.tensors)
 
 
-def test_what_leaves_narrowed_stays_where_it_was() -> None:
-    class Shown(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.other = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
+class Narrowing(nn.Module):
+    """It converts its parameters itself, where it uses them."""
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            found = x @ x
-            narrow = self.weight.bfloat16()
-            return (found.bfloat16() @ narrow) @ self.other.bfloat16(), narrow
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
 
-    graph = capture_graph(Shown(), (torch.ones(4, 4),), mode="inference")
-    targets = [(op.target.split(".")[1], op.inputs) for op in graph.ops]
-    place = {inputs: index for index, (target, inputs) in enumerate(targets) if target == "_to_copy"}
-    assert targets[place["weight",] - 1][0] == "contract", "it is an output: where the model makes it"
+    def forward(self, x: Tensor) -> Tensor:
+        found = (x @ x).bfloat16() @ self.weight.bfloat16()
+        return (found.relu() @ self.other.bfloat16()).float().sum()
+
+
+@pytest.mark.parametrize(("mode", "moved"), [("train", 2), ("inference", 0)])
+def test_what_a_model_converts_itself_is_moved_where_backward_needs_it_anyhow(mode: str, moved: int) -> None:
+    graph = capture_graph(Narrowing(), (torch.ones(4, 4),), mode=mode)
+    assert len(graph.prepared) == moved
+    assert sum(op.target == CONVERSION and op.module == "" and op.phase == "forward" for op in graph.ops) == 4

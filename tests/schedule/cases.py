@@ -16,7 +16,8 @@ from tests.assignments import random_assignment
 from tests.graphs import two_layers
 from tests.search.small_graphs import small_graph
 
-CAPTURED = {"mlp": {}, "gpt2": {"layers": 1}, "moe": {"layers": 1}}
+CAPTURED = {"mlp": {}, "gpt2": {"layers": 1}, "moe": {"layers": 1}, "gpt2 bfloat16": {"layers": 1}}
+"""Sizes by name, and what it computes in beside its own dtype."""
 KIB = 2**10
 
 
@@ -27,8 +28,10 @@ def graph_of(name: str) -> Graph:
         return two_layers(64, 32, 64)
     if name.startswith("small-"):
         return small_graph(int(name.removeprefix("small-")))
-    target = zoo.build(name, mode="train", **CAPTURED[name])
-    return capture_graph(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args)
+    model, _, dtype = name.partition(" ")
+    target = zoo.build(model, mode="train", **CAPTURED[name])
+    call = {"loss": target.loss, "loss_args": target.loss_args, "compute_dtype": dtype or None}
+    return capture_graph(target.model, target.args, target.kwargs, mode="train", **call)
 
 
 @cache

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
+from autopar import zoo
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
+from autopar.importer import capture_graph
 from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, simulated, step_seconds
 from autopar.schedule.bucketing import JOINED, size
 from autopar.schedule.concurrency import patient
 from autopar.schedule.legality import check_legal
 from autopar.schedule.windows import anchors, windows
+from autopar.search.baselines import find_baselines
+from autopar.search.pins import resolve_pins
+from autopar.search.space import Space
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from tests.graphs import machine
 from tests.schedule.cases import CASES, Case
@@ -198,6 +203,25 @@ def test_fill_pulls_an_operator_forward_while_another_waits_for_a_gather(aside: 
     )
     schedule = make_schedule(graph, assignment, machine("x=4"), Limits(aside_bytes=aside))
     assert [item.of for item in schedule.instructions if item.kind == "run"] == expected
+
+
+def test_what_came_of_converted_parameters_is_gathered_ahead_within_the_limit() -> None:
+    """A call of one layer starts while the layer before runs, not with the first operators."""
+    made = zoo.build("gpt2", layers=3, width=128, device="meta")
+    graph = capture_graph(made.model, made.args, made.kwargs, loss=made.loss, loss_args=made.loss_args, compute_dtype="bfloat16")
+    on = machine("x=4")
+    fsdp = find_baselines(Space(graph, on, "adamw", resolve_pins(graph, on.mesh, {})))[0]["fsdp"]
+    converted = {tensor for name in graph.prepared for tensor in graph.op[name].outputs}
+    schedule = make_schedule(graph, fsdp, on, Limits(bucket_bytes=0, ahead_bytes=64 * 2**10, aside_bytes=0))
+    found, ran, begun = windows(schedule), 0, list[int]()
+    for item in schedule.instructions:
+        ran += item.kind == "run" and item.of not in graph.prepared
+        if item.kind == "start" and item.half == "forward" and schedule.collectives[item.of].parts[0].layout.tensor in converted:
+            assert found[item.id].ahead
+            begun.append(ran)
+    assert begun[0] == 0 and begun == sorted(begun)
+    forward = sum(op.phase == "forward" and op.name not in graph.prepared for op in graph.ops)
+    assert begun[-1] > 0.8 * forward, "the last shortly before its reader"
 
 
 def test_what_was_set_aside_and_would_wait_for_a_collective_lets_others_pass() -> None:
