@@ -152,7 +152,7 @@ def test_an_interrupted_solve_keeps_the_best_so_far() -> None:
     assert autopar.check(plan) == ()
 
 
-@pytest.mark.parametrize("place", ["autopar.recording.record", "autopar.search.finding.check_legal"])
+@pytest.mark.parametrize("place", ["autopar.recording.record", "autopar.search.single.check_legal"])
 def test_ctrl_c_while_the_plan_is_put_together_keeps_it(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, place: str) -> None:
     whole = autopar.plan(graph, mesh="dp=2")
     module, _, name = place.rpartition(".")

@@ -1,6 +1,7 @@
 """Graph x rules x cost model -> the best schedule within the memory limit, with a proved bound on its step.
 
 finding      the search, from a graph to what was found: baselines, folded layers first, the whole graph where it is not too large
+single       one search on one model, from the plans it begins with
 found        what it found, and what searches share
 rounds       its rounds: solving, scheduling, learning, proving
 trials       the best so far, one solve, one schedule

@@ -161,14 +161,14 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
 @pytest.mark.slow
 def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where folded layers have no plan; those of merged axes may be found folded."""
-    look = finding._look
+    look = finding.look
 
     def none_folded(part: Space, within: Space, folding: Folding | None, *more: Any) -> Found | None:
         return look(part, within, folding, *more) if folding is None else None
 
     graph, machine = many_axes_folded()
     monkeypatch.setattr(finding, "MANY", 0)
-    monkeypatch.setattr(finding, "_look", none_folded)
+    monkeypatch.setattr(finding, "look", none_folded)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False)
     assert found.plan is not None and len(found.plan.strategies) == len(graph.ops)
 

@@ -167,7 +167,7 @@ def test_no_problem_of_the_whole_depth_is_built_for_a_large_graph() -> None:
         return real(of)
 
     alone = patch("autopar.search.finding.OPEN", 1.0)  # one search, none beside it with the axes merged
-    with alone, patch("autopar.search.trials.LARGE", 0), patch("autopar.search.finding.build_model", build):
+    with alone, patch("autopar.search.trials.LARGE", 0), patch("autopar.search.single.build_model", build):
         plan = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm", memory=limit, time_limit=600.0)
     assert seen == [len(folding().graph.ops)]
     assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()

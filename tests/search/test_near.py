@@ -9,7 +9,7 @@ from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
 from autopar.schedule.freeing import free
-from autopar.search import Found, find_plan, finding
+from autopar.search import Found, find_plan, finding, rounds
 from autopar.search.baselines import find_baselines
 from autopar.search.merging import Merging, mergings
 from autopar.search.near import near
@@ -162,13 +162,13 @@ def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_merged_axes
 
 def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine, drafts = small_graph(10), small_machine(10, "2x2x2"), []
-    made, begin = finding._of_merged_axes, finding.Search.__init__
+    made, begin = finding._of_merged_axes, rounds.Search.__init__
 
     def noted(*given: Any, **options: Any) -> Any:
         drafts.append(made(*given, **options))
         return drafts[-1]
 
-    def impatient(self: finding.Search, *given: Any) -> None:
+    def impatient(self: rounds.Search, *given: Any) -> None:
         begin(self, *given)
         self.tries = 24 * (self.model.space.machine.mesh != machine.mesh)
 
@@ -176,7 +176,7 @@ def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypat
     monkeypatch.setattr(finding, "WIDE", 2.0)
     monkeypatch.setattr(finding, "OPEN", 2.0)
     monkeypatch.setattr(finding, "_of_merged_axes", noted)
-    monkeypatch.setattr(finding.Search, "__init__", impatient)
+    monkeypatch.setattr(rounds.Search, "__init__", impatient)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert found.seconds <= drafts[0][1].seconds * ROOM
 

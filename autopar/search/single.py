@@ -1,0 +1,145 @@
+"""One search on one model: from the plans it begins with to what it found.
+
+Which model that is (of folded layers, of the whole graph, of what lies near other plans), ``finding`` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+
+from autopar.ending import put_together
+from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.schedule import Assignment, Limits
+from autopar.schedule.freeing import free
+from autopar.schedule.legality import check_legal
+from autopar.search.alike import tied
+from autopar.search.bounds import floor
+from autopar.search.building import build_model
+from autopar.search.folded import folded
+from autopar.search.folding import Folding
+from autopar.search.found import Baseline, Clock, Found
+from autopar.search.model import Model
+from autopar.search.pins import Pins
+from autopar.search.rounds import Search
+from autopar.search.space import Late, Space
+from autopar.search.trials import PROOF, Asked
+from autopar.search.tuning import Timed
+from autopar.search.written import Written
+
+SPENT = "no plan was found in {:.3g} s", "allow more time (--time-limit), or fewer choices by pins"
+
+
+def search_model(
+    model: Model, space: Space, pins: Pins, asked: Asked, clock: Clock, known: list[Timed], written: Written,
+    plans: Sequence[Assignment] = (), start: Limits | None = None,
+) -> Found | None:  # fmt: skip
+    """The search on one model; not ``ended`` where the memory limit decides and the model is folded, which prices memory roughly, and None
+    where nothing was found that fits.
+
+    Args:
+        space: all choices, where those of the model are a part of them.
+        known: schedules found before; that of a search left for another model is added.
+        written: the plans written by hand, as far as a search left for another model has scheduled them.
+        plans: assignments to begin from.
+        start: the limits under which the first of them was scheduled.
+    """
+    counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
+    again = asked.recompute and counts
+    search = Search(model, asked, again)
+    clock.lap("model")
+    priced = perf_counter() - asked.began
+
+    def begin() -> None:
+        for schedule in known:
+            search.offer(schedule, "known")
+        for number, plan in enumerate(plans):
+            if search.left > 0 or not search.fits:
+                search.offer(search.schedule(plan, None if number else start, tries=search.tries), "merged axes")
+        if asked.baselines:
+            written.schedule(search, space, pins, again)
+        search.rivals = tuple(written.rivals.values())
+        clock.lap("baselines")
+        if search.left <= 0 and not search.fits:
+            words = f"enumerating and pricing choices took {priced:.1f} s before the search"
+            raise TimeLimitError(f"{SPENT[0].format(asked.time_limit)}: {words}", SPENT[1])
+
+    try:
+        ended = search.run(begin)
+    except InfeasibleError:  # what needs the least is an answer where that is allowed
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        raise
+    if not ended:
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        asked.bounds.append(search.bound)
+        found = replace(_found(search, search.best, written, clock), ended=False) if search.best is not None and search.fits else None
+        written.unfold(model)
+        return found
+    if not search.interrupted:
+        written.settle(search)
+    clock.lap("solve")
+    assert search.best is not None
+    best = _tied(search) or search.best
+    made, interrupted = put_together(lambda: _found(search, best, written, clock))
+    return replace(made, interrupted=made.interrupted or interrupted)
+
+
+def look(
+    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: Asked, clock: Clock, known: list[Timed], written: Written,
+    plans: Sequence[Assignment], start: Limits | None,
+) -> Found | None:  # fmt: skip
+    """The search in a part of a space."""
+    free = model_of(part, clock)
+    model = folded(free, folding) if folding is not None else free
+    found = search_model(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
+    return found if found is not None and found.ended else None
+
+
+def alone_in(space: Space, plan: Assignment) -> Space:
+    """The space of what a plan is split like, which takes no time to price."""
+    return replace(space.restricted([plan]), until=math.inf)
+
+
+def model_of(space: Space, clock: Clock) -> Model:
+    model = build_model(space)
+    clock.lap("price")
+    return model
+
+
+def _tied(search: Search) -> Timed | None:
+    try:
+        return tied(search)
+    except (KeyboardInterrupt, Late) as reason:
+        search.interrupted |= isinstance(reason, KeyboardInterrupt)
+        return None
+
+
+def _found(search: Search, best: Timed, written: Written, clock: Clock) -> Found:
+    """What a search has, with the best of it as it is to be run."""
+    model, untied = search.model, search.best
+    assert untied is not None
+    schedule = check_legal(free(best.schedule), "the search")
+    times, least = model.whole_graph.microbatches, floor(model)
+    bound = min(bound_beside(untied.seconds, search.bound, least), best.seconds)
+    achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
+    return Found(
+        schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
+        search.seconds, search.method, model.space.optimizer, best.memory,
+        {name: _baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
+        written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
+        times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,
+        replace(best, assignment=model.whole(best.assignment)), best.assignment,
+    )  # fmt: skip
+
+
+def bound_beside(seconds: float, own: float, floor: float) -> float:
+    """The bound that goes with a plan of so many seconds: over the choices of the mesh itself, or where it lies below that, as plans begun
+    from elsewhere may (on many axes those of merged ones: ``sharding.ALL_ORDERS``), over all plans."""
+    return min(own if own <= seconds * (1 + PROOF) else floor, seconds)
+
+
+def _baseline(rival: Timed, limit: int, times: int) -> Baseline:
+    """It is compared with, not run: its list does not say when values go."""
+    return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)
