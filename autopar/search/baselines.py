@@ -95,6 +95,9 @@ def find_baselines(space: Space) -> tuple[dict[str, Assignment], dict[str, str]]
         walk = _Walk(space, recipe)
         if walk.applies:
             made = walk.run()
+            if walk.gathers_masks:  # a first dim that is as long as the batch by chance
+                walk = _Walk(space, recipe, masks=False)
+                made = walk.run()
             reason = walk.against_pins(made)
             if reason:
                 contradicted[name] = reason
@@ -104,10 +107,17 @@ def find_baselines(space: Space) -> tuple[dict[str, Assignment], dict[str, str]]
 
 
 class _Walk:
-    """One pass over the graph: the spec of every value as it comes."""
+    """One pass over the graph: the spec of every value as it comes.
 
-    def __init__(self, space: Space, recipe: Recipe) -> None:
-        self.space, self.recipe, self.graph = space, recipe, space.graph
+    Args:
+        masks: what is made of nothing that comes from outside, for each row of the batch, is made on each rank for its own rows.
+    """
+
+    def __init__(self, space: Space, recipe: Recipe, masks: bool = True) -> None:
+        self.space, self.recipe, self.graph, self.masks = space, recipe, space.graph, masks
+        self.gathers_masks = False
+        self.constant = {item.tensor for item in self.graph.inputs if item.kind in ("buffer", "constant")}
+        """What is the same whatever the inputs are."""
         self.stored = {item.tensor: item for item in self.graph.inputs}
         self.parameters = {item.tensor for item in self.graph.of_kind("parameter")}
         """What is gathered before use where it is stored split: parameters, and what they are converted to."""
@@ -132,6 +142,7 @@ class _Walk:
         place = self._tokens(lead)
         if place is None:
             return False
+        self.rows, self.split_rows = lead[:1], place[0]
         for item in self.graph.inputs:
             shape = self.graph.tensors[item.tensor].shape
             spec = ShardingSpec.replicated(len(shape))
@@ -200,6 +211,9 @@ class _Walk:
 
     def _run_op(self, op: Op) -> None:
         choices = self.space.op_choices(op)
+        same = self.constant.issuperset(op.inputs)
+        if same:
+            self.constant.update(op.outputs)
         if not op.inputs and len(op.outputs) == 1:
             self.made_of_nothing[op.outputs[0]] = op
             self._make(op.outputs[0], choices.strategies[self._cheapest(op, choices)].outputs[0])
@@ -208,7 +222,7 @@ class _Walk:
             for tensor in op.inputs:  # nothing says how they should lie
                 self.made_of_nothing.pop(tensor, None)
         asked = (id(choices), *(self._as_read(tensor) for tensor in op.inputs))
-        chosen = self._converted(op, choices)
+        chosen = self._of_own_rows(op, choices) if same and self.masks else self._converted(op, choices)
         if chosen is None and self.recipe.experts is None:  # where experts' tokens are, nothing else tells
             chosen = self.chosen.get(asked)
         if chosen is None:
@@ -250,6 +264,28 @@ class _Walk:
         if chosen is not None and read in self.parameters:
             self.parameters.add(made)
         return chosen
+
+    def _of_own_rows(self, op: Op, choices: OpChoices) -> int | None:
+        """The strategy in which each rank makes what is the same for all inputs for its own rows alone, of what it has; None where that has
+        no rows, or no such strategy."""
+        shape = self.graph.tensors[op.outputs[0]].shape
+        if not self.split_rows or len(shape) < 2 or shape[:1] != self.rows or len(op.outputs) > 1:
+            return None
+        wanted = ShardingSpec((self.split_rows, *((),) * (len(shape) - 1)))
+
+        def free(tensor: str, spec: ShardingSpec) -> bool:
+            if tensor in self.made_of_nothing:
+                return spec in self._offered(tensor)
+            return bool(self._moves(tensor, (spec,))[0] == 0.0)
+
+        for number, strategy in enumerate(choices.strategies):
+            if strategy.outputs == (wanted,) and all(map(free, op.inputs, strategy.inputs)):
+                return number
+        return None
+
+    def _offered(self, tensor: str) -> set[ShardingSpec]:
+        """The specs in which what is made of nothing may be made."""
+        return {strategy.outputs[0] for strategy in self.space.op_choices(self.made_of_nothing[tensor]).strategies}
 
     def _as_read(self, tensor: str) -> tuple[object, ...]:
         """What of a tensor decides how its reader is run."""
@@ -334,7 +370,7 @@ class _Walk:
         if tensor in self.undecided:
             return np.array([self._place_price(op, tensor, spec) for spec in specs]), none
         if tensor in self.made_of_nothing:
-            offered = {strategy.outputs[0] for strategy in self.space.op_choices(self.made_of_nothing[tensor]).strategies}
+            offered = self._offered(tensor)
             return np.array([0.0 if spec in offered else math.inf for spec in specs]), none
         if tensor in self.parameters and self.recipe.stored:
             return np.array([0.0 if spec.is_replicated else FORCED for spec in specs]), none
@@ -404,6 +440,7 @@ class _Walk:
         else:
             value = self._known(tensor, spec, phase)
             if not value:
+                self.gathers_masks |= self.masks and tensor in self.constant and bool(self._moves(tensor, (spec,))[0] > 0.0)
                 value = f"{tensor}@{phase}:{spec}"
                 self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
                 self.made[tensor, spec, phase] = value

@@ -267,3 +267,31 @@ def test_what_is_made_of_such_alone_is_whole() -> None:
     (triangle,) = [op for op in graph.ops if op.target == "aten.tril.default"]
     assert made["ddp"].strategies[triangle.name].outputs[0].is_replicated
     assert not [call for call in make_schedule(graph, made["ddp"], machine).calls if call.kind != "all_reduce"]
+
+
+class Told(nn.Module):
+    """Scores with a causal mask for each row of the batch; ``heads``: and a bias for each head, which may be as many as there are rows."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight, self.heads = nn.Parameter(torch.randn(16, 16)), heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[2])
+        mask = (places[:, None] >= places)[None, None].expand(x.shape[0], 1, -1, -1) & torch.ones(x.shape[0], 1, 1, 1, dtype=torch.bool)
+        scores = torch.where(mask, x @ self.weight, torch.zeros(()))
+        if self.heads:
+            scores = scores + torch.arange(self.heads).view(-1, 1, 1).mul(0.5).expand(-1, x.shape[2], x.shape[3]).neg()
+        return scores.square().mean()
+
+
+@pytest.mark.parametrize(("heads", "own"), [(0, True), (4, True), (8, False)], ids=["mask", "other bias", "bias like rows"])
+def test_ranks_make_masks_for_their_own_rows(heads: int, own: bool) -> None:
+    graph = capture_graph(Told(heads), (torch.randn(8, heads or 1, 16, 16),), {})
+    machine = machine_of("dp=4")
+    made, _ = find_baselines(Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {})))
+    (joined,) = [op for op in graph.ops if "_and." in op.target and op.phase == "forward"]
+    assert graph.tensors[joined.outputs[0]].shape[0] == 8
+    assert str(made["ddp"].strategies[joined.name].outputs[0]) == ("S0 R R R" if own else "R R R R")
+    sent = [call.kind for call in make_schedule(graph, made["ddp"], machine).calls]
+    assert set(sent) == {"all_reduce"}, "nothing is gathered"
