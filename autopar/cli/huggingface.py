@@ -10,6 +10,8 @@ from autopar.errors import CaptureError, FileError, UsageError
 from autopar.files import parse_json, read_text
 from autopar.target import Target
 
+LISTED = "Model type should be one of"
+"""What transformers goes on with when it does not know a model: the names of hundreds that it does."""
 _SIZES = {"batch": 1, "seq": 128}
 
 
@@ -63,7 +65,8 @@ def _reason(error: BaseException) -> str:
     first = error
     while (before := first.__cause__ or first.__context__) is not None:
         first = before
-    return str(error) if first is error else f"{error} ({type(first).__name__}: {first})"
+    said = str(error) if first is error else f"{error} ({type(first).__name__}: {first})"
+    return said.partition(LISTED)[0].rstrip()
 
 
 def _own_loss(outputs: Any) -> Any:

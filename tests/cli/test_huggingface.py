@@ -70,6 +70,16 @@ def test_what_a_failed_import_came_from_is_said(configuration: str) -> None:
         build(configuration, {}, "train")
 
 
+def test_of_a_model_that_is_none_of_hundreds_these_are_not_named(configuration: str) -> None:
+    def unknown(settings: Any) -> None:
+        raise ValueError("Unrecognized configuration class Small.\nModel type should be one of AConfig, BConfig, CConfig.")
+
+    sys.modules["transformers"].AutoModelForCausalLM.from_config = unknown
+    with pytest.raises(CaptureError, match="Unrecognized configuration class Small") as raised:
+        build(configuration, {}, "train")
+    assert "AConfig" not in str(raised.value)
+
+
 def test_transformers_that_cannot_be_imported_is_another_matter_than_none(
     configuration: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -19,6 +19,7 @@ from autopar.importer import Capture, capture, capture_graph
 from autopar.importer.deferred import CheckpointWarning
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.rules import find_rule
+from autopar.search.folding import fold
 from tests.importer.graph_interpreter import run_graph
 
 torch.set_num_threads(1)
@@ -750,6 +751,44 @@ def test_layers_that_differ_are_not_a_group():
             return x
 
     assert capture_graph(Uneven(), (torch.randn(2, 4),), mode="inference").groups == ()
+
+
+class Masked(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=bias)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.linear(x).relu() * mask
+
+
+class Turns(nn.Module):
+    """Layers of two kinds in turn; ``told``: equal layers that are told one of two masks in turn."""
+
+    def __init__(self, layers: int, told: bool) -> None:
+        super().__init__()
+        self.told, self.first = told, nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Masked(bias=told or number % 2 == 0) for number in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        masks = x.detach().gt(0.0).to(x.dtype), x.detach().lt(1.0).to(x.dtype)
+        x = self.first(x)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, masks[number % 2 if self.told else 0])
+        return x.sum()
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["other operators", "other masks"])
+def test_layers_that_take_turns_are_repeats_together_and_fold(told: bool) -> None:
+    graph = capture_graph(Turns(17, told), (torch.randn(4, 8),))
+    (group,) = graph.groups
+    assert len(group) == 8, "the last layer is left"
+    places = [[int(graph.op[name].module.split(".")[1]) for name in repeat if graph.op[name].module] for repeat in group]
+    assert [set(found) for found in places] == [{2 * number, 2 * number + 1} for number in range(8)]
+    order = [op.name for op in graph.ops]
+    assert all(sorted(repeat, key=order.index) == list(repeat) for repeat in group)
+    folding = fold(graph)
+    assert folding is not None and len(folding.graph.ops) < len(graph.ops)
 
 
 def test_deep_models_capture_layers_completely():
