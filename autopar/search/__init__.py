@@ -23,6 +23,7 @@ beside       what only pairs of choices hold, as nodes between them
 fitting      makes answers fit: what schedules hold beyond what the problem counts
 alternatives other choices for one tensor or operator, and what they would add
 alike        equal layers alike, where that costs next to nothing
+entering     inputs split over the batch, where that costs nothing
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
 calls        a bound where something has to be sent

@@ -143,7 +143,8 @@ class Reserves:
 def choices_of(
     model: Model, problem: Problem, assignment: Assignment, seed: int, *, gap: float = 0.01, seconds: float = 60.0
 ) -> np.ndarray | None:  # fmt: skip
-    """Choices that stand for the inputs' specs and the strategies of an assignment, all that it leaves open as cheap as the problem allows.
+    """Choices, one for each node of the problem, that stand for the inputs' specs and the strategies of an assignment, all that it leaves
+    open as cheap as the problem allows.
 
     None where the search does not offer what it takes, or no reshards fit.
 
@@ -152,8 +153,9 @@ def choices_of(
     """
     costs = problem.costs.copy()
     space = model.space
-    for number, node in enumerate(model.nodes):
-        first, last = problem.node_ptr[number], problem.node_ptr[number + 1]
+    for place, number in enumerate(model.restrict(np.arange(len(model.nodes)))):
+        node = model.nodes[number]
+        first, last = problem.node_ptr[place], problem.node_ptr[place + 1]
         offered: Sequence[object]
         wanted: object
         if node.kind == "input":

@@ -18,6 +18,7 @@ from autopar.schedule.legality import check_legal
 from autopar.search.alike import tied
 from autopar.search.bounds import floor
 from autopar.search.building import build_model
+from autopar.search.entering import split_inputs
 from autopar.search.folded import folded
 from autopar.search.folding import Folding
 from autopar.search.found import Baseline, Clock, Found
@@ -81,7 +82,7 @@ def search_model(
         written.settle(search)
     clock.lap("solve")
     assert search.best is not None
-    best = _tied(search) or search.best
+    best = _settled(search, search.best)
     made, interrupted = put_together(lambda: _found(search, best, written, clock))
     return replace(made, interrupted=made.interrupted or interrupted)
 
@@ -108,12 +109,14 @@ def model_of(space: Space, clock: Clock) -> Model:
     return model
 
 
-def _tied(search: Search) -> Timed | None:
+def _settled(search: Search, best: Timed) -> Timed:
+    """The plan as it is to be run, where that costs next to nothing: its inputs split, equal layers alike."""
     try:
-        return tied(search)
+        search.best = best = split_inputs(search) or best
+        return tied(search) or best
     except (KeyboardInterrupt, Late) as reason:
         search.interrupted |= isinstance(reason, KeyboardInterrupt)
-        return None
+        return best
 
 
 def _found(search: Search, best: Timed, written: Written, clock: Clock) -> Found:
