@@ -34,7 +34,7 @@ WHOLE_NUMBERS = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "
 def split_inputs(search: Trials) -> Timed | None:
     """The best plan with fewer inputs whole on every rank: all of them split, or as many as may be one by one; None where none may."""
     best, space = search.best, search.model.space
-    if best is None or search.interrupted or space.machine.cost_model == "communication":
+    if best is None or search.interrupted or search.draft or space.machine.cost_model == "communication":
         return None
     if len(best.assignment.strategies) != len(space.graph.ops):
         return None  # of the whole graph, where this one is folded
@@ -82,7 +82,7 @@ def _split(search: Trials, begin: Timed, inputs: frozenset[str], most: float, fi
     made = _with(graph, given, extract(model, model.expand(choices)), touched)
     if isinstance(model, FoldedModel) and not model.fold.agrees(made):
         return None
-    found = search.schedule(made, begin.limits, 0, begin.placed_seconds)
+    found = search.exact(replace(begin, assignment=made))
     return found if found.memory.peak <= search.limit and found.seconds <= most else None
 
 

@@ -183,7 +183,7 @@ class Trials:
     def settle_best(self) -> None:
         """Schedules the best at full depth, and others while they may be better than that."""
         while self.best is not None and self.best.estimated and not self.draft:
-            exact, before = self._exact(self.best), self.best
+            exact, before = self.exact(self.best), self.best
             self.close = [exact if one is before else one for one in self.close]
             self.best = self.close[0]
             for one in self.close[1:]:
@@ -295,7 +295,7 @@ class Trials:
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
         """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
         found = self._schedule(assignment, False, start, tries, beside, CLOSE)
-        return self._exact(found) if self._unsure(found) else found
+        return self.exact(found) if self._unsure(found) else found
 
     def _unsure(self, found: Timed) -> bool:
         """Whether it is so near the limit that an estimate does not tell whether it fits."""
@@ -304,9 +304,10 @@ class Trials:
     def sure(self, found: Timed) -> Timed:
         """The same at full depth, where it may be the best."""
         hopeful = replace(found, seconds=found.seconds * (1 - HOPE))
-        return self._exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
+        return self.exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
 
-    def _exact(self, found: Timed) -> Timed:
+    def exact(self, found: Timed) -> Timed:
+        """The same at full depth, under its own limits."""
         return self._schedule(found.assignment, True, found.limits, tries=0)
 
     def _schedule(

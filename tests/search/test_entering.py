@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar import zoo
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.search import Found, entering, find_plan, single
+from autopar.search.folding import FEWEST
 from autopar.target import Target
 from autopar.verify import verify
 from tests.graphs import machine
@@ -69,3 +71,16 @@ def test_nothing_is_split_that_costs_something() -> None:
     graph = capture_graph(Labelled(64, 16), (torch.randint(64, (8, 6)),) * 2, mode="train")
     found = find_plan(graph, machine("dp=2"))
     assert set(lie(found).values()) == {"R R"}, "so small a model does not use the ranks"
+
+
+def test_of_a_deep_model_the_whole_plan_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are folded, and schedules estimated by shorter ones."""
+    monkeypatch.setattr(entering, "SHARE", 1e9)
+    monkeypatch.setattr(entering, "EQUAL", 1e9)
+    monkeypatch.setattr("autopar.search.folded.SHORT", (5, 6))
+    monkeypatch.setattr("autopar.search.folded.DEEP", FEWEST + 1)
+    made = zoo.build("gpt2", layers=FEWEST + 1, width=64, heads=4, batch=8, seq=32, vocab=128, device="meta")
+    graph = capture_graph(made.model, made.args, made.kwargs, loss=made.loss, loss_args=made.loss_args)
+    found = find_plan(graph, machine("dp=2"), baselines=False)
+    assert set(lie(found).values()) == {"S0 R"}
+    assert found.schedule.graph is graph and len(found.schedule.operations) == len(graph.ops)

@@ -63,13 +63,13 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
 def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then what shorter graphs tell is enough of plans written by hand, and of those that trail for good."""
     exact: list[Timed] = []
-    before = Trials._exact
+    before = Trials.exact
 
     def noted(search: Trials, plan: Timed) -> Timed:
         exact.append(plan)
         return before(search, plan)
 
-    monkeypatch.setattr(rounds.Search, "_exact", noted)
+    monkeypatch.setattr(rounds.Search, "exact", noted)
     monkeypatch.setattr(folded, "SHORT", (5, 6))
     monkeypatch.setattr(folded, "DEEP", FEWEST + 1)
     model = folded.folded(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
