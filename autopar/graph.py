@@ -29,6 +29,8 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
 }  # fmt: skip
 
+CONVERSION = "aten._to_copy.default"
+"""The operator that gives a tensor another dtype."""
 NAMED_TUPLE = "(named tuple)"
 """The one key of an object that stands for a named tuple in the tree of a result: its fields are in the object below."""
 

@@ -18,7 +18,7 @@ import torch
 
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
-from autopar.graph import Accumulation, Graph, Op, Tensor
+from autopar.graph import CONVERSION, Accumulation, Graph, Op, Tensor
 from autopar.rules import family, find_rule, localize, strategies
 from autopar.sharding import ShardingSpec, Strategy
 
@@ -246,7 +246,7 @@ class _Pairing:
         wanted = [self._split(self.whole.tensors[one], self.part.tensors[two]).dims for one, two in pairs]
         if family(op) == "factory" or not any(spec.partial or any(spec.dims) for spec in found):
             return (_State(ShardingSpec(dims)) for dims in wanted)
-        if op.target.startswith("aten._to_copy") and all(map(self._floating, (op.inputs[0], op.outputs[0]))):
+        if op.target == CONVERSION and all(map(self._floating, (op.inputs[0], op.outputs[0]))):
             return iter((_State(found[0]),))
         for strategy in self._offered(op):
             fits = all(one == two or one == replace(two, partial=()) for one, two in zip(found, strategy.inputs, strict=True))
@@ -294,7 +294,7 @@ class _Pairing:
         if op.target == "aten.div.Tensor" and summed and self._counted(op.inputs[-1]):
             over = self.first.get(other.inputs[1], other.inputs[1])
             return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count, over),))
-        if op.target.startswith("aten._to_copy") and found[0].spec.partial and self._floating(op.outputs[0]):
+        if op.target == CONVERSION and found[0].spec.partial and self._floating(op.outputs[0]):
             return iter((found[0],))  # a loss in fewer digits is rounded for each microbatch, as every operator rounds
         if op.target in SHIFTED and len(found) == 1 and self._mean(found[0]) and (op.args, op.kwargs) == (other.args, other.kwargs):
             return iter((found[0],))

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from autopar.errors import UsageError
-from autopar.graph import Graph, Op
+from autopar.graph import CONVERSION, Graph, Op
 from autopar.importer.containers import changed
 
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-CONVERSION = "aten._to_copy.default"
 WITH_STATISTICS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip

@@ -31,7 +31,7 @@ from functools import partial
 
 import numpy as np
 
-from autopar.graph import DTYPE_BYTES, Op, Phase
+from autopar.graph import CONVERSION, DTYPE_BYTES, Op, Phase
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.experts import Terms, by_expert, terms_of, weight_of_experts
 from autopar.search.resharding import FREE, places, words
@@ -40,7 +40,6 @@ from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
 Specs = tuple[ShardingSpec, ...]
 EMBEDDING = "autopar.embedding.default"
-CONVERSION = "aten._to_copy.default"
 FORCED = 1e6
 """Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
 SLICED = 1e-3

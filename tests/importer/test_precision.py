@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from autopar import zoo
-from autopar.graph import Graph
+from autopar.graph import CONVERSION, Graph
 from autopar.importer import capture_graph, capturing
-from autopar.importer.precision import CONVERSION
 from autopar.search.folding import fold
 from autopar.search.recompute import full
 
