@@ -111,13 +111,15 @@ def capture(
         whole: Graph | None = None
         try:
             exported, graph, found = _traced(model, call, weights, passed_over, plain, train=train)
+            graph = where_used(graph)
             whole = unrolled(graph, passed[0]) if passed else graph
         except Exception:
             if not passed:  # else the full trace fails in the same way, or has what this one lacks
                 raise
         if whole is None:
-            exported, whole, found = _traced(model, call, weights, all_held, plain, train=train)
-        graph = where_used(stored(whole))
+            exported, graph, found = _traced(model, call, weights, all_held, plain, train=train)
+            whole = where_used(graph)
+        graph = stored(whole)
         _check_dtypes(graph)
         if train:
             _check_gradients(exported, graph)

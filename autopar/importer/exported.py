@@ -122,6 +122,7 @@ class Program(nn.Module):
         self.deferred = (deferred,)  # export puts back every other attribute that changes while it traces
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
+        traced = dict(self.model.named_parameters())
         try:
             with (
                 self.whole(), torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
@@ -130,17 +131,17 @@ class Program(nn.Module):
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 before = _generators()
-                result = opened(self._run(*closed((args, kwargs, loss_args), self.call)))
+                result = opened(self._run(traced, *closed((args, kwargs, loss_args), self.call)))
                 self.drawn.update(name for name, state in _generators().items() if state != before.get(name))
                 self.ran()  # export puts back the modules' attributes afterwards
                 return result
         except Exception as error:
             raise Carried(error) from None
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
+    def _run(self, traced: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         self.replaced.clear()
         before = [(path, part, name, value) for path, part in self.named_modules() for name, value in part._buffers.items()]
-        outputs = call_in(self.model, self.compute_dtype, args, kwargs)
+        outputs = call_in(self.model, self.compute_dtype, args, kwargs, traced)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
         for path, part, name, value in before:
             new, own = part._buffers.get(name), f"{path}.{name}".removeprefix("model.")

@@ -30,19 +30,19 @@ def find_groups(graph: Graph) -> Groups:
         shared = _shared(graph, free)
         signed = [(path, ops, _signature(graph, path, ops, inputs, shared)) for path, ops in free.items() if ops]
         known: dict[object, int] = {}
-        for first, length, count in _turns([known.setdefault(signature, len(known)) for _, _, signature in signed]):
-            turns = [signed[at : at + length] for at in range(first, first + count * length, length)]
-            group = tuple(tuple(sorted((op.name for _, ops, _ in turn for op in ops), key=place.__getitem__)) for turn in turns)
+        for first, length, count in turns([known.setdefault(signature, len(known)) for _, _, signature in signed]):
+            members = [signed[at : at + length] for at in range(first, first + count * length, length)]
+            group = tuple(tuple(sorted((op.name for _, ops, _ in turn for op in ops), key=place.__getitem__)) for turn in members)
             found.append(group)
             taken.update(name for repeat in group for name in repeat)
     return tuple(found)
 
 
-def _turns(kinds: Sequence[object]) -> Iterator[tuple[int, int, int]]:
+def turns(kinds: Sequence[object]) -> Iterator[tuple[int, int, int]]:
     """Where the same few follow one another at least twice: the first place, how many they are, and how often. Of several ways that which
     goes furthest, and of those the one with the fewest in a turn.
 
-    >>> list(_turns("aaabcbcbcd"))
+    >>> list(turns("aaabcbcbcd"))
     [(0, 1, 3), (3, 2, 3)]
     """
     first = 0

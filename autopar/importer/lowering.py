@@ -19,6 +19,7 @@ from autopar.errors import CaptureError
 from autopar.graph import Argument, Dtype, Graph, GraphInput, GraphOutput, Op, Phase, Ref, Tensor
 from autopar.importer.diagnosis import at_line
 from autopar.importer.exported import Exported, Value
+from autopar.importer.naming import fresh
 from autopar.importer.provenance import module_path, source_line, user_frame
 from autopar.importer.roles import roles
 from autopar.importer.same import same_value
@@ -358,14 +359,3 @@ def _spelled_out(node: Node) -> list[Any]:
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
-
-
-def fresh(base: str, counters: dict[str, int], taken: set[str]) -> str:
-    """The next free name: ``base``, ``base_1`` ...; ``counters`` and ``taken`` are brought up to date."""
-    while True:
-        number = counters.get(base, 0)
-        counters[base] = number + 1
-        name = f"{base}_{number}" if number else base
-        if name not in taken:
-            taken.add(name)
-            return name

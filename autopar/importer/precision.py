@@ -19,6 +19,7 @@ from torch.func import functional_call
 from autopar.errors import UsageError
 from autopar.graph import CONVERSION, Graph, Op
 from autopar.importer.containers import changed
+from autopar.importer.naming import renamed
 
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 WITH_STATISTICS = (
@@ -33,9 +34,15 @@ def check_compute_dtype(name: str | None) -> None:
         raise UsageError(f"unknown compute dtype {name!r}", f"use one of {', '.join(COMPUTE_DTYPES)}")
 
 
-def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def call_in(
+    model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Mapping[str, Tensor] | None = None
+) -> Any:
     """``model(*args, **kwargs)``, computed in the dtype of that name where one is given; buffers, and weights beside running statistics,
-    stay as they are."""
+    stay as they are.
+
+    Args:
+        parameters: those that are read, where that is not all of them.
+    """
     if name is None:
         return model(*args, **kwargs)
     dtype = COMPUTE_DTYPES[name]
@@ -45,8 +52,9 @@ def call_in(model: nn.Module, name: str | None, args: tuple[Any, ...], kwargs: M
 
     norms = (module for module in model.modules() if isinstance(module, WITH_STATISTICS))
     kept = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
-    parameters = {name: item if id(item) in kept else narrow(item) for name, item in model.named_parameters()}
-    result = functional_call(model, parameters, *changed(narrow, (args, dict(kwargs))), tie_weights=True)
+    read = dict(model.named_parameters()) if parameters is None else parameters
+    narrowed = {name: item if id(item) in kept else narrow(item) for name, item in read.items()}
+    result = functional_call(model, narrowed, *changed(narrow, (args, dict(kwargs))), tie_weights=True)
     return changed(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, result)
 
 
@@ -54,7 +62,7 @@ def where_used(graph: Graph) -> Graph:
     """The graph with conversions of parameters, and of their gradients, in the parameter's module: they are of its layer. For training the
     first stand before all else, in the order in which they are read, so that what came of them may be gathered ahead; and gradients are
     converted as soon as they are made: a call narrows all parameters before the model runs, so that backward widens all gradients when it
-    has ended, and none could leave before that."""
+    has ended, and none could leave before that. Operators are named in the order they have then."""
     home = {item.tensor: item.name.rpartition(".")[0] for item in graph.of_kind("parameter")}
     leaving = {output.tensor: home.get(owner) for output, owner in graph.owners.items() if output.kind == "gradient"}
     shown = {output.tensor for output in graph.outputs}
@@ -74,4 +82,7 @@ def where_used(graph: Graph) -> Graph:
     if graph.mode != "train":
         named = {op.name: op for op in first}
         return replace(graph, ops=tuple(named.get(op.name, op) for op in graph.ops))
-    return replace(graph, ops=(*first, *(one for op in graph.ops if op.name not in moved for one in (op, *widened[op.name]))))
+    ops = [*first, *(one for op in graph.ops if op.name not in moved for one in (op, *widened[op.name]))]
+    ordered = renamed(graph, {item: graph.tensors[item.tensor] for item in graph.inputs}, ops, graph.outputs, graph.tensors)
+    assert ordered is not None, "what is converted is there"
+    return ordered

@@ -1,70 +1,114 @@
 """Equal layers traced once: most of a chain of equal modules is passed over while a model is traced, and put back into the graph.
 
-A chain is a list of at least ``FEWEST`` modules of one class with equal settings and equal weights that a forward runs one after another,
-each on what the one before returned and on the very same other arguments, with nothing between. That is seen in a run of the forward on
-fake tensors, not assumed: a loop that treats one layer apart gives no chain. Of a chain the first two and the last two modules are run
-and traced; in the run that finds it the others return a copy of what they are given, in the trace that itself. To torch they are modules
-without weights then, each of which would cost a trace as much as an operator. The graph is then the same as of a full trace, names
-included; where the traced layers turn out not to be alike in it (``unrolling``), or something else reads a weight of the others, which is
-an error since the trace has none, the model is traced in full.
+A chain is a run of modules of one list that a forward runs one after another, each on what the one before returned, with nothing between,
+and in which a turn of one or a few modules comes again at least ``FEWEST`` times: modules of the same classes with equal settings and equal
+weights, told the very same other arguments. That is seen in a run of the forward on fake tensors, not assumed: a loop that treats one layer
+apart gives no chain. Whole numbers that differ in all modules (``layer_idx``) number them: where one is read, as what decides what a layer
+does, there is no chain either. The first two and the last two turns of a chain are run and traced; in the run that finds it the other
+modules return a copy of what they are given, in the trace that itself. To torch they are modules without weights then, each of which would
+cost a trace as much as an operator. The graph is then the same as of a full trace, names included; where the traced layers turn out not to
+be alike in it (``unrolling``), or something else reads a weight of the others, which is an error since the trace has none, the model is
+traced in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from autopar.importer.groups import turns
 from autopar.importer.weights import put_back, registered_hooks
 
-FEWEST = 6
-"""Modules from which a chain is worth the run that finds it."""
 ENDS = 2
-"""Modules traced at each end."""
+"""Turns traced at each end."""
+FEWEST = 2
+"""Modules to pass over for which a chain is worth the run that finds it."""
 PLAIN = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Equal modules that run one after another, by the path of their list."""
+    """Modules that run one after another in equal turns.
+
+    Args:
+        path: of their list.
+        modules: of the chain alone, in order.
+        first: number in the list of the first of them.
+        length: modules in a turn.
+        further: results beside the one that the next module is given, of modules that return a tuple.
+    """
 
     path: str
     modules: tuple[nn.Module, ...]
+    first: int = 0
+    length: int = 1
+    further: int | None = None
+
+    @property
+    def turns(self) -> int:
+        return len(self.modules) // self.length
 
     @property
     def left_out(self) -> range:
-        return range(ENDS, len(self.modules) - ENDS)
+        """The turns that are passed over."""
+        return range(ENDS, self.turns - ENDS)
+
+    @property
+    def modules_left_out(self) -> tuple[nn.Module, ...]:
+        return self.modules[ENDS * self.length : (self.turns - ENDS) * self.length]
+
+    def turn_of(self, path: str) -> int | None:
+        """The turn that a module or a weight is of."""
+        number = self._number(path)
+        return None if number is None else number // self.length
+
+    def below(self, path: str) -> tuple[int, str]:
+        """What a module or a weight of a turn is within that: the place of its module there, and the rest of the path."""
+        number = self._number(path)
+        assert number is not None, "a path of the chain"
+        return number % self.length, path.removeprefix(f"{self.path}.{self.first + number}")
+
+    def named(self, turn: int, below: tuple[int, str]) -> str:
+        """The path of what is that within a turn."""
+        return f"{self.path}.{self.first + turn * self.length + below[0]}{below[1]}"
+
+    def _number(self, path: str) -> int | None:
+        if not path.startswith(f"{self.path}."):
+            return None
+        number = path.removeprefix(f"{self.path}.").partition(".")[0]
+        place = int(number) - self.first if number.isdecimal() else -1
+        return place if 0 <= place < self.turns * self.length else None
 
     def alike(self, plain: Mapping[str, frozenset[int]]) -> bool:
-        """Whether what is said of parameters by name is said of those of all the modules alike."""
-        found: list[dict[str, frozenset[int]]] = [{} for _ in self.modules]
+        """Whether what is said of parameters by name is said of those of all turns alike."""
+        found: list[dict[tuple[int, str], frozenset[int]]] = [{} for _ in range(self.turns)]
         for name, dims in plain.items():
-            number, _, key = name.removeprefix(f"{self.path}.").partition(".")
-            if name.startswith(f"{self.path}.") and number.isdecimal() and int(number) < len(found):
-                found[int(number)][key] = dims
+            if (turn := self.turn_of(name)) is not None:
+                found[turn][self.below(name)] = dims
         return all(other == found[0] for other in found)
 
     @contextmanager
     def running(self, instead: Callable[..., Any]) -> Iterator[None]:
         """Within, the modules left out do this instead."""
-        left_out = [self.modules[index] for index in self.left_out]
-        for module in left_out:
+        for module in self.modules_left_out:
             module.forward = instead  # type: ignore[method-assign]
         try:
             yield
         finally:
-            for module in left_out:
+            for module in self.modules_left_out:
                 del module.forward
 
     @contextmanager
     def passed_over(self) -> Iterator[Callable[[], AbstractContextManager[None]]]:
         """Within, the modules left out return what they are given and hold nothing, but within what is given: the model's own code sees
         all that it has."""
-        tables = [table for index in self.left_out for table in (self.modules[index]._parameters, self.modules[index]._modules)]
+        tables = [table for module in self.modules_left_out for table in (module._parameters, module._buffers, module._modules)]
         held = [dict(table) for table in tables]
 
         def hold(contents: Sequence[Mapping[str, Any]]) -> None:
@@ -80,7 +124,7 @@ class Chain:
             finally:
                 hold([{} for _ in tables])
 
-        with self.running(_first):
+        with self.running(lambda given, *args, **kwargs: _result(given, self.further)):
             hold([{} for _ in tables])
             try:
                 yield whole
@@ -88,30 +132,106 @@ class Chain:
                 hold(held)
 
 
-def _first(given: Any, *args: Any, **kwargs: Any) -> Any:
-    return given
+def _result(given: Any, further: int | None) -> Any:
+    """What a module returns that makes only this. Of what else others do nothing is made, and whoever reads it of those is seen."""
+    return given if further is None else (given, *[None] * further)
 
 
-def _copy(given: Any, *args: Any, **kwargs: Any) -> Any:
-    return given.clone()
+Numbers = Mapping[tuple[str, str], Sequence[nn.Module]]
+"""By path within a module and name, an attribute that only numbers modules: the parts that have it."""
 
 
 def find_chain(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Callable[[], object]) -> Chain | None:
-    """The longest chain of ``model``, if it has one.
+    """The chain of ``model`` of which most is passed over, if it has one.
 
     Args:
         shared: the paths of each weight, by identity: tied ones have several, those whose gradients go through hooks of their own none.
         run: runs the forward once, on tensors without values.
     """
-    lists = [(path, tuple(part)) for path, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
-    lists = [(path, parts) for path, parts in lists if path and len(parts) >= FEWEST and _alike(parts, shared)]
-    if not lists:
+    best: tuple[Chain, list[int], Numbers] | None = None
+    for path, parts in model.named_modules():
+        if path and isinstance(parts, nn.ModuleList | nn.Sequential) and len(parts) >= 2 * ENDS + FEWEST:
+            modules = tuple(parts)
+            numbers = _numbers(modules)
+            kinds = _kinds(modules, shared, numbers)
+            chain = _longest(Chain(path, modules), kinds)
+            if chain is not None and (best is None or len(chain.modules_left_out) > len(best[0].modules_left_out)):
+                best = chain, kinds[chain.first : chain.first + len(chain.modules)], numbers
+    if best is None:
         return None
-    path, modules = max(lists, key=lambda item: len(item[1]))
-    watch, chain = _Watch(modules), Chain(path, modules)
-    with as_before(model) as same, chain.running(_copy), watch.hooked():
+    chain, kinds, numbers = best
+    watch = _Watch(chain)
+    with as_before(model) as same, chain.running(watch.copy), watch.hooked(), _watched(numbers) as read:
         run()
-    return chain if watch.is_chain and same() else None
+    if not watch.is_chain or read or not same():
+        return None
+    longest = _longest(chain, list(zip(kinds, watch.seen, strict=True)))
+    return replace(longest, further=watch.further) if longest is not None else None
+
+
+def _longest(within: Chain, kinds: Sequence[object]) -> Chain | None:
+    """The part of a chain of modules of these kinds of which most is passed over."""
+    found = [
+        Chain(within.path, within.modules[first : first + length * count], within.first + first, length)
+        for first, length, count in turns(kinds)
+    ]
+    longest = max(found, key=lambda chain: len(chain.modules_left_out), default=None)
+    return longest if longest is not None and len(longest.modules_left_out) >= FEWEST else None
+
+
+def _numbers(modules: Sequence[nn.Module]) -> Numbers:
+    """Whole numbers that differ in all parts of a path that have them."""
+    found: dict[tuple[str, str], dict[nn.Module, int]] = {}
+    for path, part, name, value in ((*at, *item) for module in modules for at in module.named_modules() for item in vars(at[1]).items()):
+        if type(value) is int:
+            found.setdefault((path, name), {})[part] = value
+    return {key: tuple(values) for key, values in found.items() if 1 < len(values) == len(set(values.values()))}
+
+
+@contextmanager
+def _watched(numbers: Numbers) -> Iterator[list[str]]:
+    """Within, the names of those attributes that are read or set."""
+    names: dict[nn.Module, list[str]] = {}
+    for (_, name), parts in numbers.items():
+        for part in parts:
+            names.setdefault(part, []).append(name)
+    read: list[str] = []
+
+    def attribute(name: str) -> property:
+        def get(part: nn.Module) -> Any:
+            read.append(name)
+            return vars(part)[name]
+
+        def put(part: nn.Module, value: Any) -> None:
+            read.append(name)
+            vars(part)[name] = value
+
+        return property(get, put)
+
+    kinds = {part: type(part) for part in names}
+    made: dict[tuple[Any, ...], type] = {}
+    try:
+        for part, watched in names.items():
+            key = kinds[part], *watched
+            made[key] = made.get(key) or type(kinds[part].__name__, (kinds[part],), {name: attribute(name) for name in watched})
+            part.__class__ = made[key]
+        yield read
+    finally:
+        for part, kind in kinds.items():
+            part.__class__ = kind
+
+
+def _kinds(modules: Sequence[nn.Module], shared: Mapping[int, Sequence[str]], numbers: Numbers) -> list[int]:
+    """A number for each module, the same for those that are alike."""
+    first: list[tuple[int, nn.Module]] = []
+    kinds: list[int] = []
+    for place, module in enumerate(modules):
+        repeats = _may_repeat(module, shared)
+        kind = next((kind for kind, other in first if repeats and _alike(module, other, numbers)), place)
+        if repeats and kind == place:
+            first.append((kind, module))
+        kinds.append(kind)
+    return kinds
 
 
 @contextmanager
@@ -140,35 +260,35 @@ def as_before(model: nn.Module) -> Iterator[Callable[[], bool]]:
         put_back(hooks)
 
 
-def _alike(parts: Sequence[nn.Module], shared: Mapping[int, Sequence[str]]) -> bool:
-    first = list(parts[0].named_modules())
-    if any(True for _ in parts[0].buffers()) or not any(True for _ in parts[0].parameters()):
-        return False
-    for part in parts:
-        weights = list(part.named_parameters(remove_duplicate=False))
-        if any(len(shared.get(id(weight), ())) != 1 for _, weight in weights):
-            return False
-        if [_signature(name, weight) for name, weight in weights] != [
-            _signature(name, weight) for name, weight in parts[0].named_parameters(remove_duplicate=False)
-        ]:
-            return False
-        named = list(part.named_modules())
-        if [name for name, _ in named] != [name for name, _ in first]:
-            return False
-        if not all(_same_settings(one, other) for (_, one), (_, other) in zip(first, named, strict=True)):
-            return False
-    return True
+def _may_repeat(module: nn.Module, shared: Mapping[int, Sequence[str]]) -> bool:
+    """Whether a module has weights, none of them another's too."""
+    return any(True for _ in module.parameters()) and all(len(shared.get(id(value), ())) == 1 for _, value in _held(module))
 
 
-def _signature(name: str, weight: Tensor) -> tuple[Any, ...]:
-    return name, tuple(weight.shape), weight.dtype, weight.requires_grad
+def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
-def _same_settings(one: nn.Module, other: nn.Module) -> bool:
+def _alike(module: nn.Module, other: nn.Module, numbers: Numbers) -> bool:
+    """Whether two modules have equal weights and settings, but for what numbers them."""
+    mine, theirs = (
+        [(name, tuple(value.shape), value.dtype, value.requires_grad, type(value)) for name, value in _held(part)]
+        for part in (module, other)
+    )
+    parts, others = list(module.named_modules()), list(other.named_modules())
+    return (
+        mine == theirs
+        and [path for path, _ in parts] == [path for path, _ in others]
+        and all(_same_settings(path, one, two, numbers) for (path, one), (_, two) in zip(parts, others, strict=True))
+    )
+
+
+def _same_settings(path: str, one: nn.Module, other: nn.Module, numbers: Numbers) -> bool:
     mine, theirs = vars(one), vars(other)
     if type(one) is not type(other) or mine.keys() != theirs.keys() or "forward" in mine:
         return False
-    return all(_same(mine[name], theirs[name]) for name in mine if name not in ("_parameters", "_modules", "_buffers"))
+    compared = [name for name in mine if name not in ("_parameters", "_modules", "_buffers") and (path, name) not in numbers]
+    return all(_same(mine[name], theirs[name]) for name in compared)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -180,22 +300,40 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(_same, one, other))
-    return isinstance(one, dict | set) and not one and not other  # hooks: none on either
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(map(_same, one.values(), other.values()))
+    if isinstance(one, partial):
+        return one.func is other.func and _same(one.args, other.args) and _same(one.keywords, other.keywords)
+    return isinstance(one, set) and bool(one == other)
 
 
 class _Watch(TorchFunctionMode):
-    """What happens to the modules of a list in one run: called once each, in order, on each other's results, nothing between."""
+    """What happens to the modules of a chain in one run: called once each, in order, on each other's results, nothing between."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, chain: Chain) -> None:
         super().__init__()
-        self.modules = modules
+        self.modules = chain.modules
         self.inside, self.done, self.odd = 0, 0, False
         self.result: Any = None
-        self.rest: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.further: int | None = None
+        self.rests: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.gives: list[bool] = []
 
     @property
     def is_chain(self) -> bool:
         return not self.odd and self.done == len(self.modules)
+
+    def copy(self, given: Any, *args: Any, **kwargs: Any) -> Any:
+        return _result(given.clone(), self.further)
+
+    @property
+    def seen(self) -> list[tuple[int, bool]]:
+        """Of each module a number, the same for those that were told the same beside what the one before returned; and whether it returned
+        the like of that."""
+        told: list[int] = []
+        for place, rest in enumerate(self.rests):
+            told.append(next((kind for kind in dict.fromkeys(told) if _identical(rest, self.rests[kind])), place))
+        return list(zip(told, self.gives, strict=True))
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -219,19 +357,20 @@ class _Watch(TorchFunctionMode):
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             first = args[0] if args else None
             self.odd |= bool(self.inside) or index != self.done or not isinstance(first, Tensor)
-            if index == 0:
-                self.rest = args[1:], dict(kwargs)
-            else:
-                self.odd |= first is not self.result or not _identical((args[1:], kwargs), self.rest)
+            self.odd |= index > 0 and first is not self.result
+            self.rests.append((args[1:], dict(kwargs)))
             self.result, self.inside = first, self.inside + 1
 
         return before
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given = self.result
-        alike = isinstance(result, Tensor) and isinstance(given, Tensor) and result.shape == given.shape and result.dtype == given.dtype
-        self.odd |= not alike or result is given
-        self.result, self.inside, self.done = result, self.inside - 1, self.done + 1
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
+        given, self.inside = self.result, self.inside - 1
+        further = len(results) - 1 if type(results) is tuple else None
+        self.result = results[0] if further is not None and further >= 0 else results
+        self.odd |= self.done > 0 and further != self.further
+        self.odd |= not isinstance(self.result, Tensor) or not isinstance(given, Tensor) or self.result is given
+        self.gives.append(not self.odd and self.result.shape == given.shape and self.result.dtype == given.dtype)
+        self.further, self.done = further, self.done + 1
 
 
 def _reads(function: Any) -> bool:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Tensor
 from autopar.importer.groups import SEED_AT
-from autopar.importer.lowering import fresh
+from autopar.importer.naming import renamed
 from autopar.importer.repeats import ENDS, Chain
-
-LOSS_GRADIENT = ("aten.full.default", ((), 1.0))
-"""Target and arguments of the operator that begins a backward from a loss."""
 
 
 def unrolled(graph: Graph, chain: Chain) -> Graph | None:
@@ -23,25 +20,25 @@ def unrolled(graph: Graph, chain: Chain) -> Graph | None:
 
 
 class _Unrolling:
-    """The second module of a chain is the pattern; the third traced one, by its number in the whole chain, is its echo."""
+    """The second turn of a chain is the pattern; the third traced one, by its number in the whole chain, is its echo. Within a turn an
+    operator's key is its place and a result's place in it, a weight's its name below the turn."""
 
     def __init__(self, graph: Graph, chain: Chain) -> None:
         self.graph, self.chain = graph, chain
-        count = len(chain.modules)
-        self.numbers = [*range(ENDS), *range(count - ENDS, count)]
-        self.repeats = [[op for op in graph.ops if _under(op.module, self._prefix(number))] for number in self.numbers]
+        self.numbers = [*range(ENDS), *range(chain.turns - ENDS, chain.turns)]
+        slots = {number: slot for slot, number in enumerate(self.numbers)}
+        self.repeats: list[list[Op]] = [[] for _ in slots]
+        for op in graph.ops:
+            if (turn := chain.turn_of(op.module)) is not None and turn in slots:
+                self.repeats[slots[turn]].append(op)
         self.home = {tensor: slot for slot, ops in enumerate(self.repeats) for op in ops for tensor in op.outputs}
         self.key: dict[str, Any] = {
             tensor: (place, index) for ops in self.repeats for place, op in enumerate(ops) for index, tensor in enumerate(op.outputs)
         }
-        for item in graph.inputs:
-            for slot, number in enumerate(self.numbers):
-                if item.kind == "parameter" and _under(item.name, self._prefix(number)):
-                    self.home[item.tensor], self.key[item.tensor] = slot, item.name.removeprefix(self._prefix(number))
+        for item in (*graph.of_kind("parameter"), *graph.of_kind("buffer")):
+            if (turn := chain.turn_of(item.name)) is not None and turn in slots:
+                self.home[item.tensor], self.key[item.tensor] = slots[turn], chain.below(item.name)
         self.at = {(self.home[tensor], key): tensor for tensor, key in self.key.items()}
-
-    def _prefix(self, number: int) -> str:
-        return f"{self.chain.path}.{number}"
 
     def sound(self) -> bool:
         """Whether pattern and echo are alike, read only themselves, neighbours and what all read, and are read by nobody else."""
@@ -70,23 +67,29 @@ class _Unrolling:
             if home is not None and abs(home - slot) > 1:
                 return ("far", op.name)
         shapes = tuple((self.graph.tensors[t].shape, self.graph.tensors[t].dtype) for t in (*op.inputs, *op.outputs))
-        module = op.module.removeprefix(self._prefix(self.numbers[slot]))
-        return op.target, op.args, op.kwargs, op.phase, module, op.location, tuple(reads), shapes
+        return op.target, op.args, op.kwargs, op.phase, self.chain.below(op.module), op.location, tuple(reads), shapes
 
     def run(self) -> Graph | None:
         ops: list[Op] = []
-        begun: set[str] = set()
-        starts = {"forward": self._first_of(2, "forward"), "backward": self._first_of(1, "backward")}
+        starts = {self._first_of(slot, part): part for slot, part in ((2, "prepared"), (2, "forward"), (1, "backward"))}
+        copied = {part: [op for op in self.repeats[1] if self._part(op) == part] for part in starts.values()}
         for op in self.graph.ops:
-            if op.name == starts[op.phase] and op.phase not in begun:
-                begun.add(op.phase)
-                order = self.chain.left_out if op.phase == "forward" else reversed(self.chain.left_out)
-                ops += [self._copy(one, number) for number in order for one in self.repeats[1] if one.phase == op.phase]
+            if (part := starts.get(op.name)) is not None:
+                order = reversed(self.chain.left_out) if part == "backward" else self.chain.left_out
+                ops += [self._copy(one, number) for number in order for one in copied[part]]
             ops.append(self._rewired(op))
-        return self._named(ops)
+        inputs = self._inputs()
+        made = dict(self.graph.tensors)
+        for number in self.chain.left_out:
+            made |= {self._tensor(t, 1, number): self.graph.tensors[t] for op in self.repeats[1] for t in op.outputs}
+        return renamed(self.graph, inputs, ops, self._outputs(inputs), made)
 
-    def _first_of(self, slot: int, phase: str) -> str:
-        return next((op.name for op in self.repeats[slot] if op.phase == phase), "")
+    def _part(self, op: Op) -> str:
+        """Of a turn's operators those that lead forward lie apart from others."""
+        return "prepared" if op.name in self.graph.prepared else op.phase
+
+    def _first_of(self, slot: int, part: str) -> str:
+        return next((op.name for op in self.repeats[slot] if self._part(op) == part), "")
 
     def _tensor(self, tensor: str, slot: int, number: int) -> str:
         """What the module ``number`` reads where the one traced in ``slot`` reads ``tensor``."""
@@ -96,15 +99,15 @@ class _Unrolling:
     def _named_at(self, key: Any, number: int) -> str:
         if number in self.numbers:
             return self.at[self.numbers.index(number), key]
-        if isinstance(key, str):
-            return self._prefix(number) + key
+        if isinstance(key, tuple) and isinstance(key[1], str):
+            return self.chain.named(number, key)
         return f"{self.at[1, key]}~{number}"  # until names are given anew
 
     def _copy(self, op: Op, number: int) -> Op:
         return replace(
             op, name=f"{op.name}~{number}", inputs=tuple(self._tensor(tensor, 1, number) for tensor in op.inputs),
             outputs=tuple(self._tensor(tensor, 1, number) for tensor in op.outputs),
-            module=self._prefix(number) + op.module.removeprefix(self._prefix(self.numbers[1])),
+            module=self.chain.named(number, self.chain.below(op.module)),
         )  # fmt: skip
 
     def _rewired(self, op: Op) -> Op:
@@ -113,40 +116,17 @@ class _Unrolling:
             return op
         return replace(op, inputs=tuple(self._tensor(tensor, slot, self.numbers[slot]) for tensor in op.inputs))
 
-    def _named(self, ops: Sequence[Op]) -> Graph | None:
-        """Names as a trace gives them, counted in the order of the operators; None where the order does not hold."""
-        graph, inputs = self.graph, self._inputs()
-        taken = {item.tensor for item in inputs}
-        new: dict[str, str] = {name: name for name in taken}
-        tensors = {item.tensor: tensor for item, tensor in inputs.items()}
-        counters: dict[str, int] = {}
-        renamed: list[Op] = []
-        first = next((op for op in ops if op.phase == "backward"), None)
-        if first is not None and (first.target, first.args) == LOSS_GRADIENT:  # it is named before all others
-            new[first.outputs[0]] = fresh("full", counters, taken)
-            tensors[new[first.outputs[0]]] = replace(graph.tensors[first.outputs[0]], name=new[first.outputs[0]])
-        for op in ops:
-            if op is first and op.outputs[0] in new:
-                renamed.append(replace(op, name=new[op.outputs[0]], outputs=(new[op.outputs[0]],)))
-                continue
-            if not all(tensor in new for tensor in op.inputs):
-                return None
-            name = fresh(op.target.split(".")[1].lstrip("_"), counters, taken)
-            outputs = tuple(f"{name}:{index}" if index else name for index in range(len(op.outputs)))
-            for old, now in zip(op.outputs, outputs, strict=True):
-                new[old] = now
-                tensors[now] = replace(graph.tensors[old.partition("~")[0]], name=now)
-            renamed.append(replace(op, name=name, inputs=tuple(new[tensor] for tensor in op.inputs), outputs=outputs))
-        outputs_ = [replace(output, tensor=new[output.tensor]) for output in self._outputs(inputs)]
-        return replace(graph, tensors=tensors, inputs=tuple(inputs), ops=tuple(renamed), outputs=tuple(outputs_))
-
     def _inputs(self) -> dict[GraphInput, Tensor]:
-        """The inputs with their tensors: the weights of the modules left out follow those of the pattern, which they are like."""
-        own = [item for item in self.graph.inputs if self.home.get(item.tensor) == 1]
+        """The inputs with their tensors: those of each kind of the modules left out follow those of the pattern, which they are like."""
+        own: dict[str, list[GraphInput]] = {}
+        for item in self.graph.inputs:
+            if self.home.get(item.tensor) == 1:
+                own.setdefault(item.kind, []).append(item)
         found: dict[GraphInput, Tensor] = {}
         for item in self.graph.inputs:
             found[item] = self.graph.tensors[item.tensor]
-            for number, like in product(self.chain.left_out if item is own[-1] else (), own):
+            mine = own.get(item.kind, ())
+            for number, like in product(self.chain.left_out if mine and item is mine[-1] else (), mine):
                 name = self._named_at(self.key[like.tensor], number)
                 found[replace(like, tensor=name, name=name)] = replace(self.graph.tensors[like.tensor], name=name)
         return found
@@ -163,7 +143,3 @@ class _Unrolling:
         gradients = [output for output in self.graph.outputs if output.kind == "gradient"] + added
         others = [output for output in self.graph.outputs if output.kind != "gradient"]
         return others + sorted(gradients, key=lambda output: order[output.name.removeprefix("input:")])
-
-
-def _under(path: str, prefix: str) -> bool:
-    return path == prefix or path.startswith(f"{prefix}.")
