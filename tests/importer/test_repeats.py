@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from autopar.cli.target import load_target
-from autopar.graph import Graph
+from autopar.graph import CONVERSION, Graph
 from autopar.importer import capture_graph, capturing
 from autopar.importer.repeats import Chain
 
-DEPTH = 7
+DEPTH = 9
 
 
 @pytest.fixture
@@ -182,8 +182,158 @@ class Counting(Net):
         return super().forward(x) * len(list(self.parameters())) / len(list(self.modules()))
 
 
+class Indexed(Net):
+    """Layers are numbered, and nobody asks for the number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for index, layer in enumerate(self.layers):
+            layer.up.layer_idx = index
+
+
+class EvenOnes(Indexed):
+    """Every other layer does something else, as its number says: the traced ones look alike."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, 1.0 if layer.up.layer_idx in (1, DEPTH - 2) else 2.0)
+        return x.square().mean()
+
+
+class OwnNumber(Indexed):
+    """A layer itself looks at its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.up.register_forward_hook(lambda up, given, result: result * 2 if up.layer_idx == 4 else result)
+
+
+class Looks(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if getattr(self, "layer_idx", 0) == 4 else 1.0)
+
+
+class LooksAtNumber(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        for index, layer in enumerate(self.layers):
+            layer.up = Looks(8, 16)
+            layer.up.layer_idx = index
+
+
+class Turns(Net):
+    """Two kinds of layers take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2 * DEPTH))
+        for layer in self.layers[1::2]:
+            layer.scale = 0.5
+
+
+class Masks(Net):
+    """Equal layers are told one of two masks in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2 * DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        masks = x.relu(), x.abs()
+        for index, layer in enumerate(self.layers):
+            x = layer(x, masks[index % 2])
+        return x.square().mean()
+
+
+class DenseFirst(Net):
+    """The first layers are of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers[:2]:
+            layer.scale = 0.5
+
+
+class Pair(Layer):
+    def forward(self, x: Tensor, other: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        return super().forward(x, other), x.sum()
+
+
+class Pairs(Net):
+    """Layers return more than what the next is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Pair() for _ in range(DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x.square().mean()
+
+
+class Routers(Pairs):
+    """What else layers return is asked for, of those that there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for layer in self.layers:
+            x, other = layer(x)
+            found.append(other)
+        return x.square().mean() + sum(other for other in found if other is not None)
+
+
+class Biased(Layer):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.register_buffer("bias", torch.ones(width))
+
+    def forward(self, x: Tensor, other: Tensor | float = 1.0) -> Tensor:
+        return super().forward(x, other) + self.bias.to(x.dtype)
+
+
+class Buffers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Biased() for _ in range(DEPTH))
+
+
+class Counted(Biased):
+    def forward(self, x: Tensor, other: Tensor | float = 1.0) -> Tensor:
+        self.bias += 1.0
+        return super().forward(x, other)
+
+
+class ChangedBuffers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Counted() for _ in range(DEPTH))
+
+
+class Widening(Layer):
+    def forward(self, x: Tensor, other: Tensor | float = 1.0) -> Tensor:
+        return super().forward(x.to(self.up.weight.dtype), other)
+
+
+class Widens(Net):
+    """The first layer is given half precision and returns float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Widening() for _ in range(DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.half())
+
+
 KINDS = [Net, Between, Skips, Numbered, Twice, Collects, Tied, Uneven, Frozen, Dropping, Keeping, Hooked, Regularised, Counting]
-PASSED_OVER = (Net, Collects, Regularised, Counting)
+KINDS += [Indexed, EvenOnes, OwnNumber, LooksAtNumber, Turns, Masks, DenseFirst, Pairs, Routers, Buffers, ChangedBuffers, Widens]
+WHOLE = {Collects, Regularised, Counting, Routers, ChangedBuffers}
+"""What else reads layers, or is changed by them, is seen only when it is traced."""
+PASSED_OVER = dict.fromkeys([Net, Indexed, Pairs, Buffers], (0, 1, 9))
+PASSED_OVER |= {Turns: (0, 2, 9), Masks: (0, 2, 9), DenseFirst: (2, 1, 7), Widens: (1, 1, 8)}
+"""First module, modules in a turn, and turns."""
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -191,7 +341,21 @@ def test_a_forward_that_treats_layers_apart_is_traced_in_full(monkeypatch, chain
     x = torch.ones(4, 8)
     short = capture_graph(kind(), (x,), {}, mode="train")
     assert same(short, full(monkeypatch, kind(), (x,), {}, mode="train"))
-    assert (chains[0] is not None) == (kind in PASSED_OVER), "what else reads layers is seen only when it is traced"
+    chain = chains[0]
+    if kind in PASSED_OVER or chain is None:
+        assert PASSED_OVER.get(kind) == (chain and (chain.first, chain.length, chain.turns))
+    else:
+        assert kind in WHOLE
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+@pytest.mark.parametrize("kind", [Net, Turns, Buffers])
+def test_half_precision_narrows_the_weights_of_all_layers(monkeypatch, chains: list[Chain | None], kind: type[Net], mode: str) -> None:
+    x, call = torch.ones(4, 8), {"mode": mode, "compute_dtype": "bfloat16"}
+    short = capture_graph(kind(), (x,), {}, **call)
+    assert chains[0] is not None
+    assert same(short, full(monkeypatch, kind(), (x,), {}, **call))
+    assert sum(op.target == CONVERSION and op.name in short.prepared for op in short.ops) >= 4 * len(kind().layers)
 
 
 def test_a_loss_that_reads_a_weight_of_a_layer_is_traced_in_full(monkeypatch, chains: list[Chain | None]) -> None:
