@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
 from autopar.importer.precision import check_compute_dtype, where_used
-from autopar.importer.repeats import Chain, find_chain
+from autopar.importer.repeats import Chain, find_chains
 from autopar.importer.roles import attached
 from autopar.importer.sets import in_order
 from autopar.importer.storing import stored
@@ -100,19 +100,16 @@ def capture(
 
         @contextmanager
         def passed_over(run: Callable[[], object]) -> Iterator[Whole]:
-            chain = _chain(model, weights, run)
-            if chain is None or not chain.alike(plain):
-                yield nullcontext
-                return
-            passed.append(chain)
-            with chain.passed_over() as held:
-                yield held
+            passed.extend(chain for chain in _chains(model, weights, run) if chain.alike(plain))
+            with ExitStack() as stack:
+                wholes = [stack.enter_context(chain.passed_over()) for chain in passed]
+                yield lambda: _all_of(wholes)
 
         whole: Graph | None = None
         try:
             exported, graph, found = _traced(model, call, weights, passed_over, plain, train=train)
             graph = where_used(graph)
-            whole = unrolled(graph, passed[0]) if passed else graph
+            whole = unrolled(graph, passed)
         except Exception:
             if not passed:  # else the full trace fails in the same way, or has what this one lacks
                 raise
@@ -151,11 +148,19 @@ def _traced(
     return exported, lowering.run(), tuple(lowering.roles.inputs.values())
 
 
-def _chain(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) -> Chain | None:
+def _chains(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) -> tuple[Chain, ...]:
     try:
-        return find_chain(model, {key: paths for key, paths in weights.paths.items() if key not in weights.hooks}, run)
+        return find_chains(model, {key: paths for key, paths in weights.paths.items() if key not in weights.hooks}, run)
     except Exception:  # the export fails in the same way, and says why
-        return None
+        return ()
+
+
+@contextmanager
+def _all_of(contexts: Sequence[Callable[[], AbstractContextManager[None]]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        yield
 
 
 @contextmanager

@@ -14,7 +14,7 @@ traced in full.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -85,6 +85,10 @@ class Chain:
         place = int(number) - self.first if number.isdecimal() else -1
         return place if 0 <= place < self.turns * self.length else None
 
+    def is_beside(self, other: Chain) -> bool:
+        """Whether neither list is in the other."""
+        return not f"{self.path}.".startswith(f"{other.path}.") and not f"{other.path}.".startswith(f"{self.path}.")
+
     def alike(self, plain: Mapping[str, frozenset[int]]) -> bool:
         """Whether what is said of parameters by name is said of those of all turns alike."""
         found: list[dict[tuple[int, str], frozenset[int]]] = [{} for _ in range(self.turns)]
@@ -141,32 +145,33 @@ Numbers = Mapping[tuple[str, str], Sequence[nn.Module]]
 """By path within a module and name, an attribute that only numbers modules: the parts that have it."""
 
 
-def find_chain(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Callable[[], object]) -> Chain | None:
-    """The chain of ``model`` of which most is passed over, if it has one.
+def find_chains(model: nn.Module, shared: Mapping[int, Sequence[str]], run: Callable[[], object]) -> tuple[Chain, ...]:
+    """The chains of ``model``, none in another, those first of which most is passed over.
 
     Args:
         shared: the paths of each weight, by identity: tied ones have several, those whose gradients go through hooks of their own none.
         run: runs the forward once, on tensors without values.
     """
-    best: tuple[Chain, list[int], Numbers] | None = None
+    found: list[_Watch] = []
     for path, parts in model.named_modules():
         if path and isinstance(parts, nn.ModuleList | nn.Sequential) and len(parts) >= 2 * ENDS + FEWEST:
-            modules = tuple(parts)
-            numbers = _numbers(modules)
+            modules, numbers = tuple(parts), _numbers(tuple(parts))
             kinds = _kinds(modules, shared, numbers)
-            chain = _longest(Chain(path, modules), kinds)
-            if chain is not None and (best is None or len(chain.modules_left_out) > len(best[0].modules_left_out)):
-                best = chain, kinds[chain.first : chain.first + len(chain.modules)], numbers
-    if best is None:
-        return None
-    chain, kinds, numbers = best
-    watch = _Watch(chain)
-    with as_before(model) as same, chain.running(watch.copy), watch.hooked(), _watched(numbers) as read:
+            if (chain := _longest(Chain(path, modules), kinds)) is not None:
+                found.append(_Watch(chain, kinds[chain.first : chain.first + len(chain.modules)], numbers))
+    watches: list[_Watch] = []
+    for watch in sorted(found, key=lambda watch: -len(watch.chain.modules_left_out)):
+        if all(watch.chain.is_beside(other.chain) for other in watches):
+            watches.append(watch)
+    if not watches:
+        return ()
+    with as_before(model) as same, ExitStack() as stack:
+        for watch in watches:
+            stack.enter_context(watch.running())
         run()
-    if not watch.is_chain or read or not same():
-        return None
-    longest = _longest(chain, list(zip(kinds, watch.seen, strict=True)))
-    return replace(longest, further=watch.further) if longest is not None else None
+    if not same():
+        return ()
+    return tuple(chain for watch in watches if (chain := watch.seen()) is not None)
 
 
 def _longest(within: Chain, kinds: Sequence[object]) -> Chain | None:
@@ -310,47 +315,46 @@ def _same(one: Any, other: Any) -> bool:
 class _Watch(TorchFunctionMode):
     """What happens to the modules of a chain in one run: called once each, in order, on each other's results, nothing between."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, kinds: Sequence[int], numbers: Numbers) -> None:
         super().__init__()
-        self.modules = chain.modules
+        self.chain, self.modules, self.kinds, self.numbers = chain, chain.modules, kinds, numbers
         self.inside, self.done, self.odd = 0, 0, False
         self.result: Any = None
         self.further: int | None = None
         self.rests: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.gives: list[bool] = []
-
-    @property
-    def is_chain(self) -> bool:
-        return not self.odd and self.done == len(self.modules)
-
-    def copy(self, given: Any, *args: Any, **kwargs: Any) -> Any:
-        return _result(given.clone(), self.further)
-
-    @property
-    def seen(self) -> list[tuple[int, bool]]:
-        """Of each module a number, the same for those that were told the same beside what the one before returned; and whether it returned
-        the like of that."""
-        told: list[int] = []
-        for place, rest in enumerate(self.rests):
-            told.append(next((kind for kind in dict.fromkeys(told) if _identical(rest, self.rests[kind])), place))
-        return list(zip(told, self.gives, strict=True))
+        self.read: list[str] = []
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
+        """Within, it is seen what happens; the modules left out return a copy of what they are given."""
         handles = []
         for index, module in enumerate(self.modules):
             handles.append(module.register_forward_pre_hook(self._before(index), with_kwargs=True))
             handles.append(module.register_forward_hook(self._after, with_kwargs=True))
         try:
-            with self:
+            with self.chain.running(self.copy), _watched(self.numbers) as self.read, self:
                 yield
         finally:
             for handle in handles:
                 handle.remove()
 
+    def copy(self, given: Any, *args: Any, **kwargs: Any) -> Any:
+        return _result(given.clone(), self.further)
+
+    def seen(self) -> Chain | None:
+        """The part of it whose turns were told the same beside what the module before returned, and returned the like of that."""
+        if self.odd or self.read or self.done < len(self.modules):
+            return None
+        told: list[int] = []
+        for place, rest in enumerate(self.rests):
+            told.append(next((kind for kind in dict.fromkeys(told) if _identical(rest, self.rests[kind])), place))
+        longest = _longest(self.chain, list(zip(self.kinds, told, self.gives, strict=True)))
+        return replace(longest, further=self.further) if longest is not None else None
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outside = not self.inside and 0 < self.done < len(self.modules)
-        self.odd |= (outside and not _reads(function)) or _draws(function, args, kwargs or {})
+        self.odd |= outside and not _reads(function)
         return function(*args, **(kwargs or {}))
 
     def _before(self, index: int) -> Callable[..., None]:
@@ -376,14 +380,6 @@ class _Watch(TorchFunctionMode):
 def _reads(function: Any) -> bool:
     """Whether a torch function only reads what a tensor is: its shape, its dtype."""
     return getattr(function, "__name__", "") == "__get__"
-
-
-def _draws(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a torch function is a dropout that drops something: each has a seed of its own, counted over the whole trace."""
-    if "dropout" not in getattr(function, "__name__", ""):
-        return False
-    share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-    return bool(share) and bool(kwargs.get("training", args[2] if len(args) > 2 else True))
 
 
 def _identical(one: tuple[tuple[Any, ...], dict[str, Any]], other: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,10 +13,14 @@ from autopar.importer.naming import renamed
 from autopar.importer.repeats import ENDS, Chain
 
 
-def unrolled(graph: Graph, chain: Chain) -> Graph | None:
+def unrolled(graph: Graph, chains: Sequence[Chain]) -> Graph | None:
     """The graph with the modules left out; None where those traced are not alike in it, or are read from outside."""
-    made = _Unrolling(graph, chain)
-    return made.run() if made.sound() else None
+    whole: Graph | None = graph
+    for chain in chains:
+        if whole is not None:
+            made = _Unrolling(whole, chain)
+            whole = made.run() if made.sound() else None
+    return whole
 
 
 class _Unrolling:
@@ -39,11 +43,14 @@ class _Unrolling:
             if (turn := chain.turn_of(item.name)) is not None and turn in slots:
                 self.home[item.tensor], self.key[item.tensor] = slots[turn], chain.below(item.name)
         self.at = {(self.home[tensor], key): tensor for tensor, key in self.key.items()}
+        self.seeds = [min((seed for op in ops if (seed := _seed(op)) is not None), default=0) for ops in self.repeats]
+        """The first of each slot's draws, which are counted over the whole trace."""
+        self.draws = self.seeds[2] - self.seeds[1]
 
     def sound(self) -> bool:
         """Whether pattern and echo are alike, read only themselves, neighbours and what all read, and are read by nobody else."""
         pattern, echo = ([self._row(op, slot) for op in self.repeats[slot]] for slot in (1, 2))
-        if pattern != echo or not pattern or any(op.target in SEED_AT for op in self.repeats[1]):
+        if pattern != echo or not pattern or any(_seed(op) is not None and op.phase == "backward" for op in self.repeats[1]):
             return False
         within = {op.name for ops in self.repeats for op in ops}
         if any(self.home.get(tensor) in (1, 2) for op in self.graph.ops if op.name not in within for tensor in op.inputs):
@@ -63,11 +70,12 @@ class _Unrolling:
         reads = []
         for tensor in op.inputs:
             home = self.home.get(tensor)
-            reads.append(("all", tensor) if home is None else (home - slot, self.key[tensor]))
+            reads.append(("all", tensor) if home is None else (home - slot, self.key[tensor] if home == slot else None))
             if home is not None and abs(home - slot) > 1:
                 return ("far", op.name)
         shapes = tuple((self.graph.tensors[t].shape, self.graph.tensors[t].dtype) for t in (*op.inputs, *op.outputs))
-        return op.target, op.args, op.kwargs, op.phase, self.chain.below(op.module), op.location, tuple(reads), shapes
+        args = _drawing(op, -self.seeds[slot]).args
+        return op.target, args, op.kwargs, op.phase, self.chain.below(op.module), op.location, tuple(reads), shapes
 
     def run(self) -> Graph | None:
         ops: list[Op] = []
@@ -104,13 +112,23 @@ class _Unrolling:
         return f"{self.at[1, key]}~{number}"  # until names are given anew
 
     def _copy(self, op: Op, number: int) -> Op:
+        """The pattern's operator in another turn. The first turn and the last may be unlike the others: what is read of the turn before is
+        what the echo reads of the pattern, of the turn after what the pattern reads of the echo."""
+        echo = self.repeats[2][self.key[op.outputs[0]][0]]
         return replace(
-            op, name=f"{op.name}~{number}", inputs=tuple(self._tensor(tensor, 1, number) for tensor in op.inputs),
+            _drawing(op, (number - 1) * self.draws), name=f"{op.name}~{number}",
+            inputs=tuple(
+                self._tensor(other, 2, number) if self.home.get(tensor) == 0 else self._tensor(tensor, 1, number)
+                for tensor, other in zip(op.inputs, echo.inputs, strict=True)
+            ),
             outputs=tuple(self._tensor(tensor, 1, number) for tensor in op.outputs),
             module=self.chain.named(number, self.chain.below(op.module)),
         )  # fmt: skip
 
     def _rewired(self, op: Op) -> Op:
+        seed = _seed(op)
+        if seed is not None and self.draws and seed >= self.seeds[2]:
+            op = _drawing(op, len(self.chain.left_out) * self.draws)
         slot = next((slot for slot in (1, 2) for tensor in op.outputs if self.home.get(tensor) == slot), None)
         if slot is None:
             return op
@@ -143,3 +161,18 @@ class _Unrolling:
         gradients = [output for output in self.graph.outputs if output.kind == "gradient"] + added
         others = [output for output in self.graph.outputs if output.kind != "gradient"]
         return others + sorted(gradients, key=lambda output: order[output.name.removeprefix("input:")])
+
+
+def _seed(op: Op) -> int | None:
+    """The number of an operator's draw."""
+    seed = op.args[SEED_AT[op.target]] if op.target in SEED_AT else None
+    return seed if isinstance(seed, int) else None
+
+
+def _drawing(op: Op, later: int) -> Op:
+    """The operator with a draw of so much later."""
+    seed = _seed(op)
+    if seed is None or not later:
+        return op
+    place = SEED_AT[op.target]
+    return replace(op, args=(*op.args[:place], seed + later, *op.args[place + 1 :]))

@@ -20,14 +20,22 @@ DEPTH = 9
 def chains(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Chain | None]]:
     """The chains that captures look for: None where there is none."""
     seen: list[Chain | None] = []
-    find = capturing._chain
-    monkeypatch.setattr(capturing, "_chain", lambda *given: (seen.append(find(*given)), seen[-1])[1])
+    find = capturing._chains
+    monkeypatch.setattr(capturing, "_chains", lambda *given: (found := find(*given), seen.extend(found or (None,)))[0])
     yield seen
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[object]:
+    """The results of a function's calls from now on."""
+    seen: list[object] = []
+    called = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: (seen.append(None), called(*args, **kwargs))[1])
+    return seen
 
 
 def full(monkeypatch: pytest.MonkeyPatch, *args: object, **kwargs: object) -> Graph:
     with monkeypatch.context() as patch:
-        patch.setattr(capturing, "_chain", lambda *given: None)
+        patch.setattr(capturing, "_chains", lambda *given: ())
         return capture_graph(*args, **kwargs)  # type: ignore[arg-type]
 
 
@@ -137,12 +145,19 @@ class Frozen(Net):
 
 
 class Dropping(Net):
-    """Every dropout has a seed of its own."""
+    """Every dropout has a seed of its own, counted over the whole trace."""
 
     def __init__(self) -> None:
         super().__init__()
         for layer in self.layers:
             layer.up = nn.Sequential(layer.up, nn.Dropout(0.1))
+        self.before = self.after = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.after(x).square().mean()
 
 
 class Keeping(Net):
@@ -327,19 +342,39 @@ class Widens(Net):
         return super().forward(x.half())
 
 
+class Two(Net):
+    """An encoder and a decoder, whose layers read what came of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.ModuleList(Layer() for _ in range(DEPTH - 1))
+        for layer in self.decoder:
+            layer.up = nn.Sequential(layer.up, nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for layer in self.layers:
+            x = layer(x)
+        for layer in self.decoder:
+            y = layer(y, x)
+        return y.square().mean()
+
+
 KINDS = [Net, Between, Skips, Numbered, Twice, Collects, Tied, Uneven, Frozen, Dropping, Keeping, Hooked, Regularised, Counting]
-KINDS += [Indexed, EvenOnes, OwnNumber, LooksAtNumber, Turns, Masks, DenseFirst, Pairs, Routers, Buffers, ChangedBuffers, Widens]
-WHOLE = {Collects, Regularised, Counting, Routers, ChangedBuffers}
+KINDS += [Two, Indexed, EvenOnes, OwnNumber, LooksAtNumber, Turns, Masks, DenseFirst, Pairs, Routers, Buffers, ChangedBuffers, Widens]
+WHOLE = {Collects, Regularised, Routers, ChangedBuffers}
 """What else reads layers, or is changed by them, is seen only when it is traced."""
-PASSED_OVER = dict.fromkeys([Net, Indexed, Pairs, Buffers], (0, 1, 9))
+PASSED_OVER = dict.fromkeys([Net, Two, Counting, Indexed, Dropping, Pairs, Buffers], (0, 1, 9))
 PASSED_OVER |= {Turns: (0, 2, 9), Masks: (0, 2, 9), DenseFirst: (2, 1, 7), Widens: (1, 1, 8)}
 """First module, modules in a turn, and turns."""
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_forward_that_treats_layers_apart_is_traced_in_full(monkeypatch, chains: list[Chain | None], kind: type[Net]) -> None:
-    x = torch.ones(4, 8)
+    x, traced = torch.ones(4, 8), count_calls(monkeypatch, capturing, "_traced")
     short = capture_graph(kind(), (x,), {}, mode="train")
+    assert len(traced) == 1 + (kind in WHOLE)
+    assert len(chains) == 1 + (kind is Two)
     assert same(short, full(monkeypatch, kind(), (x,), {}, mode="train"))
     chain = chains[0]
     if kind in PASSED_OVER or chain is None:
