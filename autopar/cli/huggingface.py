@@ -1,25 +1,39 @@
-"""``hf:CONFIG.json,batch=..,seq=..``: a Hugging Face model built from a local configuration, without weights and without a network."""
+"""``hf:CONFIG.json,batch=..,seq=..``: a Hugging Face model built from a local configuration, without weights and without a network.
+
+The configuration says which class of transformers it is (``architectures``), the class what it is given (``main_input_name``), and the end
+of its name what it is told of each example in training, as its ``labels``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.errors import CaptureError, FileError, UsageError
 from autopar.files import parse_json, read_text
 from autopar.target import Target
 
+if TYPE_CHECKING:
+    from torch import nn
+
 LISTED = "Model type should be one of"
 """What transformers goes on with when it does not know a model: the names of hundreds that it does."""
 _SIZES = {"batch": 1, "seq": 128}
+CAUSAL = "ForCausalLM"
+EACH_TOKEN = (CAUSAL, "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
+EACH_EXAMPLE = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+"""Ends of the names of classes whose labels are a number for each token, and for each example."""
+OTHERS = "for others write a function: file.py:function returns (model, args, kwargs), or an object with loss and loss_args too"
 
 
 def build(path: str, settings: Mapping[str, str], mode: Literal["train", "inference"]) -> Target:
-    """The model of a configuration file on ``meta``, with token ids as input; in training its own loss, labels = inputs.
+    """The model of a configuration file on ``meta`` with its main input; in training with labels (of a language model its input), and its
+    own loss.
 
     Raises:
-        UsageError: no such file or key, or transformers is not installed. FileError: not a configuration.
+        UsageError: no such file or key, transformers is not installed, or a class of which inputs or labels are not known. FileError: not a
+            configuration. CaptureError: transformers cannot build it.
     """
     config_file = Path(path)
     if not config_file.is_file():
@@ -44,20 +58,73 @@ def build(path: str, settings: Mapping[str, str], mode: Literal["train", "infere
     import torch
 
     kind = data.pop("model_type")
+    role = next(iter(data.get("architectures") or ()), CAUSAL)
     try:
         config = transformers.AutoConfig.for_model(kind, **data)
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
+            model = _made(transformers, role, config)
     except Exception as error:  # whatever transformers and what it imports raise
         raise CaptureError(
             f"transformers cannot build {path} (model_type {kind!r}): {_reason(error)}",
-            "only causal language models are supported, and what transformers imports must be installed for this torch",
+            "without 'architectures' it is built as a causal language model; what transformers imports must be installed for this torch",
         ) from error
-    model.config.use_cache = False
-    tokens = torch.empty(sizes["batch"], sizes["seq"], dtype=torch.int64, device="meta")
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    with torch.device("meta"):
+        return _with_examples(model, role, sizes, set(settings), mode)
+
+
+def _made(transformers: Any, role: str, config: Any) -> nn.Module:
+    """The model of a class of transformers."""
+    if role.endswith(CAUSAL):
+        causal: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+        return causal
+    made: nn.Module = getattr(transformers, role)(config)
+    return made if config.dtype is None else made.to(config.dtype)
+
+
+def _with_examples(model: Any, role: str, sizes: Mapping[str, int], named: set[str], mode: Literal["train", "inference"]) -> Target:
+    """The model with example inputs, and in training with labels.
+
+    Args:
+        role: the name of its class, or how such names end.
+
+    Raises:
+        UsageError: a class whose inputs or labels are none of those that are known, or a size that it does not have.
+    """
+    import torch
+
+    config = model.config
+    main = getattr(model, "main_input_name", "input_ids")
+    if main not in _GIVEN:
+        raise UsageError(f"hf: has no example of {main} for {role}", OTHERS)
+    if main == "pixel_values" and "seq" in named:
+        raise UsageError(f"{role} takes pictures, which have no seq", "the only key is batch; their size is that of the configuration")
+    batch, seq = sizes["batch"], sizes["seq"]
+    tokens = torch.empty(batch, seq, dtype=torch.int64)
+    given = torch.empty(_GIVEN[main](config, batch, seq), dtype=next(model.parameters()).dtype)
+    inputs = {main: tokens if main == "input_ids" else given}
     if mode == "inference":
-        return Target(model, (), {"input_ids": tokens})
-    return Target(model, (), {"input_ids": tokens, "labels": tokens}, _own_loss)
+        decoding = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}
+        return Target(model, (), inputs | decoding)
+    if not role.endswith((*EACH_TOKEN, *EACH_EXAMPLE)):
+        raise UsageError(f"hf: has no labels for {role}, whose training needs a loss", OTHERS)
+    labels = tokens[:, 0] if role.endswith(EACH_EXAMPLE) else inputs.get("input_ids", tokens)
+    return Target(model, (), inputs | {"labels": labels}, _own_loss)
+
+
+def _picture(config: Any, batch: int, seq: int) -> tuple[int, ...]:
+    size = config.image_size
+    return batch, getattr(config, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size))
+
+
+_GIVEN: Mapping[str, Callable[[Any, int, int], tuple[int, ...]]] = {
+    "input_ids": lambda config, batch, seq: (batch, seq),
+    "pixel_values": _picture,
+    "input_features": lambda config, batch, seq: (batch, config.num_mel_bins, 2 * config.max_source_positions),
+    "input_values": lambda config, batch, seq: (batch, seq),
+}
+"""The shape of what a model is given, by its name."""
 
 
 def _reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,13 +49,73 @@ def test_a_configuration_is_a_model_without_weights(configuration: str) -> None:
     assert build(configuration, {}, "inference").loss is None
 
 
+class SmallForImageClassification(nn.Module):
+    """A model as transformers makes them of pictures."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.head = config, nn.Linear(2 * 4 * 4, 8)
+
+
+class SmallForSpeech(SmallForImageClassification):
+    main_input_name = "spectrum"
+
+
+class SmallModel(SmallForImageClassification):
+    main_input_name = "input_ids"
+
+
+@pytest.fixture()
+def classes(configuration: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[nn.Module] | str], str]:
+    """Writes the configuration of a model of a class that transformers has, or of a name that it has not."""
+
+    def write(kind: type[nn.Module] | str) -> str:
+        stands_in, name = sys.modules["transformers"], kind if isinstance(kind, str) else kind.__name__
+        if not isinstance(kind, str):
+            monkeypatch.setattr(stands_in, name, kind, raising=False)
+        settings = {"image_size": 4, "num_channels": 2, "is_encoder_decoder": name == "SmallModel", "dtype": torch.bfloat16}
+        monkeypatch.setattr(stands_in.AutoConfig, "for_model", lambda kind, **given: SimpleNamespace(**settings))
+        Path(configuration).write_text(json.dumps({"model_type": "small", "architectures": [name]}))
+        return configuration
+
+    return write
+
+
+def test_the_class_says_what_a_model_is_given_and_told(classes: Callable[[type[nn.Module]], str]) -> None:
+    target = build(classes(SmallForImageClassification), {"batch": "3"}, "train")
+    assert target.kwargs["pixel_values"].shape == (3, 2, 4, 4) and target.kwargs["pixel_values"].dtype == torch.bfloat16
+    assert target.kwargs["labels"].shape == (3,) and target.kwargs["labels"].dtype == torch.int64
+    assert {value.device.type for value in (*target.kwargs.values(), *target.model.parameters())} == {"meta"}
+    both = build(classes(SmallModel), {"batch": "3", "seq": "5"}, "inference").kwargs
+    assert {name: value.shape for name, value in both.items()} == {"input_ids": (3, 5), "decoder_input_ids": (3, 5)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "error", "words"),
+    [
+        (SmallForImageClassification, {"seq": "5"}, UsageError, "takes pictures, which have no seq"),
+        (SmallForSpeech, {}, UsageError, r"no example of spectrum for SmallForSpeech\nhint: .*file.py:function"),
+        (SmallModel, {}, UsageError, r"no labels for SmallModel, whose training needs a loss\nhint: .*file.py:function"),
+        ("AbsentForMaskedLM", {}, CaptureError, "has no attribute 'AbsentForMaskedLM'"),
+    ],
+)
+def test_a_class_that_is_not_known_is_refused(
+    classes: Callable[[type[nn.Module] | str], str], kind: type[nn.Module] | str, settings: dict[str, str], error: type[Exception],
+    words: str,
+) -> None:  # fmt: skip
+    with pytest.raises(error, match=words):
+        build(classes(kind), settings, "train")
+
+
 @pytest.mark.parametrize("error", [ModuleNotFoundError, RuntimeError, ValueError, KeyError, AttributeError])
 def test_what_transformers_cannot_build_is_said_in_words(configuration: str, error: type[Exception]) -> None:
     def broken(settings: Any) -> None:
         raise error("Could not import module 'SmallForCausalLM'")
 
     sys.modules["transformers"].AutoModelForCausalLM.from_config = broken
-    with pytest.raises(CaptureError, match=r"(?s)Could not import module 'SmallForCausalLM'.*hint: .*causal language models"):
+    with pytest.raises(CaptureError, match=r"(?s)Could not import module 'SmallForCausalLM'.*hint: .*causal language model"):
         build(configuration, {}, "train")
 
 
