@@ -172,7 +172,7 @@ def compare(
         rounded = compare_values(first, single, own.times(ROUNDING, TOLERANCES[dtype]), floor=1.0)
         values = compare_values(*wide, TOLERANCES["float64"])
         values = replace(values, problems=(*values.problems, *rounded.problems))
-    problems = list(values.problems)
+    problems = [*values.problems, *_without_numbers(single)]
     rows_planned = tuple(
         planned(row) for number in range(plan.microbatches) for row in plan.collectives if plan.microbatches - row.times <= number
     )
@@ -192,6 +192,16 @@ def compare(
         not problems, mesh.ranks, values.output_error, values.gradients, tuple(single.losses), tuple(first.losses), rows_planned, rows[0],
         predicted, measured, tuple(problems), "float64" if wide else dtype, dtype if wide else "",
     )  # fmt: skip
+
+
+def _without_numbers(single: Trial) -> list[str]:
+    """Of what are not numbers on one device a comparison says nothing."""
+    found = []
+    for what, tensors in (("outputs", single.outputs), ("gradients", single.gradients)):
+        lost = [name for name, tensor in tensors.items() if tensor.numel() and tensor.is_floating_point() and tensor.isnan().all()]
+        if lost:
+            found.append(f"{len(lost)} of {len(tensors)} {what} ({lost[0]}) are not numbers on one device: nothing is compared by them")
+    return found
 
 
 def _of_smaller_parts(planned: tuple[Mapping[str, Any], ...], observed: tuple[Mapping[str, Any], ...]) -> bool:

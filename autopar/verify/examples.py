@@ -22,7 +22,7 @@ def with_values(model: nn.Module, seed: int) -> nn.Module:
     """The model with real weights on the CPU. Weights that have values keep them (and share them, where they are on the CPU already).
 
     Meta and fake weights are filled by their module's ``reset_parameters``, or at random: matrices normal, vectors called
-    weight one, other floats zero, integers zero.
+    weight one, other floats zero, integers zero; buffers, which scale and turn what they meet, uniform around one.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -49,6 +49,8 @@ def with_values(model: nn.Module, seed: int) -> nn.Module:
 def _filled(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    if not isinstance(tensor, nn.Parameter):
+        return torch.rand(tensor.shape, dtype=tensor.dtype) + 0.5
     if tensor.dim() > 1:
         return torch.randn(tensor.shape, dtype=tensor.dtype) * WEIGHT_SCALE
     return torch.full(tensor.shape, float("weight" in name or "var" in name), dtype=tensor.dtype)

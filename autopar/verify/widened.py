@@ -27,6 +27,14 @@ _METHODS = {
 }  # fmt: skip
 
 
+def _grouped_mm(x: torch.Tensor, w: torch.Tensor, *, offs: torch.Tensor, bias: None = None, out_dtype: Any = None) -> Any:
+    return torch.ops.autopar.grouped_mm.default(x, w, offs, 0, 0)
+
+
+_KERNELS = {"grouped_mm": _grouped_mm, "_grouped_mm": _grouped_mm}
+"""Functions of torch whose kernels know no float64."""
+
+
 def widened(schedule: Schedule) -> Schedule:
     """The schedule with every tensor of fewer digits in float64; what it costs stays as it was."""
     return replace(
@@ -61,10 +69,11 @@ def wide_tensors(tree: Any) -> Any:
 
 
 class Widening(TorchFunctionMode):
-    """Within it, what a model makes in fewer digits or converts to them is float64."""
+    """Within it, what a model makes in fewer digits or converts to them is float64; what torch has no kernel for in that has one."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        function = _METHODS.get(getattr(function, "__name__", ""), function) if args else function
+        name = getattr(function, "__name__", "")
+        function = (_METHODS | _KERNELS).get(name, function) if args else function
         wide = [_TORCH.get(item, item) if isinstance(item, torch.dtype) else item for item in args]
         named = {name: _TORCH.get(item, item) if isinstance(item, torch.dtype) else item for name, item in (kwargs or {}).items()}
         return function(*wide, **named)

@@ -252,6 +252,64 @@ def test_rounding_is_told_from_error_in_half_precision(wrong: str, monkeypatch: 
     assert wrong or "beyond the tolerance in bfloat16" in str(found)
 
 
+class Routed(nn.Module):
+    """Each row goes to the expert of its largest score. Rounded otherwise, which expert that is changes, and whole rows of gradients. What
+    multiplies them has no kernel for float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(64, 16, bias=False), nn.Parameter(torch.randn(16, 64, 64) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, chosen = self.router(x).sigmoid().topk(1, -1)
+        order = chosen.flatten().sort(stable=True).indices
+        ends = (chosen == torch.arange(16)).sum(0).cumsum(0).to(torch.int32)
+        made = nn.functional.grouped_mm(x[order], self.experts, offs=ends) * best[order]
+        return made.float().square().mean()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_rounding_chooses_is_told_from_error(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Routed().bfloat16(), torch.randn(256, 64, dtype=torch.bfloat16)
+    pins = {"input:x": "R S0", "router.weight": "R S0"}
+    plan = autopar.plan(model, (x,), mesh="dp=4", hardware="cpu-cluster", constraints=pins, cost_model="communication")
+    if wrong:
+        whole = trials.gather
+        monkeypatch.setattr(trials, "gather", lambda *args: whole(*args) * 1.01)
+    found = verify(plan, (model, (x,)), backend="simulate", steps=1)
+    assert (found.compared_in, found.beyond, found.passed) == ("float64", "bfloat16", not wrong), found.problems
+
+
+class Rootless(nn.Module):
+    """A gradient of zero times infinity, and a result that is a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + (self.scale * 0).sqrt() + self.shift).square().mean()
+
+
+def test_what_is_not_a_number_proves_nothing() -> None:
+    model, x = Rootless(), torch.ones(4, 4)
+    plan = autopar.plan(model, (x,), mesh="dp=2", hardware="cpu-cluster", cost_model="communication")
+    found = verify(plan, (model, (x,)), backend="simulate", steps=1)
+    assert found.problems == ("1 of 2 gradients (scale) are not numbers on one device: nothing is compared by them",)
+    assert not found.passed
+
+
+def test_buffers_without_values_scale_by_about_one() -> None:
+    with torch.device("meta"):
+        model = nn.Module()
+        model.register_buffer("scale", torch.ones(()))
+        model.register_buffer("frequencies", torch.ones(64))
+    found = dict(with_values(model, 0).named_buffers())
+    assert all(value.min() >= 0.5 and value.max() <= 1.5 for value in found.values())
+    assert found["frequencies"].unique().numel() > 32
+
+
 def test_collectives_that_were_not_planned_fail() -> None:
     first, *others = plan_of().collectives
     other = plan_of().model_copy(update={"collectives": (first.model_copy(update={"bytes": first.bytes + 8}), *others)})
