@@ -68,8 +68,9 @@ def build(path: str, settings: Mapping[str, str], mode: Literal["train", "infere
             f"transformers cannot build {path} (model_type {kind!r}): {_reason(error)}",
             "without 'architectures' it is built as a causal language model; what transformers imports must be installed for this torch",
         ) from error
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False
+    for part in model.modules():  # a decoder's may be its own
+        if hasattr(getattr(part, "config", None), "use_cache"):
+            part.config.use_cache = False
     with torch.device("meta"):
         return _with_examples(model, role, sizes, set(settings), mode)
 

@@ -41,14 +41,15 @@ class Chain:
         modules: of the chain alone, in order.
         first: number in the list of the first of them.
         length: modules in a turn.
-        further: results beside the one that the next module is given, of modules that return a tuple.
+        further: where modules return a tuple, what follows that which the next is given: each the place or the name of the argument that is
+            handed on, None where it is made.
     """
 
     path: str
     modules: tuple[nn.Module, ...]
     first: int = 0
     length: int = 1
-    further: int | None = None
+    further: Further = None
 
     @property
     def turns(self) -> int:
@@ -128,7 +129,7 @@ class Chain:
             finally:
                 hold([{} for _ in tables])
 
-        with self.running(lambda given, *args, **kwargs: _result(given, self.further)):
+        with self.running(lambda given, *args, **kwargs: _results(given, self.further, (given, *args), kwargs)):
             hold([{} for _ in tables])
             try:
                 yield whole
@@ -136,9 +137,14 @@ class Chain:
                 hold(held)
 
 
-def _result(given: Any, further: int | None) -> Any:
-    """What a module returns that makes only this. Of what else others do nothing is made, and whoever reads it of those is seen."""
-    return given if further is None else (given, *[None] * further)
+Further = tuple[int | str | None, ...] | None
+
+
+def _results(made: Any, further: Further, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a module returns that makes only this, and hands on what it is told. Whoever reads what others make beside it is seen."""
+    if further is None:
+        return made
+    return made, *(None if at is None else args[at] if isinstance(at, int) else kwargs[at] for at in further)
 
 
 Numbers = Mapping[tuple[str, str], Sequence[nn.Module]]
@@ -320,9 +326,9 @@ class _Watch(TorchFunctionMode):
         self.chain, self.modules, self.kinds, self.numbers = chain, chain.modules, kinds, numbers
         self.inside, self.done, self.odd = 0, 0, False
         self.result: Any = None
-        self.further: int | None = None
         self.rests: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.gives: list[bool] = []
+        self.furthers: list[Further] = []
         self.read: list[str] = []
 
     @contextmanager
@@ -340,7 +346,7 @@ class _Watch(TorchFunctionMode):
                 handle.remove()
 
     def copy(self, given: Any, *args: Any, **kwargs: Any) -> Any:
-        return _result(given.clone(), self.further)
+        return _results(given.clone(), self.furthers[-1], (given, *args), kwargs)
 
     def seen(self) -> Chain | None:
         """The part of it whose turns were told the same beside what the module before returned, and returned the like of that."""
@@ -349,8 +355,8 @@ class _Watch(TorchFunctionMode):
         told: list[int] = []
         for place, rest in enumerate(self.rests):
             told.append(next((kind for kind in dict.fromkeys(told) if _identical(rest, self.rests[kind])), place))
-        longest = _longest(self.chain, list(zip(self.kinds, told, self.gives, strict=True)))
-        return replace(longest, further=self.further) if longest is not None else None
+        longest = _longest(self.chain, list(zip(self.kinds, told, self.gives, self.furthers, strict=True)))
+        return replace(longest, further=self.furthers[longest.first - self.chain.first]) if longest is not None else None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outside = not self.inside and 0 < self.done < len(self.modules)
@@ -369,12 +375,13 @@ class _Watch(TorchFunctionMode):
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
         given, self.inside = self.result, self.inside - 1
-        further = len(results) - 1 if type(results) is tuple else None
-        self.result = results[0] if further is not None and further >= 0 else results
-        self.odd |= self.done > 0 and further != self.further
+        self.result = results[0] if type(results) is tuple and results else results
         self.odd |= not isinstance(self.result, Tensor) or not isinstance(given, Tensor) or self.result is given
         self.gives.append(not self.odd and self.result.shape == given.shape and self.result.dtype == given.dtype)
-        self.further, self.done = further, self.done + 1
+        told = list(enumerate(args)) + list(kwargs.items())
+        others = results[1:] if type(results) is tuple else None
+        self.furthers.append(others and tuple(next((at for at, item in told if item is other is not None), None) for other in others))
+        self.done += 1
 
 
 def _reads(function: Any) -> bool:

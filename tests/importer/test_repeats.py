@@ -299,6 +299,38 @@ class Routers(Pairs):
         return x.square().mean() + sum(other for other in found if other is not None)
 
 
+class Handing(Layer):
+    def forward(self, x: Tensor, other: Tensor | float = 1.0) -> tuple[Tensor, Tensor | float]:
+        return super().forward(x, other), x.abs() if isinstance(other, float) else other
+
+
+class Handed(Net):
+    """The first layer makes what all the others hand on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Handing() for _ in range(DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        other: Tensor | float = 1.0
+        for layer in self.layers:
+            x, other = layer(x, other)
+        return x.square().mean()
+
+
+class Crossing(Layer):
+    def forward(self, x: Tensor, other: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        return super().forward(x, other), x.abs()
+
+
+class TwoStreams(Handed):
+    """Each layer reads two results of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Crossing() for _ in range(DEPTH + 3))
+
+
 class Biased(Layer):
     def __init__(self, width: int = 8) -> None:
         super().__init__(width)
@@ -360,12 +392,14 @@ class Two(Net):
         return y.square().mean()
 
 
-KINDS = [Net, Between, Skips, Numbered, Twice, Collects, Tied, Uneven, Frozen, Dropping, Keeping, Hooked, Regularised, Counting]
-KINDS += [Two, Indexed, EvenOnes, OwnNumber, LooksAtNumber, Turns, Masks, DenseFirst, Pairs, Routers, Buffers, ChangedBuffers, Widens]
+KINDS = [
+    Net, Between, Skips, Numbered, Twice, Collects, Tied, Uneven, Frozen, Dropping, Keeping, Hooked, Regularised, Counting, Two, Handed,
+    TwoStreams, Indexed, EvenOnes, OwnNumber, LooksAtNumber, Turns, Masks, DenseFirst, Pairs, Routers, Buffers, ChangedBuffers, Widens,
+]  # fmt: skip
 WHOLE = {Collects, Regularised, Routers, ChangedBuffers}
 """What else reads layers, or is changed by them, is seen only when it is traced."""
 PASSED_OVER = dict.fromkeys([Net, Two, Counting, Indexed, Dropping, Pairs, Buffers], (0, 1, 9))
-PASSED_OVER |= {Turns: (0, 2, 9), Masks: (0, 2, 9), DenseFirst: (2, 1, 7), Widens: (1, 1, 8)}
+PASSED_OVER |= {Turns: (0, 2, 9), Masks: (0, 2, 9), DenseFirst: (2, 1, 7), Widens: (1, 1, 8), Handed: (1, 1, 8)}
 """First module, modules in a turn, and turns."""
 
 
