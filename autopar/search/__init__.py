@@ -35,6 +35,7 @@ keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment
 tuning       the best schedule of an assignment
 baselines    plans written by hand
+walking      the walk over a graph that makes one
 written      how a search schedules them
 experts      what of a graph are a mixture's experts, for them
 recompute    what they make again in backward where they do not fit
