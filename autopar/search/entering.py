@@ -61,7 +61,7 @@ def _split(search: Trials, begin: Timed, inputs: frozenset[str], most: float, fi
     space, graph = model.space, model.space.graph
     opened = _of_whole_numbers(graph, inputs)
     touched = inputs | {tensor for name in opened for tensor in graph.op[name].outputs}
-    if any(name in opened or touched.intersection(graph.op[name].inputs) for name in given.again):
+    if opened & given.again:
         return None
     kept = replace(
         given, inputs={name: spec for name, spec in given.inputs.items() if name not in inputs},
@@ -108,7 +108,8 @@ def _of_whole_numbers(graph: Graph, inputs: Set[str]) -> set[str]:
 
 
 def _with(graph: Graph, given: Assignment, other: Assignment, touched: Set[str]) -> Assignment:
-    """An assignment with what another says of some tensors: their specs, who makes them how, and their reshards."""
+    """An assignment with what another says of some tensors: their specs, who makes them how, and their reshards. Second runs read what the
+    first do."""
 
     def reads(reader: str, position: int) -> bool:
         if reader.startswith(OUTPUT):
@@ -116,6 +117,8 @@ def _with(graph: Graph, given: Assignment, other: Assignment, touched: Set[str])
         return graph.op[reader.removesuffix(AGAIN)].inputs[position] in touched
 
     makers = {graph.producer[tensor].name for tensor in touched if tensor in graph.producer}
+    read = {key: value for key, value in (other.reads or {}).items() if reads(*key)}
+    again = [(name, position) for name in given.again for position, tensor in enumerate(graph.op[name].inputs) if tensor in touched]
     return replace(
         given, inputs={name: (other if name in touched else given).inputs[name] for name in given.inputs},
         strategies={name: (other if name in makers else given).strategies[name] for name in given.strategies},
@@ -125,6 +128,7 @@ def _with(graph: Graph, given: Assignment, other: Assignment, touched: Set[str])
         ),
         reads={
             **{key: value for key, value in (given.reads or {}).items() if not reads(*key)},
-            **{key: value for key, value in (other.reads or {}).items() if reads(*key)},
+            **read,
+            **{(name + AGAIN, position): read[name, position] for name, position in again if (name, position) in read},
         },
     )  # fmt: skip

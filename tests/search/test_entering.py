@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.search import Found, entering, find_plan, single
 from autopar.search.folding import FEWEST
+from autopar.search.recompute import recompute
+from autopar.search.trials import Trials
+from autopar.search.tuning import Timed
 from autopar.target import Target
 from autopar.verify import verify
 from tests.graphs import machine
@@ -84,3 +88,25 @@ def test_of_a_deep_model_the_whole_plan_is_split(monkeypatch: pytest.MonkeyPatch
     found = find_plan(graph, machine("dp=2"), baselines=False)
     assert set(lie(found).values()) == {"S0 R"}
     assert found.schedule.graph is graph and len(found.schedule.operations) == len(graph.ops)
+
+
+def test_second_runs_read_what_the_first_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entering, "SHARE", 1e9)
+    monkeypatch.setattr(entering, "EQUAL", 1e9)
+
+    def split(search: Trials) -> Timed | None:
+        space, best = search.model.space, search.best
+        assert best is not None
+        looked_up = next(op.name for op in space.graph.ops if op.target == "autopar.embedding.default")
+        again = recompute(space.graph, best.assignment, (looked_up,), space.machine)
+        assert again is not None and looked_up in again.again
+        search.best, search.rivals = search.exact(replace(best, assignment=again)), ()
+        return entering.split_inputs(search) or search.best
+
+    monkeypatch.setattr(single, "split_inputs", split)
+    model = Labelled(64, 16)
+    given = torch.randint(64, (8, 6)), torch.randint(64, (8, 6))
+    plan = autopar.plan(model, given, mesh="dp=2", hardware="h100-sxm", constraints={"tokens.weight": "R S0"})
+    assert {name: row.spec for name, row in plan.inputs.items()} == {"tokens": "S0 R", "labels": "S0 R"}
+    assert sum(row.phase == "recompute" for row in plan.ops) == 1
+    assert verify(plan, Target(model, given), backend="simulate", steps=2).passed
