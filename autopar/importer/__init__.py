@@ -17,6 +17,7 @@ cutting        what cuts a dim into its blocks
 carrying       how operators carry blocks
 joint          traced to one functional graph, forward and backward
 lowering       that as Op and Tensor
+naming         names of operators
 roles          which of its inputs and outputs are what
 same           nodes that only repeat a value
 provenance     the module path and source line of a node

@@ -1,14 +1,15 @@
 """Equal layers traced once: most of a chain of equal modules is passed over while a model is traced, and put back into the graph.
 
 A chain is a run of modules of one list that a forward runs one after another, each on what the one before returned, with nothing between,
-and in which a turn of one or a few modules comes again at least ``FEWEST`` times: modules of the same classes with equal settings and equal
-weights, told the very same other arguments. That is seen in a run of the forward on fake tensors, not assumed: a loop that treats one layer
-apart gives no chain. Whole numbers that differ in all modules (``layer_idx``) number them: where one is read, as what decides what a layer
-does, there is no chain either. The first two and the last two turns of a chain are run and traced; in the run that finds it the other
-modules return a copy of what they are given, in the trace that itself. To torch they are modules without weights then, each of which would
-cost a trace as much as an operator. The graph is then the same as of a full trace, names included; where the traced layers turn out not to
-be alike in it (``unrolling``), or something else reads a weight of the others, which is an error since the trace has none, the model is
-traced in full.
+and in which a turn of one or a few modules comes again and again: modules of the same classes with equal settings, equal weights and
+buffers that nobody changes, told the very same other arguments. That is seen in a run of the forward on fake tensors, not assumed: a loop
+that treats one layer apart gives no chain. Whole numbers that differ in all modules (``layer_idx``) number them: where one is read, as what
+decides what a layer does, there is no chain either.
+
+The first two and the last two turns of a chain are run and traced; in the run that finds it the other modules return a copy of what they
+are given, in the trace that itself. To torch they are modules without weights then: each weight would cost a trace as much as an operator.
+The graph is then the same as of a full trace, names included; where the traced layers turn out not to be alike in it (``unrolling``), or
+something else reads a weight of the others, which is an error since the trace has none, the model is traced in full.
 """
 
 from __future__ import annotations
@@ -338,9 +339,12 @@ class _Watch(TorchFunctionMode):
         for index, module in enumerate(self.modules):
             handles.append(module.register_forward_pre_hook(self._before(index), with_kwargs=True))
             handles.append(module.register_forward_hook(self._after, with_kwargs=True))
+        buffers = [buffer for module in self.modules for buffer in module.buffers()]
+        before = [buffer._version for buffer in buffers]
         try:
             with self.chain.running(self.copy), _watched(self.numbers) as self.read, self:
                 yield
+            self.odd |= [buffer._version for buffer in buffers] != before
         finally:
             for handle in handles:
                 handle.remove()

@@ -396,7 +396,7 @@ KINDS = [
     Net, Between, Skips, Numbered, Twice, Collects, Tied, Uneven, Frozen, Dropping, Keeping, Hooked, Regularised, Counting, Two, Handed,
     TwoStreams, Indexed, EvenOnes, OwnNumber, LooksAtNumber, Turns, Masks, DenseFirst, Pairs, Routers, Buffers, ChangedBuffers, Widens,
 ]  # fmt: skip
-WHOLE = {Collects, Regularised, Routers, ChangedBuffers}
+WHOLE = {Collects, Regularised, Routers}
 """What else reads layers, or is changed by them, is seen only when it is traced."""
 PASSED_OVER = dict.fromkeys([Net, Two, Counting, Indexed, Dropping, Pairs, Buffers], (0, 1, 9))
 PASSED_OVER |= {Turns: (0, 2, 9), Masks: (0, 2, 9), DenseFirst: (2, 1, 7), Widens: (1, 1, 8), Handed: (1, 1, 8)}
