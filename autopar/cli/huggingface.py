@@ -103,7 +103,11 @@ def _with_examples(model: Any, role: str, sizes: Mapping[str, int], named: set[s
         raise UsageError(f"{role} takes pictures, which have no seq", "the only key is batch; their size is that of the configuration")
     batch, seq = sizes["batch"], sizes["seq"]
     tokens = torch.empty(batch, seq, dtype=torch.int64)
-    given = torch.empty(_GIVEN[main](config, batch, seq), dtype=next(model.parameters()).dtype)
+    try:
+        shape = _GIVEN[main](config, batch, seq)
+    except AttributeError as error:
+        raise UsageError(f"the configuration of {role} does not say how large {main} are: it has no {error.name}", OTHERS) from None
+    given = torch.empty(shape, dtype=next(model.parameters()).dtype)
     inputs = {main: tokens if main == "input_ids" else given}
     if mode == "inference":
         decoding = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}

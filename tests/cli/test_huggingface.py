@@ -59,6 +59,12 @@ class SmallForImageClassification(nn.Module):
         self.config, self.head = config, nn.Linear(2 * 4 * 4, 8)
 
 
+class UnsizedForImageClassification(SmallForImageClassification):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        del config.image_size
+
+
 class SmallForSpeech(SmallForImageClassification):
     main_input_name = "spectrum"
 
@@ -96,6 +102,7 @@ def test_the_class_says_what_a_model_is_given_and_told(classes: Callable[[type[n
     ("kind", "settings", "error", "words"),
     [
         (SmallForImageClassification, {"seq": "5"}, UsageError, "takes pictures, which have no seq"),
+        (UnsizedForImageClassification, {}, UsageError, "does not say how large pixel_values are: it has no image_size"),
         (SmallForSpeech, {}, UsageError, r"no example of spectrum for SmallForSpeech\nhint: .*file.py:function"),
         (SmallModel, {}, UsageError, r"no labels for SmallModel, whose training needs a loss\nhint: .*file.py:function"),
         ("AbsentForMaskedLM", {}, CaptureError, "has no attribute 'AbsentForMaskedLM'"),
