@@ -26,7 +26,7 @@ def chains(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Chain | None]]:
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[object]:
-    """The results of a function's calls from now on."""
+    """An entry for each call of a function from now on."""
     seen: list[object] = []
     called = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *args, **kwargs: (seen.append(None), called(*args, **kwargs))[1])
@@ -73,9 +73,11 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
+    kind, depth = Layer, DEPTH
+
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(DEPTH))
+        self.layers = nn.ModuleList(self.kind() for _ in range(self.depth))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -240,9 +242,10 @@ class LooksAtNumber(Net):
 class Turns(Net):
     """Two kinds of layers take turns."""
 
+    depth = 2 * DEPTH
+
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2 * DEPTH))
         for layer in self.layers[1::2]:
             layer.scale = 0.5
 
@@ -250,9 +253,7 @@ class Turns(Net):
 class Masks(Net):
     """Equal layers are told one of two masks in turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2 * DEPTH))
+    depth = 2 * DEPTH
 
     def forward(self, x: Tensor) -> Tensor:
         masks = x.relu(), x.abs()
@@ -278,9 +279,7 @@ class Pair(Layer):
 class Pairs(Net):
     """Layers return more than what the next is given."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Pair() for _ in range(DEPTH))
+    kind = Pair
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -307,9 +306,7 @@ class Handing(Layer):
 class Handed(Net):
     """The first layer makes what all the others hand on."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Handing() for _ in range(DEPTH))
+    kind = Handing
 
     def forward(self, x: Tensor) -> Tensor:
         other: Tensor | float = 1.0
@@ -326,9 +323,7 @@ class Crossing(Layer):
 class TwoStreams(Handed):
     """Each layer reads two results of the one before."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Crossing() for _ in range(DEPTH + 3))
+    kind, depth = Crossing, DEPTH + 3
 
 
 class Biased(Layer):
@@ -341,9 +336,7 @@ class Biased(Layer):
 
 
 class Buffers(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Biased() for _ in range(DEPTH))
+    kind = Biased
 
 
 class Counted(Biased):
@@ -353,9 +346,7 @@ class Counted(Biased):
 
 
 class ChangedBuffers(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Counted() for _ in range(DEPTH))
+    kind = Counted
 
 
 class Widening(Layer):
@@ -366,9 +357,7 @@ class Widening(Layer):
 class Widens(Net):
     """The first layer is given half precision and returns float32."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Widening() for _ in range(DEPTH))
+    kind = Widening
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.half())
@@ -397,7 +386,7 @@ KINDS = [
     TwoStreams, Indexed, EvenOnes, OwnNumber, LooksAtNumber, Turns, Masks, DenseFirst, Pairs, Routers, Buffers, ChangedBuffers, Widens,
 ]  # fmt: skip
 WHOLE = {Collects, Regularised, Routers}
-"""What else reads layers, or is changed by them, is seen only when it is traced."""
+"""What else reads layers is seen only when it is traced."""
 PASSED_OVER = dict.fromkeys([Net, Two, Counting, Indexed, Dropping, Pairs, Buffers], (0, 1, 9))
 PASSED_OVER |= {Turns: (0, 2, 9), Masks: (0, 2, 9), DenseFirst: (2, 1, 7), Widens: (1, 1, 8), Handed: (1, 1, 8)}
 """First module, modules in a turn, and turns."""
