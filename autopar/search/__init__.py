@@ -29,7 +29,9 @@ bounds       weights whose optimum bounds every step
 calls        a bound where something has to be sent
 renting      a bound where memory is short: what is held is paid for
 pooled       a bound where memory is short: one rank with the memory of all
-moving       plans changed one thing at a time, judged by their schedules; those that hold too much, until they fit
+changes      changes of a plan, one thing at a time
+moving       plans changed so, judged by their schedules; those that hold too much, until they fit
+promise      what plans take in sequence, which tells what change of one to try first
 parting      plans that need too much memory, with a part of each tensor on a rank
 keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment

@@ -1,10 +1,9 @@
 """A plan improved by one change after another, each judged by its own schedule: what prices can only guess (what a gather waits for beside
 others, what is held while it is under way), the schedule says.
 
-A change moves a graph input to another spec, or an operator to another strategy that reads or makes what is there, lets an operator run
-again or no more, or gathers anew what was kept, or keeps it. The tensors that it touches are resharded anew (``_Plan.touch``); all else
-stays as it is. What takes less time and fits is kept at once. Where nothing fits yet, bytes over the limit count as time (``OVER``).
-Where a call gathers many graph inputs at once, none of them alone is what is waited for: the first few of them move together (``_whole``).
+What takes less time and fits is kept at once. Changes that add nothing to what is to be done come first (``promise``); where none of
+them helps any more, they are tried with calls reordered after each, and then the others are. Where nothing fits yet, bytes over the limit
+count as time (``OVER``). For the changes themselves see ``changes``.
 
 A plan that is fast and holds too much becomes one that fits by way of plans between (``lighten``): what is held at the peak is changed, as
 long as what that takes is worth the bytes, which become dearer and dearer. So the cheapest ways to hold less come first.
@@ -13,37 +12,34 @@ long as what that takes is worth the bytes, which become dearer and dearer. So t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
-from autopar.graph import Graph
-from autopar.pricing import local_bytes
-from autopar.rules import why_once
-from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout, Limits
+from autopar.schedule import Assignment, Limits
 from autopar.schedule.liveness import STAGING, held
-from autopar.search.recompute import recompute
-from autopar.search.space import Space, spec_bytes
+from autopar.search.changes import Change, moves, splits, towards
+from autopar.search.promise import InSequence
+from autopar.search.space import Space
 from autopar.search.tuning import EQUAL, Timed, schedule_below
-from autopar.sharding import ShardingSpec, Strategy
 
 OVER = 2.0
 """Relative seconds that a relative byte over the limit counts."""
 
 DEARER = (0.1, 0.3, 1.0, 3.0, 10.0)
 """The same, one after another, for a plan on its way to fit."""
+NEAR = 1.02
+"""What trails by more than this as limits alone let calls stand has none reordered."""
+STAGES = ((True, False), (True, True), (False, False))
+"""Whether changes are tried that add nothing to what is to be done, or the others, and whether calls are reordered after each: the later
+ones where those before do not help."""
 SHARE = 8
 """Such a part of the limit may be gathered ahead on that way."""
 
 Tune = Callable[[Assignment], Timed]
 """The schedule of an assignment with limits of its own."""
-
-Change = Callable[[Assignment], Assignment | None]
-"""None where it does not apply any more."""
 
 
 def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None) -> Timed:
@@ -65,17 +61,39 @@ def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, gu
 
 
 def _improved(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float) -> Timed:
-    best = begin
+    best, work = begin, InSequence(space)
     while perf_counter() < until:
         before = best
-        changes = chain(_moves(space, best), _splits(space, best)) if guide is None else _towards(space, guide)
-        best = _swept(space, best, changes, limit, until, over)
+        for less, hurried in STAGES:
+            if best is before and not (hurried and (guide is not None or best.memory.peak > limit)):
+                changes = chain(moves(space, best), splits(space, best)) if guide is None else towards(space, guide)
+                hurries = NEAR * best.placed_seconds / best.seconds if hurried else 1.0
+                best = _swept(space, best, _promising(changes, work, best, limit, less), limit, until, over, hurries)
         if best is before:
             break
         best = min(best, tune(best.assignment), key=lambda one: _cost(one, limit, over))
         if _cost(best, limit, over) >= _cost(before, limit, over):
             return before
     return best
+
+
+def _promising(changes: Iterable[Change], work: InSequence, begin: Timed, limit: int, less: bool) -> Iterator[Change]:
+    """Of the changes of a plan that fits those that add nothing to what is to be done, or (not ``less``) the others; of one that does not
+    fit all of them are the first."""
+    if begin.memory.peak > limit:
+        yield from changes if less else ()
+        return
+    known = begin.assignment, work.seconds(begin.assignment)
+
+    def tried(change: Change, plan: Assignment) -> Assignment | None:
+        nonlocal known
+        made = change(plan)
+        if known[0] is not plan:
+            known = plan, work.seconds(plan)
+        return made if made is not None and (work.seconds(made) <= known[1] * (1 + EQUAL)) is less else None
+
+    for change in changes:
+        yield lambda plan, change=change: tried(change, plan)  # type: ignore[misc]
 
 
 def lighten(space: Space, begin: Timed, limit: int, until: float) -> Timed:
@@ -92,7 +110,7 @@ def lighten(space: Space, begin: Timed, limit: int, until: float) -> Timed:
         before = None
         while best is not before and best.memory.peak > limit and perf_counter() < until:
             before, full = best, _held_at_peak(best)
-            for changes in (_moves(space, best, full), _splits(space, best, full)):
+            for changes in (moves(space, best, full), splits(space, best, full)):
                 best = _swept(space, best, changes, limit, until, over) if best is before else best
     return best
 
@@ -109,18 +127,27 @@ def _held_at_peak(found: Timed) -> frozenset[str]:
     return frozenset(tensors)
 
 
-def _swept(space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float) -> Timed:
+def _swept(
+    space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float, hurries: float = 1.0
+) -> Timed:  # fmt: skip
     """With those of the changes, each tried once upon the others, that cost less: all as limits alone let calls stand, which are reordered
-    when what the changes come to is tuned (``hurry``)."""
-    placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.limits, math.inf)
-    assert placed is not None, "every plan takes less than forever"
-    most = max(_cost(best, limit, over), _cost(placed, limit, over)) * (1 - EQUAL)
+    when what the changes come to is tuned (``hurry``).
+
+    Args:
+        hurries: see ``schedule_below``.
+    """
+    most = _cost(best, limit, over)
+    if hurries == 1.0:
+        placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.limits, math.inf)
+        assert placed is not None, "every plan takes less than forever"
+        most = max(most, _cost(placed, limit, over))
+    most *= 1 - EQUAL
     for change in changes:
         if perf_counter() >= until:
             break
         made = change(best.assignment)
         if made is not None:
-            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.limits, most)
+            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.limits, most, hurries)
             cost = _cost(found, limit, over) if found is not None else math.inf
             if found is not None and cost < most:
                 best, most = found, cost * (1 - EQUAL)
@@ -135,256 +162,3 @@ def _cost(found: Timed, limit: int, over: float) -> float:
         return found.seconds
     levels = np.array(held(found.schedule, "none"), dtype=np.float64) + found.memory.optimizer
     return found.seconds * (1 + over * (beyond + float(np.maximum(levels / limit - 1, 0.0).mean())))
-
-
-def _moves(space: Space, found: Timed, among: frozenset[str] | None = None) -> Iterator[Change]:
-    """All changes of a plan but other strategies, what holds most first; each is of the plan as it is when it is asked.
-
-    Args:
-        among: tensors of which, or of whose gradients, less is to be held; any change of any when not given.
-    """
-    graph = space.graph
-    names = frozenset(graph.tensors) if among is None else among
-    for call in found.schedule.calls if among is None else ():
-        gathered = {part.layout.tensor: part.layout.spec for part in call.parts if part.layout.tensor in found.assignment.inputs}
-        for count in (len(gathered) >> power for power in range(len(gathered).bit_length() - 1)):
-            some = dict(islice(gathered.items(), count))
-            yield lambda plan, some=some: _whole(space, plan, some)  # type: ignore[misc]
-    movable = (item for item in graph.inputs if item.kind != "tangent")  # those lie as the outputs leave
-    for item in sorted(movable, key=lambda item: -graph.tensors[item.tensor].bytes):
-        if names.isdisjoint(_with_gradient(graph, item.tensor)):
-            continue
-        specs, whole = space.input_specs(item), graph.tensors[item.tensor]
-        most = math.inf if among is None else local_bytes(whole, found.assignment.inputs[item.tensor], space.machine)
-        for spec in (spec for spec in specs if local_bytes(whole, spec, space.machine) < most):
-            for keep in (True, False):
-                yield lambda plan, name=item.tensor, spec=spec, keep=keep: with_placed(space, plan, name, spec, keep)  # type: ignore[misc]
-    for op in graph.ops:
-        if op.phase == "forward" and not why_once(op) and not names.isdisjoint(op.outputs):
-            yield lambda plan, name=op.name: _run(space, plan, name)  # type: ignore[misc]
-    for layout in found.assignment.layouts:
-        for keep in (True, False) if layout.tensor in names else ():
-            yield lambda plan, name=layout.tensor, keep=keep: _anew(space, plan, (name,), keep)  # type: ignore[misc]
-    for name in kept_for_backward(graph):
-        if name in names:
-            yield lambda plan, name=name: with_part_kept(space, plan, name)  # type: ignore[misc]
-
-
-def _splits(space: Space, found: Timed, among: frozenset[str] | None = None) -> Iterator[Change]:
-    """Other strategies of all operators, or of those that read or make some tensors: such as hold less of these."""
-    for op in space.graph.ops:
-        places = [(place, name) for place, name in enumerate((*op.inputs, *op.outputs)) if among is None or name in among]
-
-        def local(strategy: Strategy, places: Sequence[tuple[int, str]] = places) -> int:
-            specs = (*strategy.inputs, *strategy.outputs)
-            return sum(local_bytes(space.graph.tensors[name], specs[place], space.machine) for place, name in places)
-
-        most = math.inf if among is None else local(found.assignment.strategies[op.name])
-        for strategy in space.op_choices(op).strategies if places else ():
-            if among is None or local(strategy) < most:
-                yield lambda plan, name=op.name, strategy=strategy: _split(space, plan, name, strategy)  # type: ignore[misc]
-
-
-def _towards(space: Space, guide: Assignment) -> Iterator[Change]:
-    """The changes to what a plan has, what holds most last: of the small ones more fit."""
-    graph = space.graph
-    for item in sorted(graph.inputs, key=lambda item: graph.tensors[item.tensor].bytes):
-        if item.kind != "tangent":
-            for keep in (True, False):
-                yield lambda plan, name=item.tensor, keep=keep: with_placed(space, plan, name, guide.inputs[name], keep)  # type: ignore[misc]
-    for op in graph.ops:
-        yield lambda plan, name=op.name: _split(space, plan, name, guide.strategies[name])  # type: ignore[misc]
-
-
-def _whole(space: Space, plan: Assignment, specs: Mapping[str, ShardingSpec]) -> Assignment | None:
-    """With graph inputs in the specs that they were gathered to; None where one cannot be."""
-    for name, spec in specs.items():
-        item = next(item for item in space.graph.inputs if item.tensor == name)
-        moved = with_placed(space, plan, name, spec, True) if spec in space.input_specs(item) else None
-        if moved is None:
-            return None
-        plan = moved
-    return plan
-
-
-def with_placed(space: Space, plan: Assignment, name: str, spec: ShardingSpec, keep: bool) -> Assignment | None:
-    """With a graph input in another spec; its gradient leaves in it. None where it is in that already, or what it touches is pinned."""
-    if plan.inputs[name] == spec:
-        return None
-    return _anew(space, plan, _with_gradient(space.graph, name), keep, inputs={**plan.inputs, name: spec})
-
-
-def _with_gradient(graph: Graph, name: str) -> tuple[str, ...]:
-    """A graph input and what leaves for it."""
-    return name, *(output.tensor for output, owner in graph.owners.items() if owner == name)
-
-
-def _split(space: Space, plan: Assignment, name: str, strategy: Strategy) -> Assignment | None:
-    """With an operator in another strategy, which reads or makes what is there."""
-    old, op = plan.strategies[name], space.graph.op[name]
-    if old == strategy:
-        return None
-    specs = _made(space.graph, plan)
-    fits = sum(specs[tensor] == spec for tensor, spec in zip(op.inputs, strategy.inputs, strict=True))
-    if fits < len(op.inputs) - 1 and old.outputs != strategy.outputs:
-        return None
-    return _anew(space, plan, (*op.inputs, *op.outputs), True, strategies={**plan.strategies, name: strategy})
-
-
-def _run(space: Space, plan: Assignment, name: str) -> Assignment | None:
-    """With an operator's second run, or without it."""
-    graph = space.graph
-    if name not in plan.again:
-        return recompute(graph, plan, (name,), space.machine)
-    left = _needed(graph, plan.again - {name})
-    gone = [op for op in graph.ops if op.name in plan.again - left]
-    return _anew(space, plan, [tensor for op in gone for tensor in (*op.inputs, *op.outputs)], True, again=left)
-
-
-def kept_for_backward(graph: Graph) -> list[str]:
-    """What forward makes and backward reads, the largest first."""
-    names = [
-        name
-        for name, op in graph.producer.items()
-        if op.phase == "forward" and any(graph.ops[index].phase == "backward" for index, _ in graph.consumers[name])
-    ]
-    return sorted(names, key=lambda name: -graph.tensors[name].bytes)
-
-
-def with_part_kept(space: Space, plan: Assignment, name: str) -> Assignment | None:
-    """With a part of a tensor kept for backward, which gathers it; None where there is none to cut, or it is pinned."""
-    return _anew(space, plan, (name,), True, parts=True)
-
-
-def _needed(graph: Graph, again: frozenset[str]) -> frozenset[str]:
-    """Of second runs those whose results backward reads, itself or for others of them."""
-
-    def read(name: str) -> bool:
-        readers = [graph.ops[index] for tensor in graph.op[name].outputs for index, _ in graph.consumers[tensor]]
-        return any(reader.phase == "backward" or reader.name in again for reader in readers)
-
-    while not all(map(read, again)):
-        again = frozenset(filter(read, again))
-    return again
-
-
-def _anew(
-    space: Space, plan: Assignment, tensors: Collection[str], keep: bool, *, parts: bool = False, **changed: Any
-) -> Assignment | None:  # fmt: skip
-    """With what is changed, and the reshards of some tensors chosen anew; not where one of these is pinned."""
-    if any(tensor in space.pins.tensors for tensor in tensors):
-        return None
-    made = _Plan(space, plan, replace(plan, **changed))
-    if not all(made.touch(tensor, keep, parts) for tensor in dict.fromkeys(tensors)):
-        return None
-    found = made.done()
-    return None if found == plan else found
-
-
-_Read = tuple[str, int, ShardingSpec, bool]
-"""See ``_Plan.readers``."""
-
-
-class _Plan:
-    """An assignment in the making, whose outputs leave as before."""
-
-    def __init__(self, space: Space, before: Assignment, plan: Assignment) -> None:
-        self.space, self.plan, self.graph = space, plan, space.graph
-        self.specs = _made(self.graph, plan)
-        known = _made(self.graph, before) | {layout.value: layout.spec for layout in before.layouts}
-        names = {f"{OUTPUT}{index}": output.tensor for index, output in enumerate(self.graph.outputs)}
-        self.leaves = {name: known[(before.reads or {}).get((name, 0), tensor)] for name, tensor in names.items()}
-        self.layouts = {layout.value: layout for layout in plan.layouts}
-        gone = {name + AGAIN for name in before.again - plan.again}
-        self.reads = {read: value for read, value in (plan.reads or {}).items() if read[0] not in gone}
-
-    def done(self) -> Assignment:
-        return replace(self.plan, layouts=tuple(self.layouts.values()), reads=self.reads)
-
-    def readers(self, tensor: str) -> Iterator[_Read]:
-        """Who reads a tensor, where, in which spec, and whether that is in backward."""
-        graph, plan = self.graph, self.plan
-        for index, position in graph.consumers[tensor]:
-            op = graph.ops[index]
-            spec = plan.strategies[op.name].inputs[position]
-            yield op.name, position, spec, op.phase == "backward"
-            if op.name in plan.again:
-                yield op.name + AGAIN, position, spec, True
-        producer = graph.producer.get(tensor)
-        for index, output in enumerate(graph.outputs):
-            if output.tensor == tensor:
-                name = f"{OUTPUT}{index}"
-                spec = plan.inputs[graph.owners[output]] if output.kind != "output" else self.leaves[name]
-                yield name, 0, spec, output.kind == "gradient" or (producer is not None and producer.phase == "backward")
-
-    def touch(self, tensor: str, keep: bool, parts: bool = False) -> bool:
-        """Reshards a tensor anew for all who read it; whether that can be.
-
-        Args:
-            keep: what forward reads is kept for backward where that reads it in the same spec, not made again of what was there first.
-            parts: the smallest part is kept that costs nothing to cut.
-        """
-        readers = list(self.readers(tensor))
-        for value in [value for value, layout in self.layouts.items() if layout.tensor == tensor]:
-            del self.layouts[value]
-        producer = self.graph.producer.get(tensor)
-        own = self.specs[tensor]
-        first = {own: tensor}
-        again = producer is not None and producer.name in self.plan.again
-        later = {own: tensor + AGAIN if again else tensor}
-        if keep and not again:
-            later = first
-        for late, values in ((False, first), (True, later)):
-            if late and parts and not again:
-                cut = self._cut(tensor, first, readers)
-                if cut is None:
-                    return False
-                values = cut
-            for name, position, spec, backward in readers:
-                if backward != late:
-                    continue
-                if spec not in values and not self._make(tensor, spec, values, late, name):
-                    return False
-                value = values[spec]
-                if value == tensor or (value == tensor + AGAIN and name.endswith(AGAIN)):
-                    self.reads.pop((name, position), None)
-                    if value == tensor and name.endswith(AGAIN):
-                        self.reads[name, position] = value
-                else:
-                    self.reads[name, position] = value
-        return True
-
-    def _cut(self, tensor: str, values: Mapping[ShardingSpec, str], readers: Sequence[_Read]) -> dict[ShardingSpec, str] | None:
-        """The part of a tensor that is kept for backward, alone; None where there is none to cut."""
-        whole, wanted = self.graph.tensors[tensor], tuple(dict.fromkeys(spec for _, _, spec, backward in readers if backward))
-        own, early = self.specs[tensor], [name for name, _, _, backward in readers if not backward]
-        specs = self.space.splits(tensor)
-        free = self.space.reshard_table(whole, (own,), specs)[0] == 0.0
-        back = self.space.reshard_table(whole, specs, wanted).sum(axis=1)
-        sizes = spec_bytes(whole, specs, self.space.machine)
-        least = min(((sizes[place], back[place], place) for place in range(len(specs)) if free[place]), default=None)
-        if least is None or specs[least[2]] == own or not early:
-            return None
-        value = f"{tensor}@part"
-        self.layouts[value] = Layout(value, tensor, values[own], specs[least[2]], "forward", early[0])
-        return {specs[least[2]]: value}
-
-    def _make(self, tensor: str, spec: ShardingSpec, values: dict[ShardingSpec, str], late: bool, reader: str) -> bool:
-        """A reshard of the nearest there is; whether there is one."""
-        whole = self.graph.tensors[tensor]
-        seconds = {source: float(self.space.reshard_table(whole, (source,), (spec,))[0, 0]) for source in values}
-        source = min(seconds, key=lambda one: seconds[one])
-        if seconds[source] == float("inf"):
-            return False
-        value = f"{tensor}@{'backward' if late else 'forward'}:{len(values)}"
-        self.layouts[value] = Layout(value, tensor, values[source], spec, "backward" if late else "forward", reader)
-        values[spec] = value
-        return True
-
-
-def _made(graph: Graph, plan: Assignment) -> dict[str, ShardingSpec]:
-    """The spec of every tensor as it comes in or is made."""
-    found = dict(plan.inputs)
-    for op in graph.ops:
-        found.update(zip(op.outputs, plan.strategies[op.name].outputs, strict=True))
-    return found

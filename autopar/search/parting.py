@@ -15,7 +15,7 @@ from time import perf_counter
 
 from autopar.graph import DTYPE_BYTES, GraphInput
 from autopar.schedule import Assignment
-from autopar.search.moving import kept_for_backward, with_part_kept, with_placed
+from autopar.search.changes import kept_for_backward, with_part_kept, with_placed
 from autopar.search.space import Space, spec_bytes
 from autopar.search.tuning import Timed
 from autopar.sharding import ShardingSpec

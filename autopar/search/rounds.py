@@ -39,7 +39,7 @@ from solvers import INTERRUPTED, Status
 
 EXPOSURES = 8
 """Rounds of prices by exposure, at most."""
-BOUNDS = 20
+BOUNDS = 30
 """Rounds of weights for the bound, at most."""
 EVEN = (1.0, 0.3, 0.03)
 """Shares waited for under which a small problem is solved as well, alike for all collectives: what one plan shows of itself
@@ -47,9 +47,9 @@ says little about plans that are quite different."""
 ALONE = (1.0, 0.6)
 """Shares of the time beside operators that each collective has for itself, where memory is short: of a free plan the prices it shows say
 more."""
-CHANGING, MOST_CHANGING = 0.2, 0.9
-"""Share of the time left in which plans are changed one thing at a time, before more is chosen together and after: of a problem too large
-for all to be chosen so, answers under any prices come to less than that does."""
+CHANGING, HALF_CHANGING, MOST_CHANGING = 0.2, 0.5, 0.9
+"""Shares of the time left in which plans are changed one thing at a time: before anything is chosen together; between, where that is too
+large for all to be chosen so, since answers under any prices come to less than changes do; and after all else."""
 ROUGH = 0.01
 """The gap at which solves under these prices stop."""
 JOINT, MOST_JOINT = 100_000, 60_000
@@ -62,6 +62,8 @@ HUGE, LITTLE = 10_000_000, 0.015
 FINER, ROUGHER = 0.25, 0.02
 """Solves for a bound stop at this share of the gap that is open, and at the latter at most: what is chosen then suggests other weights as
 well as the best would, which take many times as long."""
+HALFWAY = 0.5
+"""And of how much more any weights may come to: else the bound stays as much below what they do come to."""
 PROVING = 0.1
 """Share of the time limit that is left for bounds where memory is short and plans could be changed for ever."""
 BEYOND, SETTLING = (0.1, 0.5), 2
@@ -147,27 +149,36 @@ class Search(Trials):
             if before is not None and self.start is not None and np.array_equal(before, self.start):
                 break  # other prices would find the same
         space, entries = self.model.space, len(self.problem.edge_costs)
+        joint = entries <= JOINT
         if not self.large:
             part(self)
-            lighter(self)
-            if entries > JOINT:
+            if joint or not self.fits:
+                lighter(self)
+            if not joint:
                 in_less(self)
-            change_one(self, CHANGING)
-        if entries > JOINT:
+                change_one(self, CHANGING)
+            if not joint and self.fits:
+                self._change_more(exposure, HALF_CHANGING)
+                lighter(self)
+        if not joint:
             keep_less(self, exposure)
             if self.fits and not self.large:
-                change_one(self, MOST_CHANGING)
-                self._rounds(exposure)
+                self._change_more(exposure, MOST_CHANGING)
         exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
             self.model, self.start = exact, None
-        elif entries <= JOINT or not (self.fits or self.large):
+        elif joint or not (self.fits or self.large):
             self.model, self.start = build_model(space, again=1), None
         else:
             self.keeping, self.model = True, without_kept(self.model)
         self.problem, self.unit = self.model.problem(self.limit)
         self.reserves = Reserves(self.model, self.limit, pairs=not self.large)
         self.again = self.proved = False
+
+    def _change_more(self, exposure: Exposure, share: float) -> None:
+        """Answers under prices by exposure, and the best that fits changed one thing at a time for a share of the time left."""
+        self._rounds(exposure)
+        change_one(self, share)
 
     def _rounds(self, exposure: Exposure) -> Exposure:
         """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices.
@@ -224,11 +235,14 @@ class Search(Trials):
             keep_less(self, exposure)
             self._polish()
             keep_apart(self, exposure)
+        changing = self.plain is not None and not self.large and not self.folded
+        if changing:
+            change_one(self, HALF_CHANGING)
         if binds(self) and self.reached > TIGHT and not self.keeping and not self.folded:
             tighten(self, exposure)
         if self.plain is not None and self.small and self.reached > self.gap:
             change_again(self, self.plain)
-        if self.plain is not None and not self.large and not self.folded:
+        if changing:
             change_one(self, MOST_CHANGING)
         self._polish()
 
@@ -238,7 +252,7 @@ class Search(Trials):
         nothing where a schedule takes long, and are left there."""
         cuts = Cuts(self.model, self.slowdown)
         huge = len(self.problem.edge_costs) > HUGE
-        center, idle, little = cuts.first(), 0, LITTLE if huge else GAIN
+        center, idle, little, most = cuts.first(), 0, LITTLE if huge else GAIN, math.inf
         mixture = center
         self.mixtures.append((floor(self.model), center))
         for model, choices in self.chosen:
@@ -249,7 +263,7 @@ class Search(Trials):
         for number in range(BOUNDS):
             before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.choose
             left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
-            gap = min(max(FINER * left_open, CLOSE), ROUGHER)
+            gap = max(min(FINER * left_open, ROUGHER, HALFWAY * (1 - self.aim / most)), CLOSE)
             found = ask(mixture, gap, proves=True, limit=UNLIMITED if self.again else None)
             if self.last is not None and self.last.message == INTERRUPTED:
                 raise KeyboardInterrupt
@@ -257,7 +271,7 @@ class Search(Trials):
                 return
             cuts.add(Answer(self.model, self.start))
             gained = self.aim > before * (1 + GAIN)
-            if gained:
+            if self.aim > before:
                 center = mixture
             idle = 0 if gained or self.gained else idle + 1
             wanted, most, _ = cuts.best()

@@ -266,16 +266,24 @@ def change_one(trials: Trials, share: float) -> None:
         return trials.schedule(plan, None, trials.tries)
 
     plain = trials.plain.assignment if trials.plain is not None else None
-    begun = sorted((*trials.rivals, *trials.parted), key=lambda one: one.seconds)
-    known = [one for one in (trials.best, *begun) if one is not None and one.memory.peak <= trials.limit]
-    known = [one for one in known if model.space.offers(one.assignment)][:CHANGED]
     until = perf_counter() + share * trials.left
-    for begin in known if plain is not None else ():
-        if not trials.spent():
-            trials.offer(improve(model.space, begin, trials.limit, tune, until, plain), "auto")
-    best = trials.best
-    if best is not None and TIGHT < trials.reached < math.inf and model.space.offers(best.assignment):
-        trials.offer(improve(model.space, best, trials.limit, tune, until), "auto")
+
+    def change(begin: Timed, guide: Assignment | None) -> None:
+        asked = begin.assignment, guide is not None
+        if trials.spent() or asked in trials.changed or not model.space.offers(begin.assignment) or perf_counter() >= until:
+            return
+        trials.offer(improve(model.space, begin, trials.limit, tune, until, guide), "auto")
+        if perf_counter() < until:
+            trials.changed.append(asked)
+
+    for begin in trials.fitted[:CHANGED] if plain is not None else ():
+        change(begin, plain)
+    while perf_counter() < until and TIGHT < trials.reached < math.inf:
+        before = len(trials.changed)
+        for begin in trials.fitted:
+            change(begin, None)
+        if len(trials.changed) == before:
+            break
 
 
 def without_answer(trials: Trials) -> None:

@@ -51,6 +51,8 @@ do are found sooner so."""
 UNLIKELY = 1.06
 """What a bound's weights choose and takes so many times as long as the best under the best's limits has no others tried: in 30 plans
 none of those became the best by them."""
+FITTED = 6
+"""So many plans that fit are kept beside the best, to be changed."""
 REMEMBERED = 8
 """So many assignments, the last that were scheduled, keep what was tried of them."""
 
@@ -140,6 +142,10 @@ class Trials:
         """The best plan without a limit and without second runs, where that does not fit."""
         self.parted: list[Timed] = []
         """What became of it with a part of each tensor on a rank."""
+        self.fitted: list[Timed] = []
+        """The best plans that fit, none as long as another."""
+        self.changed: list[tuple[Assignment, bool]] = []
+        """The plans that were changed one thing at a time until nothing helped, and whether towards ``plain``."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False
@@ -172,6 +178,11 @@ class Trials:
         known = self.best
         rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ROUGHLY)
         found = self.sure(found) if rivals or self._unsure(found) else found
+        if found.memory.peak <= self.limit and not found.estimated:
+            found_so = sorted([*self.fitted, found], key=lambda one: one.seconds)
+            pairs = zip([None, *found_so], found_so, strict=False)
+            apart = [one for before, one in pairs if before is None or one.seconds > before.seconds * (1 + GAIN)]
+            self.fitted = apart[:FITTED]
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit

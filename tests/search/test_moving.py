@@ -15,7 +15,8 @@ from autopar.schedule.freeing import free
 from autopar.schedule.liveness import held
 from autopar.search import moving
 from autopar.search.baselines import find_baselines
-from autopar.search.moving import Change, _held_at_peak, _improved, _moves, _splits, improve, kept_for_backward, lighten, with_part_kept
+from autopar.search.changes import Change, kept_for_backward, moves, splits, with_part_kept
+from autopar.search.moving import _held_at_peak, _improved, improve, lighten
 from autopar.search.pins import Pins
 from autopar.search.recompute import POLICIES, recompute
 from autopar.search.space import Space
@@ -32,7 +33,7 @@ def space_of(graph: Graph) -> Space:
 
 def changes_of(space: Space, plan: Assignment) -> Iterator[Change]:
     found = best_schedule(space.graph, plan, space.machine, "adamw", 2**62, tries=0)
-    return chain(_moves(space, found), _splits(space, found))
+    return chain(moves(space, found), splits(space, found))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -146,7 +147,7 @@ def test_changes_are_compared_as_they_are_scheduled() -> None:
     space = space_of(graph)
     begin = best_schedule(graph, find_baselines(space)[0]["fsdp"], space.machine, "adamw", 2**62, tries=0)
     hurried = replace(begin, seconds=0.5 * begin.seconds)
-    found = moving._swept(space, hurried, chain(_moves(space, begin), _splits(space, begin)), 2**62, math.inf, math.inf)
+    found = moving._swept(space, hurried, chain(moves(space, begin), splits(space, begin)), 2**62, math.inf, math.inf)
     assert found.assignment != begin.assignment and found.seconds < 0.98 * begin.seconds
 
 
@@ -156,7 +157,7 @@ def test_the_first_that_a_call_gathers_lie_whole_together() -> None:
     found = best_schedule(graph, find_baselines(space)[0]["zero1"], space.machine, "adamw", 2**62, tries=0)
     gathered = {part.layout.tensor for call in found.schedule.calls if call.kind == "all_gather" for part in call.parts}
     before = found.assignment.inputs
-    plans = [change(found.assignment) for change in _moves(space, found)]
+    plans = [change(found.assignment) for change in moves(space, found)]
     moved = [{name for name, spec in plan.inputs.items() if spec != before[name]} for plan in plans if plan is not None]
     together = [names for names in moved if len(names) > 1]
     assert together and all(names <= gathered for names in together)
@@ -186,6 +187,6 @@ def test_of_what_is_held_at_the_peak_less_is_held() -> None:
     found = best_schedule(graph, find_baselines(space)[0]["ddp"], space.machine, "adamw", 2**62, tries=0)
     full = _held_at_peak(found)
     assert full and full <= frozenset(graph.tensors)
-    every = sum(1 for _ in chain(_moves(space, found), _splits(space, found)))
-    some = sum(1 for _ in chain(_moves(space, found, full), _splits(space, found, full)))
+    every = sum(1 for _ in chain(moves(space, found), splits(space, found)))
+    some = sum(1 for _ in chain(moves(space, found, full), splits(space, found, full)))
     assert 0 < some < every

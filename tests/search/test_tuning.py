@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -99,6 +100,24 @@ def test_what_takes_too_long_is_not_looked_at() -> None:
     assert again is not None
     assert again.seconds == found.seconds
     assert again.memory == memory(found.schedule, "adamw")
+
+
+def test_what_is_near_has_its_calls_reordered() -> None:
+    """Of what takes less than so many times what it is to be below; and what that does not bring below is none."""
+    on = space()
+    plan = find_baselines(on)[0]["zero2"]
+    limits = LEAN
+    placed = schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, math.inf)
+    hurried = schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, math.inf, hurries=2.0)
+    assert placed is not None
+    assert hurried is not None
+    assert hurried.seconds < placed.seconds
+    between = (hurried.seconds + placed.seconds) / 2
+    near, beside = placed.seconds / between * 1.01, placed.seconds / between * 0.99
+    found = [schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, between, hurries) for hurries in (1.0, beside, near)]
+    assert found[:2] == [None, None]
+    assert found[2] is not None and found[2].seconds == hurried.seconds
+    assert schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, hurried.seconds, 2.0) is None
 
 
 def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:

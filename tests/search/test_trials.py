@@ -1,0 +1,46 @@
+"""What a search remembers of plans that fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.schedule import Assignment
+from autopar.search import scarcity, trials
+from autopar.search.baselines import find_baselines
+from autopar.search.scarcity import change_one
+from autopar.search.tuning import Timed
+from tests.search.test_in_less import trials as searched
+
+
+def test_the_best_plans_that_fit_are_kept_none_as_long_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "FITTED", 3)
+    some = searched(2**62)
+    found = some.schedule(find_baselines(some.model.space)[0]["ddp"], None, 0)
+    for share in (1.3, 1.0, 1.2001, 1.2, 1.1, 1.4):
+        some.offer(replace(found, seconds=share * found.seconds), "auto")
+    assert [one.seconds / found.seconds for one in some.fitted] == pytest.approx([1.0, 1.1, 1.2])
+    some.limit = found.memory.peak - 1
+    some.offer(replace(found, seconds=0.5 * found.seconds), "auto")
+    assert [one.seconds / found.seconds for one in some.fitted] == pytest.approx([1.0, 1.1, 1.2])
+
+
+def test_a_plan_is_changed_until_nothing_helps_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Towards the best without a limit, and to anything; what is found on the way is changed in turn."""
+    some, asked = searched(2**40), list[tuple[Assignment, bool]]()
+    plans = find_baselines(some.model.space)[0]
+    found = {name: some.schedule(plans[name], None, 0) for name in ("ddp", "fsdp")}
+    some.plain = replace(found["ddp"], seconds=1e-9)
+    some.offer(found["ddp"], "baseline")
+    ahead = replace(found["fsdp"], seconds=found["ddp"].seconds * 0.9)
+
+    def improve(space: object, begin: Timed, limit: int, tune: object, until: float, guide: Assignment | None) -> Timed:
+        asked.append((begin.assignment, guide is not None))
+        return begin if guide is not None else ahead
+
+    monkeypatch.setattr(scarcity, "improve", improve)
+    change_one(some, 0.5)
+    change_one(some, 0.5)
+    first, second = found["ddp"].assignment, found["fsdp"].assignment
+    assert asked == [(first, True), (first, False), (second, False), (second, True)]
