@@ -12,9 +12,10 @@ long as what that takes is worth the bytes, which become dearer and dearer. So t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,9 +33,15 @@ DEARER = (0.1, 0.3, 1.0, 3.0, 10.0)
 """The same, one after another, for a plan on its way to fit."""
 NEAR = 1.02
 """What trails by more than this as limits alone let calls stand has none reordered."""
-STAGES = ((True, False), (True, True), (False, False))
-"""Whether changes are tried that add nothing to what is to be done, or the others, and whether calls are reordered after each: the later
-ones where those before do not help."""
+class Stage(NamedTuple):
+    """Whether changes are tried that add nothing to what is to be done, or the others, and whether calls are reordered after each."""
+
+    less: bool
+    hurried: bool
+
+
+STAGES = (Stage(True, False), Stage(True, True), Stage(False, False))
+"""The later ones where those before do not help."""
 SHARE = 8
 """Such a part of the limit may be gathered ahead on that way."""
 
@@ -42,7 +49,9 @@ Tune = Callable[[Assignment], Timed]
 """The schedule of an assignment with limits of its own."""
 
 
-def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None) -> Timed:
+def improve(
+    space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None, stages: Sequence[Stage] = STAGES
+) -> Timed:  # fmt: skip
     """The best plan that changes lead to from ``begin``, which fits if that does. Each change is scheduled under the limits of the plan
     that is changed; what they all come to is tuned anew.
 
@@ -52,19 +61,23 @@ def improve(space: Space, begin: Timed, limit: int, tune: Tune, until: float, gu
         tune: see ``Tune``.
         until: the ``perf_counter`` at which it ends.
         guide: a plan; only changes to what it has are tried.
+        stages: the kinds of changes that are tried.
     """
     for over in (OVER, math.inf):
-        found = _improved(space, begin, limit, tune, until, guide, over)
+        found = _improved(space, begin, limit, tune, until, guide, over, stages)
         if found.memory.peak <= limit or begin.memory.peak > limit:
             return found
     return begin
 
 
-def _improved(space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float) -> Timed:
+def _improved(
+    space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float,
+    stages: Sequence[Stage] = STAGES,
+) -> Timed:  # fmt: skip
     best, work = begin, InSequence(space)
     while perf_counter() < until:
         before = best
-        for less, hurried in STAGES:
+        for less, hurried in stages:
             if best is before and not (hurried and (guide is not None or best.memory.peak > limit)):
                 changes = chain(moves(space, best), splits(space, best)) if guide is None else towards(space, guide)
                 hurries = NEAR * best.placed_seconds / best.seconds if hurried else 1.0
@@ -141,16 +154,17 @@ def _swept(
         placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.limits, math.inf)
         assert placed is not None, "every plan takes less than forever"
         most = max(most, _cost(placed, limit, over))
-    most *= 1 - EQUAL
     for change in changes:
         if perf_counter() >= until:
             break
         made = change(best.assignment)
         if made is not None:
-            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.limits, most, hurries)
-            cost = _cost(found, limit, over) if found is not None else math.inf
-            if found is not None and cost < most:
-                best, most = found, cost * (1 - EQUAL)
+            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.limits, most * (1 + EQUAL), hurries)
+            if found is None:
+                continue
+            cost = _cost(found, limit, over)
+            if cost < most * (1 - EQUAL) or (cost < most * (1 + EQUAL) and found.memory.peak < best.memory.peak):
+                best, most = found, min(cost, most)
     return best
 
 

@@ -179,6 +179,7 @@ class Search(Trials):
         """Answers under prices by exposure, and the best that fits changed one thing at a time for a share of the time left."""
         self._rounds(exposure)
         change_one(self, share)
+        self._polish()
 
     def _rounds(self, exposure: Exposure) -> Exposure:
         """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices.
@@ -243,6 +244,7 @@ class Search(Trials):
         if self.plain is not None and self.small and self.reached > self.gap:
             change_again(self, self.plain)
         if changing:
+            self._polish()
             change_one(self, MOST_CHANGING)
         self._polish()
 

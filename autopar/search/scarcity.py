@@ -22,7 +22,7 @@ from autopar.search.extract import extract
 from autopar.search.keeping import KEEPING_GAP, SHARES, Wanted, fit
 from autopar.search.lean import infeasible, readable, smallest
 from autopar.search.model import Model, Weights
-from autopar.search.moving import improve, lighten
+from autopar.search.moving import STAGES, Stage, improve, lighten
 from autopar.search.parting import parted
 from autopar.search.pins import Pins
 from autopar.search.recompute import full, recompute, with_policies
@@ -268,20 +268,24 @@ def change_one(trials: Trials, share: float) -> None:
     plain = trials.plain.assignment if trials.plain is not None else None
     until = perf_counter() + share * trials.left
 
-    def change(begin: Timed, guide: Assignment | None) -> None:
-        asked = begin.assignment, guide is not None
+    def change(begin: Timed, guide: Assignment | None, stages: tuple[Stage, ...]) -> None:
+        asked = begin.assignment, guide is not None, stages
         if trials.spent() or asked in trials.changed or not model.space.offers(begin.assignment) or perf_counter() >= until:
             return
-        trials.offer(improve(model.space, begin, trials.limit, tune, until, guide), "auto")
+        trials.offer(improve(model.space, begin, trials.limit, tune, until, guide, stages), "auto")
         if perf_counter() < until:
             trials.changed.append(asked)
 
     for begin in trials.fitted[:CHANGED] if plain is not None else ():
-        change(begin, plain)
+        change(begin, plain, STAGES)
     while perf_counter() < until and TIGHT < trials.reached < math.inf:
         before = len(trials.changed)
-        for begin in trials.fitted:
-            change(begin, None)
+        for stage in STAGES:
+            best = trials.best
+            for begin in trials.fitted:
+                change(begin, None, (stage,))
+            if trials.best is not best:
+                break
         if len(trials.changed) == before:
             break
 

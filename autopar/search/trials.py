@@ -18,6 +18,7 @@ from autopar.search.fitting import Reserves
 from autopar.search.folded import FoldedModel
 from autopar.search.keeping import MOMENTS, SHARES, Wanted, fit
 from autopar.search.model import TIES, Model, Weights
+from autopar.search.moving import Stage
 from autopar.search.tuning import Sample, Timed, Tuning
 from solvers import INTERRUPTED, Problem, Solution, Status, solve
 
@@ -144,8 +145,8 @@ class Trials:
         """What became of it with a part of each tensor on a rank."""
         self.fitted: list[Timed] = []
         """The best plans that fit, none as long as another."""
-        self.changed: list[tuple[Assignment, bool]] = []
-        """The plans that were changed one thing at a time until nothing helped, and whether towards ``plain``."""
+        self.changed: list[tuple[Assignment, bool, tuple[Stage, ...]]] = []
+        """The plans that were changed one thing at a time until nothing helped, whether towards ``plain``, and by which changes."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 
 import pytest
 
@@ -190,3 +190,24 @@ def test_of_what_is_held_at_the_peak_less_is_held() -> None:
     every = sum(1 for _ in chain(moves(space, found), splits(space, found)))
     some = sum(1 for _ in chain(moves(space, found, full), splits(space, found, full)))
     assert 0 < some < every
+
+
+def test_of_what_takes_as_long_that_is_kept_which_holds_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(1, layers=2, batch=16, width=16)
+    space = space_of(graph)
+    begin = best_schedule(graph, find_baselines(space)[0]["fsdp"], space.machine, "adamw", 2**62, tries=0)
+    holds = {number: begin.memory.peak + more for number, more in enumerate((8, -8, 0, -16))}
+    made = (change(begin.assignment) for change in changes_of(space, begin.assignment))
+    tried = list(islice((one for one in made if one is not None), len(holds)))
+    assert len(tried) == len(holds)
+
+    def schedule_below(graph: Graph, plan: Assignment, *given: object) -> Timed:
+        held = next((holds[number] for number, one in enumerate(tried) if one is plan), begin.memory.peak)
+        return replace(begin, assignment=plan, memory=replace(begin.memory, peak=held))
+
+    monkeypatch.setattr(moving, "schedule_below", schedule_below)
+    changes = [lambda plan, one=one: one for one in tried]
+    found = moving._swept(space, begin, changes, 2**62, math.inf, math.inf)
+    assert found.assignment is tried[3]
+    assert moving._swept(space, begin, changes[:3], 2**62, math.inf, math.inf).assignment is tried[1]
+    assert moving._swept(space, begin, changes[:1], 2**62, math.inf, math.inf) is begin

@@ -9,6 +9,7 @@ import pytest
 from autopar.schedule import Assignment
 from autopar.search import scarcity, trials
 from autopar.search.baselines import find_baselines
+from autopar.search.moving import STAGES, Stage
 from autopar.search.scarcity import change_one
 from autopar.search.tuning import Timed
 from tests.search.test_in_less import trials as searched
@@ -27,20 +28,24 @@ def test_the_best_plans_that_fit_are_kept_none_as_long_as_another(monkeypatch: p
 
 
 def test_a_plan_is_changed_until_nothing_helps_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Towards the best without a limit, and to anything; what is found on the way is changed in turn."""
-    some, asked = searched(2**40), list[tuple[Assignment, bool]]()
+    """Towards the best without a limit, and to anything; what is found on the way is changed in turn, from the first stage on."""
+    some, asked = searched(2**40), list[tuple[Assignment, bool, int]]()
     plans = find_baselines(some.model.space)[0]
     found = {name: some.schedule(plans[name], None, 0) for name in ("ddp", "fsdp")}
     some.plain = replace(found["ddp"], seconds=1e-9)
     some.offer(found["ddp"], "baseline")
     ahead = replace(found["fsdp"], seconds=found["ddp"].seconds * 0.9)
 
-    def improve(space: object, begin: Timed, limit: int, tune: object, until: float, guide: Assignment | None) -> Timed:
-        asked.append((begin.assignment, guide is not None))
-        return begin if guide is not None else ahead
+    def improve(
+        space: object, begin: Timed, limit: int, tune: object, until: float, guide: Assignment | None, stages: tuple[Stage, ...]
+    ) -> Timed:  # fmt: skip
+        asked.append((begin.assignment, guide is not None, len(stages)))
+        return ahead if stages == STAGES[1:2] else begin
 
     monkeypatch.setattr(scarcity, "improve", improve)
     change_one(some, 0.5)
     change_one(some, 0.5)
     first, second = found["ddp"].assignment, found["fsdp"].assignment
-    assert asked == [(first, True), (first, False), (second, False), (second, True)]
+    begun = [(first, True, 3), (first, False, 1), (first, False, 1)]  # by the second stage there is another best
+    ended = [(second, False, 1), (second, False, 1), (second, False, 1), (first, False, 1), (second, True, 3)]
+    assert asked == begun + ended
