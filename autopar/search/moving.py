@@ -33,6 +33,13 @@ DEARER = (0.1, 0.3, 1.0, 3.0, 10.0)
 """The same, one after another, for a plan on its way to fit."""
 NEAR = 1.02
 """What trails by more than this as limits alone let calls stand has none reordered."""
+SHARE = 8
+"""Such a part of the limit may be gathered ahead on that way."""
+
+Tune = Callable[[Assignment], Timed]
+"""The schedule of an assignment with limits of its own."""
+
+
 class Stage(NamedTuple):
     """Whether changes are tried that add nothing to what is to be done, or the others, and whether calls are reordered after each."""
 
@@ -42,11 +49,6 @@ class Stage(NamedTuple):
 
 STAGES = (Stage(True, False), Stage(True, True), Stage(False, False))
 """The later ones where those before do not help."""
-SHARE = 8
-"""Such a part of the limit may be gathered ahead on that way."""
-
-Tune = Callable[[Assignment], Timed]
-"""The schedule of an assignment with limits of its own."""
 
 
 def improve(
