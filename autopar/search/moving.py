@@ -22,7 +22,7 @@ import numpy as np
 from autopar.schedule import Assignment, Limits
 from autopar.schedule.liveness import STAGING, held
 from autopar.search.changes import Change, moves, splits, towards
-from autopar.search.promise import InSequence
+from autopar.search.promise import Work
 from autopar.search.space import Space
 from autopar.search.tuning import EQUAL, Timed, schedule_below
 
@@ -76,7 +76,7 @@ def _improved(
     space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float,
     stages: Sequence[Stage] = STAGES,
 ) -> Timed:  # fmt: skip
-    best, work = begin, InSequence(space)
+    best, work = begin, Work(space)
     while perf_counter() < until:
         before = best
         for less, hurried in stages:
@@ -92,7 +92,7 @@ def _improved(
     return best
 
 
-def _promising(changes: Iterable[Change], work: InSequence, begin: Timed, limit: int, less: bool) -> Iterator[Change]:
+def _promising(changes: Iterable[Change], work: Work, begin: Timed, limit: int, less: bool) -> Iterator[Change]:
     """Of the changes of a plan that fits those that add nothing to what is to be done, or (not ``less``) the others; of one that does not
     fit all of them are the first."""
     if begin.memory.peak > limit:

@@ -11,8 +11,8 @@ from autopar.search.space import Space
 from autopar.sharding import ShardingSpec, Strategy
 
 
-class InSequence:
-    """Prices plans of one space."""
+class Work:
+    """What there is to be done for plans of one space: see the module. The integer problem has it as ``model.InSequence``."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -22,7 +22,7 @@ class InSequence:
         """By tensor and identity of the specs it comes from and goes to."""
 
     def seconds(self, plan: Assignment) -> float:
-        """Of all its operators and reshards. Equal reshards count each."""
+        """Of all its operators and reshards. Equal reshards count each, and second runs also where nobody reads them."""
         total, specs = 0.0, dict(plan.inputs)
         for op in self.space.graph.ops:
             strategy = plan.strategies[op.name]

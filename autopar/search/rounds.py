@@ -85,6 +85,16 @@ SHARE = 0.3
 """Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
 
+def close_enough(left_open: float, bound: float, most: float) -> float:
+    """The gap at which a solve for a bound stops.
+
+    Args:
+        left_open: the gap of the best plan.
+        bound, most: seconds of the best bound so far, and those that any weights may come to by the answers so far.
+    """
+    return max(min(FINER * left_open, ROUGHER, HALFWAY * (1 - bound / most)), CLOSE)
+
+
 class Search(Trials):
     """The rounds that improve the best schedule and the best bound."""
 
@@ -152,14 +162,16 @@ class Search(Trials):
         joint = entries <= JOINT
         if not self.large:
             part(self)
-            if joint or not self.fits:
+            first = joint or not self.fits
+            if first:
                 lighter(self)
             if not joint:
                 in_less(self)
                 change_one(self, CHANGING)
             if not joint and self.fits:
                 self._change_more(exposure, HALF_CHANGING)
-                lighter(self)
+                if not first:
+                    lighter(self)
         if not joint:
             keep_less(self, exposure)
             if self.fits and not self.large:
@@ -265,8 +277,7 @@ class Search(Trials):
         for number in range(BOUNDS):
             before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.choose
             left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
-            gap = max(min(FINER * left_open, ROUGHER, HALFWAY * (1 - self.aim / most)), CLOSE)
-            found = ask(mixture, gap, proves=True, limit=UNLIMITED if self.again else None)
+            found = ask(mixture, close_enough(left_open, self.aim, most), proves=True, limit=UNLIMITED if self.again else None)
             if self.last is not None and self.last.message == INTERRUPTED:
                 raise KeyboardInterrupt
             if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short):

@@ -11,7 +11,7 @@ from autopar.schedule.passes import ordered
 from autopar.search.baselines import find_baselines
 from autopar.search.changes import moves, splits
 from autopar.search.moving import _promising
-from autopar.search.promise import InSequence
+from autopar.search.promise import Work
 from autopar.search.recompute import POLICIES, recompute
 from autopar.search.tuning import best_schedule
 from tests.graphs import random_graph
@@ -23,7 +23,7 @@ def test_a_plan_takes_in_sequence_what_its_list_does(seed: int) -> None:
     """Second runs included; of what changes make of it as well, as long as all its runs are read and no two reshards are the same."""
     graph = random_graph(seed, layers=3, batch=16, width=16)
     space = space_of(graph)
-    work, compared = InSequence(space), 0
+    work, compared = Work(space), 0
     for plan in find_baselines(space)[0].values():
         again = recompute(graph, plan, POLICIES["full"](graph) or [op.name for op in graph.ops if op.phase == "forward"][:3], space.machine)
         found = best_schedule(graph, again, space.machine, "adamw", 2**62, tries=0)
@@ -40,7 +40,7 @@ def test_what_adds_nothing_to_be_done_comes_first() -> None:
     """Of a plan that fits, each change is among the first or among the others; of one that does not, all are among the first."""
     graph = random_graph(1, layers=3, batch=16, width=16)
     space = space_of(graph)
-    work = InSequence(space)
+    work = Work(space)
     plan = find_baselines(space)[0]["fsdp"]
     found = best_schedule(graph, plan, space.machine, "adamw", 2**62, tries=0)
 

@@ -1,7 +1,8 @@
-"""What a search remembers of plans that fit."""
+"""What a search remembers of plans that fit, and how close its solves for bounds come."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from autopar.schedule import Assignment
 from autopar.search import scarcity, trials
 from autopar.search.baselines import find_baselines
 from autopar.search.moving import STAGES, Stage
+from autopar.search.rounds import close_enough
 from autopar.search.scarcity import change_one
 from autopar.search.tuning import Timed
 from tests.search.test_in_less import trials as searched
@@ -40,6 +42,7 @@ def test_a_plan_is_changed_until_nothing_helps_once(monkeypatch: pytest.MonkeyPa
         space: object, begin: Timed, limit: int, tune: object, until: float, guide: Assignment | None, stages: tuple[Stage, ...]
     ) -> Timed:  # fmt: skip
         asked.append((begin.assignment, guide is not None, len(stages)))
+        assert len(asked) < 20, "again and again"
         return ahead if stages == STAGES[1:2] else begin
 
     monkeypatch.setattr(scarcity, "improve", improve)
@@ -49,3 +52,11 @@ def test_a_plan_is_changed_until_nothing_helps_once(monkeypatch: pytest.MonkeyPa
     begun = [(first, True, 3), (first, False, 1), (first, False, 1)]  # by the second stage there is another best
     ended = [(second, False, 1), (second, False, 1), (second, False, 1), (first, False, 1), (second, True, 3)]
     assert asked == begun + ended
+
+
+def test_solves_for_a_bound_come_as_close_as_any_weights_still_can() -> None:
+    """Else the bound stays below what its weights come to by the whole gap at which solves stop."""
+    assert close_enough(1.0, 100.0, math.inf) == 0.02
+    assert close_enough(0.04, 100.0, math.inf) == pytest.approx(0.01)
+    assert close_enough(1.0, 99.0, 100.0) == pytest.approx(0.005)
+    assert close_enough(1.0, 99.9, 100.0) == trials.CLOSE
