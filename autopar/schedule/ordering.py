@@ -26,13 +26,16 @@ from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 
 
-def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits) -> Schedule:
+def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits, prices: Prices | None = None) -> Schedule:
     """The schedule of ``assignment`` in program order.
+
+    Args:
+        prices: those of the graph on the machine, where lists before this one have asked for some.
 
     Raises:
         AssertionError: the assignment is not consistent (a read whose spec is not what the strategy needs).
     """
-    return _Writer(graph, assignment, machine).run(limits)
+    return _Writer(graph, assignment, machine, prices or Prices(graph, machine)).run(limits)
 
 
 class _Priced(NamedTuple):
@@ -44,23 +47,58 @@ class _Priced(NamedTuple):
     sizes: tuple[int, ...]
 
 
+class Prices:
+    """What operators and reshards of a graph take on a machine: asked once, for however many lists."""
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self.graph, self.machine = graph, machine
+        self._runs: dict[tuple[int, int], tuple[Strategy, _Priced]] = {}
+        """By kind of operator and identity of its strategy, which is held so that no other takes it."""
+        self._routes: dict[object, tuple[Leg, ...]] = {}
+        """By shape, dtype and the two specs."""
+        self._taken: dict[int, Taken] = {}
+        """By identity of the leg in ``_routes``."""
+
+    def run(self, op: Op, strategy: Strategy) -> _Priced:
+        """What a run of an operator takes; the same for operators of one kind in one strategy."""
+        key = self.graph.kinds[op.name], id(strategy)
+        if key not in self._runs:
+            links = {link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))}
+            sizes = tuple(
+                pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine)
+                for tensor, spec in zip(op.outputs, strategy.outputs, strict=True)
+            )
+            seconds = pricing.run_seconds(op, self.graph.tensors, strategy, self.machine)
+            self._runs[key] = strategy, _Priced(seconds, "+".join((COMPUTE, *sorted(links))), is_alias(op), sizes)
+        return self._runs[key][1]
+
+    def route(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[Leg, ...]:
+        """See ``route_of``."""
+        key = tensor.shape, tensor.dtype, source, target
+        found = self._routes.get(key)
+        if found is None:
+            found = self._routes[key] = route_of(tensor, source, target, self.machine)
+        return found
+
+    def taken(self, call: Collective, leg: Leg) -> Taken:
+        """See ``taken_by``: of a call of one part, that of a leg of a ``route``."""
+        if id(leg) not in self._taken:
+            self._taken[id(leg)] = taken_by(call, self.machine)
+        return self._taken[id(leg)]
+
+
 @dataclass
 class _Writer:
     graph: Graph
     assignment: Assignment
     machine: Machine
+    prices: Prices
     instructions: list[Instruction] = field(default_factory=list)
     operations: dict[str, Operation] = field(default_factory=dict)
     collectives: dict[str, Collective] = field(default_factory=dict)
     cuts: dict[str, Cut] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
-    priced: dict[tuple[int, int], _Priced] = field(default_factory=dict)
-    """By kind of operator and identity of its strategy, which the assignment keeps alive."""
-    routes: dict[object, tuple[Leg, ...]] = field(default_factory=dict)
-    """By shape, dtype and the two specs."""
-    taken: dict[int, Taken] = field(default_factory=dict)
-    """By identity of the step in ``routes``."""
 
     def run(self, limits: Limits) -> Schedule:
         graph = self.graph
@@ -141,26 +179,12 @@ class _Writer:
             known = self.values[value].spec
             assert known is spec or known == spec, f"{name} reads {value} as {self.values[value].spec}, its strategy needs {spec}"
         writes = tuple([tensor + suffix for tensor in op.outputs]) if suffix else op.outputs
-        priced = self._priced(op, strategy)
+        priced = self.prices.run(op, strategy)
         for value, tensor, spec, size in zip(writes, op.outputs, strategy.outputs, priced.sizes, strict=True):
             self.values[value] = Value(tensor, spec, size)
         self.operations[name] = Operation(op, strategy)
         taken = 0 if priced.alias and reads else sum(priced.sizes)
         self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name)
-
-    def _priced(self, op: Op, strategy: Strategy) -> _Priced:
-        """What a run of an operator takes; the same for operators of one kind in one strategy."""
-        key = self.graph.kinds[op.name], id(strategy)
-        if key not in self.priced:
-            links = {link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))}
-            self.priced[key] = _Priced(
-                pricing.run_seconds(op, self.graph.tensors, strategy, self.machine), "+".join((COMPUTE, *sorted(links))), is_alias(op),
-                tuple(
-                    pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine)
-                    for tensor, spec in zip(op.outputs, strategy.outputs, strict=True)
-                ),
-            )  # fmt: skip
-        return self.priced[key]
 
     def _make(self, value: str, reader: str) -> None:
         """The reshard that makes ``value``, and those it is made from, unless it is there or is none."""
@@ -177,10 +201,7 @@ class _Writer:
         spec = self.values[layout.source].spec
         assert spec is not None
         tensor = self.graph.tensors[layout.tensor]
-        key = tensor.shape, tensor.dtype, spec, layout.spec
-        route = self.routes.get(key)
-        if route is None:
-            route = self.routes[key] = route_of(tensor, spec, layout.spec, self.machine)
+        route = self.prices.route(tensor, spec, layout.spec)
         if not route:
             self.cuts[value] = Cut(layout, None)
             self._add("slice", phase, (layout.source,), (value,), "", 0.0, 0, value)
@@ -198,9 +219,7 @@ class _Writer:
     def _call(self, part: Part, leg: Leg) -> None:
         call = Collective(part.target, (part,))
         self.collectives[call.id] = call
-        if id(leg) not in self.taken:
-            self.taken[id(leg)] = taken_by(call, self.machine)
-        self.instructions += start_and_wait(call, self.taken[id(leg)], self.number)
+        self.instructions += start_and_wait(call, self.prices.taken(call, leg), self.number)
 
     def _reduce_in_place(self, leaving: set[str]) -> None:
         """Lets an all-reduce write over what it sums: what was made in the same half of the step, in memory of its own, for nobody else.

@@ -14,7 +14,7 @@ from autopar.schedule.freeing import free
 from autopar.schedule.hurrying import hurry
 from autopar.schedule.instructions import Limits, Schedule
 from autopar.schedule.legality import check_legal
-from autopar.schedule.ordering import order
+from autopar.schedule.ordering import Prices, order
 from autopar.schedule.prefetching import prefetch
 from autopar.schedule.reusing import reuse
 from autopar.schedule.sharing import share
@@ -39,13 +39,16 @@ KEEPS_TO: Mapping[str, tuple[str, ...]] = {
 """The limits that each pass of ``PLACING`` reads."""
 
 
-def ordered(graph: Graph, assignment: Assignment, machine: Machine) -> Schedule:
+def ordered(graph: Graph, assignment: Assignment, machine: Machine, prices: Prices | None = None) -> Schedule:
     """What the passes begin with: equal reshards shared, everything in program order.
+
+    Args:
+        prices: see ``order``.
 
     Raises:
         AssertionError: an assignment that is not consistent.
     """
-    return order(graph, share(assignment), machine, default_limits(machine))
+    return order(graph, share(assignment), machine, default_limits(machine), prices)
 
 
 def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = False) -> Schedule:

@@ -65,25 +65,26 @@ def improve(
         guide: a plan; only changes to what it has are tried.
         stages: the kinds of changes that are tried.
     """
+    work = Work(space)
     for over in (OVER, math.inf):
-        found = _improved(space, begin, limit, tune, until, guide, over, stages)
+        found = _improved(space, begin, limit, tune, until, guide, over, work, stages)
         if found.memory.peak <= limit or begin.memory.peak > limit:
             return found
     return begin
 
 
 def _improved(
-    space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float,
+    space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float, work: Work,
     stages: Sequence[Stage] = STAGES,
 ) -> Timed:  # fmt: skip
-    best, work = begin, Work(space)
+    best = begin
     while perf_counter() < until:
         before = best
         for less, hurried in stages:
             if best is before and not (hurried and (guide is not None or best.memory.peak > limit)):
                 changes = chain(moves(space, best), splits(space, best)) if guide is None else towards(space, guide)
                 hurries = NEAR * best.placed_seconds / best.seconds if hurried else 1.0
-                best = _swept(space, best, _promising(changes, work, best, limit, less), limit, until, over, hurries)
+                best = _swept(space, best, _promising(changes, work, best, limit, less), limit, until, over, work, hurries)
         if best is before:
             break
         best = min(best, tune(best.assignment), key=lambda one: _cost(one, limit, over))
@@ -119,14 +120,15 @@ def lighten(space: Space, begin: Timed, limit: int, until: float) -> Timed:
         until: the ``perf_counter`` at which it ends.
     """
     first = Limits(bucket_bytes=0, ahead_bytes=limit // SHARE, aside_bytes=0)
-    best = schedule_below(space.graph, begin.assignment, space.machine, space.optimizer, limit, first, math.inf)
+    work = Work(space)
+    best = _scheduled(space, begin.assignment, limit, first, work)
     assert best is not None, "every plan takes less than forever"
     for over in DEARER:
         before = None
         while best is not before and best.memory.peak > limit and perf_counter() < until:
             before, full = best, _held_at_peak(best)
             for changes in (moves(space, best, full), splits(space, best, full)):
-                best = _swept(space, best, changes, limit, until, over) if best is before else best
+                best = _swept(space, best, changes, limit, until, over, work) if best is before else best
     return best
 
 
@@ -143,31 +145,39 @@ def _held_at_peak(found: Timed) -> frozenset[str]:
 
 
 def _swept(
-    space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float, hurries: float = 1.0
+    space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float, work: Work, hurries: float = 1.0
 ) -> Timed:  # fmt: skip
     """With those of the changes, each tried once upon the others, that cost less: all as limits alone let calls stand, which are reordered
-    when what the changes come to is tuned (``hurry``).
+    when what the changes come to is tuned (``hurry``). Of those that take the same, one is scheduled.
 
     Args:
         hurries: see ``schedule_below``.
     """
     most = _cost(best, limit, over)
+    work.is_new(best.assignment, (best.limits, hurries, over))
     if hurries == 1.0:
-        placed = schedule_below(space.graph, best.assignment, space.machine, space.optimizer, limit, best.limits, math.inf)
+        placed = _scheduled(space, best.assignment, limit, best.limits, work)
         assert placed is not None, "every plan takes less than forever"
         most = max(most, _cost(placed, limit, over))
     for change in changes:
         if perf_counter() >= until:
             break
         made = change(best.assignment)
-        if made is not None:
-            found = schedule_below(space.graph, made, space.machine, space.optimizer, limit, best.limits, most * (1 + EQUAL), hurries)
+        if made is not None and work.is_new(made, (best.limits, hurries, over)):
+            found = _scheduled(space, made, limit, best.limits, work, most * (1 + EQUAL), hurries)
             if found is None:
                 continue
             cost = _cost(found, limit, over)
             if cost < most * (1 - EQUAL) or (cost < most * (1 + EQUAL) and found.memory.peak < best.memory.peak):
                 best, most = found, min(cost, most)
     return best
+
+
+def _scheduled(
+    space: Space, plan: Assignment, limit: int, limits: Limits, work: Work, below: float = math.inf, hurries: float = 1.0
+) -> Timed | None:  # fmt: skip
+    """See ``schedule_below``."""
+    return schedule_below(space.graph, plan, space.machine, space.optimizer, limit, limits, below, hurries, work.prices)
 
 
 def _cost(found: Timed, limit: int, over: float) -> float:

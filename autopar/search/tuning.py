@@ -19,6 +19,7 @@ from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.bucketing import size
 from autopar.schedule.joining import join, saved_at_most
+from autopar.schedule.ordering import Prices
 from autopar.schedule.passes import REORDERING, Placed, default_limits
 from autopar.schedule.reusing import reuse
 from cost_models import Machine
@@ -62,6 +63,8 @@ class Sample:
     weight: float
     graph: Graph
     assignment: Assignment
+    prices: Prices | None = None
+    """Those of the graph, where other assignments of it were scheduled before."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class Tuning:
     def __init__(
         self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int, below: float = math.inf
     ) -> None:  # fmt: skip
-        self.samples = [(sample.weight, Placed(ordered(sample.graph, sample.assignment, machine))) for sample in samples]
+        self.samples = [(one.weight, Placed(ordered(one.graph, one.assignment, machine, one.prices))) for one in samples]
         self.assignment, self.machine, self.optimizer, self.limit, self.below = assignment, machine, optimizer, limit, below
         self.best: Timed | None = None
         self.ahead: _Looked | None = None
@@ -396,7 +399,8 @@ def best_schedule(
 
 
 def schedule_below(
-    graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, limits: Limits, below: float, hurries: float = 1.0
+    graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, limits: Limits, below: float,
+    hurries: float = 1.0, prices: Prices | None = None,
 ) -> Timed | None:  # fmt: skip
     """The schedule of an assignment under some limits, or some near them where that needs more than ``limit`` bytes a rank; None where it
     takes ``below`` seconds or more: what it holds was not asked then.
@@ -404,8 +408,9 @@ def schedule_below(
     Args:
         hurries: of what takes less than so many times ``below`` as limits alone let calls stand, these are reordered and joined; none where
             that is 1.
+        prices: see ``Sample``.
     """
-    tuning = Tuning(assignment, (Sample(1.0, graph, assignment),), machine, optimizer, limit, below * hurries)
+    tuning = Tuning(assignment, (Sample(1.0, graph, assignment, prices),), machine, optimizer, limit, below * hurries)
     tuning.look(limits)
     if tuning.best is None or hurries == 1.0:
         return tuning.best

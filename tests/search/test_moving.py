@@ -18,6 +18,7 @@ from autopar.search.baselines import find_baselines
 from autopar.search.changes import Change, kept_for_backward, moves, splits, with_part_kept
 from autopar.search.moving import _held_at_peak, _improved, improve, lighten
 from autopar.search.pins import Pins
+from autopar.search.promise import Work
 from autopar.search.recompute import POLICIES, recompute
 from autopar.search.space import Space
 from autopar.search.tuning import LEAN, Timed, best_schedule
@@ -92,7 +93,7 @@ def test_what_fits_goes_on_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         return best_schedule(graph, plan, space.machine, "adamw", limit, tries=0)
 
     begin = tune(plan)
-    assert _improved(space, begin, limit, tune, math.inf, None, 0.0).memory.peak > limit
+    assert _improved(space, begin, limit, tune, math.inf, None, 0.0, Work(space)).memory.peak > limit
     monkeypatch.setattr(moving, "OVER", 0.0)
     found = improve(space, begin, limit, tune, math.inf)
     assert found.memory.peak <= limit
@@ -147,7 +148,7 @@ def test_changes_are_compared_as_they_are_scheduled() -> None:
     space = space_of(graph)
     begin = best_schedule(graph, find_baselines(space)[0]["fsdp"], space.machine, "adamw", 2**62, tries=0)
     hurried = replace(begin, seconds=0.5 * begin.seconds)
-    found = moving._swept(space, hurried, chain(moves(space, begin), splits(space, begin)), 2**62, math.inf, math.inf)
+    found = moving._swept(space, hurried, chain(moves(space, begin), splits(space, begin)), 2**62, math.inf, math.inf, Work(space))
     assert found.assignment != begin.assignment and found.seconds < 0.98 * begin.seconds
 
 
@@ -207,7 +208,7 @@ def test_of_what_takes_as_long_that_is_kept_which_holds_less(monkeypatch: pytest
 
     monkeypatch.setattr(moving, "schedule_below", schedule_below)
     changes = [lambda plan, one=one: one for one in tried]
-    found = moving._swept(space, begin, changes, 2**62, math.inf, math.inf)
+    found = moving._swept(space, begin, changes, 2**62, math.inf, math.inf, Work(space))
     assert found.assignment is tried[3]
-    assert moving._swept(space, begin, changes[:3], 2**62, math.inf, math.inf).assignment is tried[1]
-    assert moving._swept(space, begin, changes[:1], 2**62, math.inf, math.inf) is begin
+    assert moving._swept(space, begin, changes[:3], 2**62, math.inf, math.inf, Work(space)).assignment is tried[1]
+    assert moving._swept(space, begin, changes[:1], 2**62, math.inf, math.inf, Work(space)) is begin
