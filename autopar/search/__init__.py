@@ -31,7 +31,8 @@ renting      a bound where memory is short: what is held is paid for
 pooled       a bound where memory is short: one rank with the memory of all
 changes      changes of a plan, one thing at a time
 moving       plans changed so, judged by their schedules; those that hold too much, until they fit
-promise      what plans take in sequence, which tells what change of one to try first
+promise      what there is to be done for plans, which tells what change of one to try first, and what not again
+regions      some operators of a plan chosen anew together
 parting      plans that need too much memory, with a part of each tensor on a rank
 keeping      plans that need too much memory, with less kept
 extract      choices -> Assignment

@@ -22,6 +22,7 @@ from autopar.search.scarcity import (
     binds,
     change_again,
     change_one,
+    change_some,
     fitting,
     in_less,
     keep_apart,
@@ -48,8 +49,8 @@ ALONE = (1.0, 0.6)
 """Shares of the time beside operators that each collective has for itself, where memory is short: of a free plan the prices it shows say
 more."""
 CHANGING, HALF_CHANGING, MOST_CHANGING = 0.2, 0.5, 0.9
-"""Shares of the time left in which plans are changed one thing at a time: before anything is chosen together; between, where that is too
-large for all to be chosen so, since answers under any prices come to less than changes do; and after all else."""
+"""Shares of the time left in which plans are changed: at first, before others are made to fit; by turns one thing at a time and some of it
+chosen anew; and after all else."""
 ROUGH = 0.01
 """The gap at which solves under these prices stop."""
 JOINT, MOST_JOINT = 100_000, 60_000
@@ -168,14 +169,13 @@ class Search(Trials):
             if not joint:
                 in_less(self)
                 change_one(self, CHANGING)
-            if not joint and self.fits:
-                self._change_more(exposure, HALF_CHANGING)
-                if not first:
-                    lighter(self)
+            if not first and self.fits:
+                self._rounds(exposure)
+                lighter(self)
         if not joint:
             keep_less(self, exposure)
             if self.fits and not self.large:
-                self._change_more(exposure, MOST_CHANGING)
+                self._change_more(exposure)
         exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
             self.model, self.start = exact, None
@@ -187,10 +187,12 @@ class Search(Trials):
         self.reserves = Reserves(self.model, self.limit, pairs=not self.large)
         self.again = self.proved = False
 
-    def _change_more(self, exposure: Exposure, share: float) -> None:
-        """Answers under prices by exposure, and the best that fits changed one thing at a time for a share of the time left."""
+    def _change_more(self, exposure: Exposure) -> None:
+        """Answers under prices by exposure; the best that fits changed one thing at a time, some of it chosen anew, and changed again."""
         self._rounds(exposure)
-        change_one(self, share)
+        for share in (HALF_CHANGING, MOST_CHANGING):
+            change_some(self, HALF_CHANGING)
+            change_one(self, share)
         self._polish()
 
     def _rounds(self, exposure: Exposure) -> Exposure:
@@ -257,6 +259,7 @@ class Search(Trials):
             change_again(self, self.plain)
         if changing:
             self._polish()
+            change_some(self, HALF_CHANGING)
             change_one(self, MOST_CHANGING)
         self._polish()
 

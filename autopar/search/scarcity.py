@@ -17,7 +17,7 @@ from autopar.rules import why_once
 from autopar.schedule import Assignment
 from autopar.search.again import without_kept
 from autopar.search.building import build_model
-from autopar.search.exposure import Exposure
+from autopar.search.exposure import Alone, Exposure
 from autopar.search.extract import extract
 from autopar.search.keeping import KEEPING_GAP, SHARES, Wanted, fit
 from autopar.search.lean import infeasible, readable, smallest
@@ -26,6 +26,7 @@ from autopar.search.moving import STAGES, Stage, improve, lighten
 from autopar.search.parting import parted
 from autopar.search.pins import Pins
 from autopar.search.recompute import full, recompute, with_policies
+from autopar.search.regions import around, region
 from autopar.search.solving import solve
 from autopar.search.trials import CLOSE, TURN, Trials
 from autopar.search.tuning import Timed
@@ -38,9 +39,9 @@ PASSES = 4
 LIGHTER, ROUGH = 2, 1e-2
 """Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
 solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
-KEEPING, KEEPING_FOLDED, APART = 0.4, 0.65, 0.8
-"""Shares of the time left for what plans keep; where layers are folded, of all of them alike, and then of each: nothing else follows there
-but that the best has its limits tuned."""
+KEEPING, KEEPING_KNOWN, KEEPING_FOLDED, APART = 0.4, 0.15, 0.65, 0.8
+"""Shares of the time left for what plans keep; where plans that fit are known, and are to be changed; where layers are folded, of all of
+them alike, and then of each: nothing else follows there but that the best has its limits tuned."""
 UNUSED = 0.005
 """Where the best of equal layers leaves less of the limit, there is nothing that some of them could keep beside."""
 TIGHTER = 0.95
@@ -60,6 +61,12 @@ LESS, STEP = 0.8, 0.1
 """The first share of the limit that they may hold, and how much less the next one may."""
 BESIDE = (0.1, 0.3, 0.5)
 """Shares waited for of what may run beside operators, under which they are asked for."""
+REGIONS, IDLE_REGIONS = (4, 8, 16), 150
+"""So many operators are chosen anew together, drawn; and so many times without a gain are enough."""
+ALONE, ROOM = (0.3, 0.6, 1.0), (0.8, 0.85, 0.9, 0.95, 1.0)
+"""Shares of the time beside operators that collectives have for themselves then, and of the limit that answers may hold, drawn as well."""
+BESIDE_BEST = 1.03
+"""Plans that take so many times as long as the best, at most, are changed before others are."""
 CHANGES = 200
 """Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
 
@@ -116,7 +123,8 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
     beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
-    until = perf_counter() + (KEEPING_FOLDED if trials.folded else KEEPING) * trials.left
+    known = trials.fits and not trials.large
+    until = perf_counter() + (KEEPING_FOLDED if trials.folded else KEEPING_KNOWN if known else KEEPING) * trials.left
     light = without_kept(model) if trials.apart else model
     shares: tuple[float, ...] = SHARES
     if trials.large and trials.apart:
@@ -155,7 +163,7 @@ def keep_apart(trials: Trials, prices: Exposure) -> None:
         trials.offer(found, "auto")
 
 
-def _answer(trials: Trials, light: Model, prices: Exposure, limit: int, gap: float, until: float) -> Assignment | None:
+def _answer(trials: Trials, light: Model, prices: Weights, limit: int, gap: float, until: float) -> Assignment | None:
     """The answer of a problem within so many bytes; None where there is none."""
     problem, _ = light.problem(limit, prices)
     seconds = max(min(until - perf_counter(), TURN * trials.time_limit), 1.0)
@@ -279,15 +287,39 @@ def change_one(trials: Trials, share: float) -> None:
     for begin in trials.fitted[:CHANGED] if plain is not None else ():
         change(begin, plain, STAGES)
     while perf_counter() < until and TIGHT < trials.reached < math.inf:
-        before = len(trials.changed)
-        for stage in STAGES:
-            best = trials.best
-            for begin in trials.fitted:
-                change(begin, None, (stage,))
-            if trials.best is not best:
-                break
+        before, best = len(trials.changed), trials.best
+        near = [one for one in trials.fitted if one.seconds <= BESIDE_BEST * trials.fitted[0].seconds]
+        for begins in (near, trials.fitted):
+            for stage in STAGES:
+                for begin in begins if trials.best is best else ():
+                    change(begin, None, (stage,))
         if len(trials.changed) == before:
             break
+
+
+def change_some(trials: Trials, share: float) -> None:
+    """Of the best plan that fits one region after another chosen anew (``regions``), under prices and in shares of the limit that are
+    drawn: each says something else about what schedules show only afterwards.
+
+    Args:
+        share: of the time left, at most; it ends where many regions gave nothing.
+    """
+    space, until, idle = trials.model.space, perf_counter() + share * trials.left, 0
+    while idle < IDLE_REGIONS and perf_counter() < until and trials.fits and trials.reached > TIGHT and not trials.spent():
+        best, draws = trials.best, trials.draws
+        assert best is not None
+        if not space.offers(best.assignment):
+            return
+        learnt = Exposure.first(trials.slowdown).learn(best.schedule, best.slots)
+        streams = (Exposure.of_streams(waited, trials.slowdown) for waited in BESIDE)
+        alone = (Alone(waited, trials.slowdown) for waited in ALONE)
+        offered: list[Weights] = [learnt, *streams, *alone]
+        model = build_model(around(space, best.assignment, region(space.graph, draws.choice(REGIONS), draws)), again=1)
+        answer = _answer(trials, model, draws.choice(offered), int(draws.choice(ROOM) * trials.limit), ROUGH, until)
+        idle += 1
+        if answer is not None and answer != best.assignment:
+            trials.offer(trials.schedule(answer, best.limits, trials.tries, best.placed_seconds), "auto")
+            idle = idle if trials.best is best else 0
 
 
 def without_answer(trials: Trials) -> None:

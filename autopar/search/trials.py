@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from time import perf_counter
 
 import numpy as np
@@ -147,6 +148,8 @@ class Trials:
         """The best plans that fit, none as long as another."""
         self.changed: list[tuple[Assignment, bool, tuple[Stage, ...]]] = []
         """The plans that were changed one thing at a time until nothing helped, whether towards ``plain``, and by which changes."""
+        self.draws = Random(asked.seed)
+        """What is drawn for ``change_some``."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False

@@ -202,9 +202,9 @@ def test_estimates_of_deep_graphs_are_compared_with_each_other(estimated: bool) 
         trials.gained = len(seen) == 1
         return first, prices
 
-    trials: Any = SimpleNamespace(
-        model=None, rivals=(), folded=True, left=inf, apart=0, large=False, draft=False, answers=[], limit=1, gained=False, kept=kept
-    )
+    counts = {"apart": 0, "left": inf, "limit": 1}
+    flags = {"folded": True, "fits": True, "large": False, "draft": False, "gained": False}
+    trials: Any = SimpleNamespace(model=None, rivals=(), answers=[], kept=kept, **counts, **flags)
     with patch.object(scarcity, "_answer", lambda *asked: "another"):
         keep_less(trials, Exposure.first(0.0))
     assert seen == [None, first if estimated else None]
