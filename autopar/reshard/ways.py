@@ -35,6 +35,9 @@ class Calls:
         way: the number of the way.
         before, after: into how many parts each dim is cut before and after it; shape [calls, dims].
         cut, joined: the dim at which it cuts or joins; -1: at none.
+        kind: of which it is, by its place in ``KINDS``.
+        latency: its seconds however little it sends.
+        on_link: whether it holds each link; shape [calls, links].
     """
 
     way: Array
@@ -42,6 +45,9 @@ class Calls:
     after: Array
     cut: Array
     joined: Array
+    kind: Array
+    latency: Array
+    on_link: Array
 
     def some(self, rows: Array) -> Calls:
         """Those of some rows."""
@@ -53,10 +59,10 @@ class Calls:
         return Calls(*(np.concatenate([getattr(calls, name) for calls in several]) for name in Calls.__dataclass_fields__))
 
     @staticmethod
-    def none(rank: int) -> Calls:
+    def none(rank: int, links: int) -> Calls:
         """No calls."""
         nothing, counts = np.zeros(0, dtype=np.int64), np.zeros((0, rank), dtype=np.int64)
-        return Calls(nothing, counts, counts, nothing, nothing)
+        return Calls(nothing, counts, counts, nothing, nothing, nothing, np.zeros(0), np.zeros((0, links), dtype=bool))
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def find_ways(
         links: whose loads are wanted, all that there are.
     """
     size, rank, count = float(math.prod(shape) * itemsize), len(shape), sum(len(some.ways) for some in asked)
-    found = Ways(np.full(count, math.inf), np.zeros((count, len(links))), np.zeros((count, rank), dtype=bool), Calls.none(rank))
+    found = Ways(np.full(count, math.inf), np.zeros((count, len(links))), np.zeros((count, rank), dtype=bool), Calls.none(rank, len(links)))
     routes: dict[tuple[int, int], list[_Route]] = {}
     for some in asked:
         pending, kept = dict(some.source.partial), dict(some.target(0).partial)
@@ -225,7 +231,7 @@ def _walked(routes: Sequence[_Route], count: int, rank: int) -> Ways:
     source = np.array([some.tree.source for some in routes])[route]
     last, on_link = np.stack([some.tree.last for some in routes]), np.stack([some.on_link for some in routes])
     seconds, loads, moved = np.zeros(len(node)), np.zeros((len(node), on_link.shape[2])), np.zeros((len(node), rank), dtype=bool)
-    made, rows, landed, paid = [Calls.none(rank)], np.flatnonzero(node != source), node.copy(), node.copy()
+    made, rows, landed, paid = [Calls.none(rank, on_link.shape[2])], np.flatnonzero(node != source), node.copy(), node.copy()
     while len(rows):
         number = last[route[rows], node[rows]]
         assert (number != NONE).all(), "gathering everything and slicing is always possible"
@@ -243,14 +249,16 @@ def _walked(routes: Sequence[_Route], count: int, rank: int) -> Ways:
             load = size * graph.rate[number]
             traded = ((graph.spans[start] != graph.spans[end]) << np.arange(graph.spans.shape[1])).sum(axis=1)
             seconds[way] += graph.latency[number] + load
-            loads[way] += load[:, None] * on_link[route[way], np.where(kind == DEPARTURE, traded, graph.letters[number])]
+            on = on_link[route[way], np.where(kind == DEPARTURE, traded, graph.letters[number])]
+            loads[way] += load[:, None] * on
             parts = np.ones((2, len(way), rank), dtype=np.int64)
             for side, states in zip(parts, (start, end), strict=True):
                 np.put_along_axis(side, dims[way], graph.counts[states].reshape(len(way), -1), axis=1)
             one, other = (np.take_along_axis(dims[way], np.maximum(graph.dims[number], 0), axis=1).T if dims.shape[1] else
                           np.full((2, len(way)), -1))  # fmt: skip
             cut, joined = np.where(CUTTING[kind], other, -1), np.where(JOINING[kind], one, -1)
-            made.append(Calls(ways[way], parts[0], parts[1], cut, joined))
+            kind = np.where(kind == DEPARTURE, PERMUTE, kind)
+            made.append(Calls(ways[way], parts[0], parts[1], cut, joined, kind, graph.latency[number], on))
         node[rows] = before
         rows = rows[before != source[rows]]
     found = Ways(np.full(count, math.inf), np.zeros((count, loads.shape[1])), np.zeros((count, rank), dtype=bool), Calls.joined_up(made))
@@ -260,7 +268,7 @@ def _walked(routes: Sequence[_Route], count: int, rank: int) -> Ways:
 
 def _searched(shape: tuple[int, ...], itemsize: int, asked: Asked, machine: Machine, fine: bool, links: Sequence[str], count: int) -> Ways:
     """The ways one after another; of ``count`` others there are none here."""
-    rank, full, made = len(shape), float(math.prod(shape) * itemsize), [Calls.none(len(shape))]
+    rank, full, made = len(shape), float(math.prod(shape) * itemsize), [Calls.none(len(shape), len(links))]
     seconds, loads, moved = np.full(count, math.inf), np.zeros((count, len(links))), np.zeros((count, rank), dtype=bool)
     for place, way in enumerate(asked.ways.tolist()):
         answer = find_moves(shape, itemsize, asked.source, asked.target(place), machine, fine)
@@ -274,12 +282,13 @@ def _searched(shape: tuple[int, ...], itemsize: int, asked: Asked, machine: Mach
                 continue
             axes, _, price = collective(move, parts, full, machine)
             seconds[way] += price
-            for link in machine.links(axes):
-                loads[way, links.index(link)] += max(price - machine.latency_seconds(move.kind, axes), 0.0)
+            latency, on = machine.latency_seconds(move.kind, axes), np.isin(links, machine.links(axes))
+            loads[way] += max(price - latency, 0.0) * on
             counts = np.ones((2, 1, rank), dtype=np.int64)
             for side, layout in zip(counts, (move.before, move.after), strict=True):
                 side[0, list(order)] = [math.prod([parts[letter].size for letter in word]) for word in layout]
             kind = KINDS.index(move.kind)
             cut, joined = (dims[-1] if CUTTING[kind] else -1), (dims[0] if JOINING[kind] else -1)
-            made.append(Calls(np.array([way]), counts[0], counts[1], np.array([cut]), np.array([joined])))
+            row = [np.array([one]) for one in (way, cut, joined, kind, latency, on)]
+            made.append(Calls(row[0], counts[0], counts[1], *row[1:]))
     return Ways(seconds, loads, moved, Calls.joined_up(made))

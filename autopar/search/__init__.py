@@ -26,7 +26,8 @@ alike        equal layers alike, where that costs next to nothing
 entering     inputs split over the batch, where that costs nothing
 exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
-calls        a bound where something has to be sent
+calls        what calls take beside what they send
+counting     a bound that counts it
 renting      a bound where memory is short: what is held is paid for
 pooled       a bound where memory is short: one rank with the memory of all
 changes      changes of a plan, one thing at a time

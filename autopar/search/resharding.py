@@ -15,6 +15,7 @@ import numpy as np
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import Asked, Calls, find_ways
 from autopar.reshard.planning import alike, is_fine
+from autopar.reshard.trees import KINDS
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from cost_models import Machine
 
@@ -24,13 +25,26 @@ FREE = -1
 """The place of an axis that a spec does not use; ``FREE - 1 - r`` is the place of one over which a value is partial by reduction ``r``."""
 SUM = FREE - 1 - REDUCTIONS.index("sum")
 
+ROLES = (("all_gather",), ("all_reduce", "reduce_scatter"), ("all_to_all", "permute"))
+"""Kinds of collectives by what they do: they gather, reduce, or rearrange."""
+ROLE_OF = np.array([next((number for number, kinds in enumerate(ROLES) if kind in kinds), -1) for kind in KINDS])
+"""By the place of a kind in ``KINDS``."""
+
+NUMBER, BUFFERS, COPIES, LATENCIES = 0, 1, slice(2, 4), slice(4, None)
+"""The columns of ``Resharding.calls``."""
+SECONDS = slice(2, None)
+"""Those that are seconds."""
+SHARING = np.array([{"all_gather": (1, 2), "all_reduce": (0, 1), "reduce_scatter": (1, 1)}.get(kind, (0, 0)) for kind in KINDS])
+"""By the place of a kind: how often a call of several values holds what a rank gives and what it gets, at one moment, in buffers and
+results (``schedule.Collective``)."""
+
 Codes = np.ndarray
 """For each spec (or pair) and axis its place: dim times the number of axes plus the position there, or as ``FREE`` says."""
 
 
 @dataclass
 class _Known:
-    """The prices known of one shape and dtype: the row of each pair's code in ``prices``, [rows, 3 + links]."""
+    """The prices known of one shape and dtype: the row of each pair's code in ``prices``, [rows, 3 + links + roles * (4 + links)]."""
 
     prices: np.ndarray
     row: dict[bytes, int] = field(default_factory=dict)
@@ -48,17 +62,29 @@ class Resharding:
         self.sizes = np.array(machine.mesh.sizes)
         self.axes, self.fine = len(self.sizes), is_fine(machine)
         self.groups = () if self.fine else alike(machine)
+        self.columns = 3 + len(links) + len(ROLES) * (4 + len(links))
         self._known: dict[tuple[tuple[int, ...], str], _Known] = {}
         self._copies: dict[tuple[int, str], tuple[float, float]] = {}
 
     def tables(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
         """Of each reshard the seconds with its copies, then for how long it holds each link without latencies, then the copies with and
         without launches; shape [sources, targets, 3 + links]. Seconds are infinite where there is no way."""
+        return self._rows(tensor, sources, targets)[:, :, : 3 + len(self.links)]
+
+    def calls(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
+        """Of each reshard what its calls of each of ``ROLES`` take beside what they send: their number, the bytes of buffers that they hold
+        at once where they share calls with others, their copies where they share none, with and without launches, and their latencies on
+        each link; shape [sources, targets, roles, 4 + links]."""
+        found = self._rows(tensor, sources, targets)[:, :, 3 + len(self.links) :]
+        return found.reshape(len(sources), len(targets), len(ROLES), 4 + len(self.links))
+
+    def _rows(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
+        """All that is known of each reshard."""
         one, other = np.broadcast_arrays(places(sources, self.axes)[:, None], places(targets, self.axes)[None])
         other = np.where((other == SUM) & (one >= FREE), FREE, other)  # a whole value becomes a partial sum for nothing
         pairs = self._named(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
         first, inverse = _distinct(pairs)
-        known = self._known.setdefault((tensor.shape, tensor.dtype), _Known(np.zeros((0, 3 + len(self.links)))))
+        known = self._known.setdefault((tensor.shape, tensor.dtype), _Known(np.zeros((0, self.columns))))
         codes = [code.tobytes() for code in pairs[first]]
         fresh = [place for place, code in enumerate(codes) if code not in known.row]
         if fresh:
@@ -99,7 +125,7 @@ class Resharding:
         whole = np.take_along_axis(apart, splits[1], axis=1)
         pairs = np.concatenate([pairs[:, : self.axes], np.where(whole, FREE, pairs[:, self.axes :])], axis=1)
         filled = np.where(one > 0, one, np.where(other > 0, other, shape))
-        found = np.zeros((len(pairs), 3 + len(self.links)))
+        found = np.zeros((len(pairs), self.columns))
         for length in np.unique(filled, axis=0):
             some = np.flatnonzero((filled == length).all(axis=1))
             found[some] = self._prices(replace(tensor, shape=tuple(length.tolist())), pairs[some], length > shape)
@@ -133,10 +159,9 @@ class Resharding:
             asked.append(Asked(some, self._spec(one, rank, source), partial(self._spec, codes, rank), *where, order[some]))
         ways = find_ways(tensor.shape, size, asked, self.machine, self.fine, self.links)
         filled = (ways.moved & longer).any(axis=1)
-        found = np.concatenate([ways.seconds[:, None], ways.loads, np.zeros((len(pairs), 2))], axis=1)
-        found[:, -2:] = self._copied(tensor, ways.calls, filled)
-        found[:, 0] += found[:, -2]
-        return found
+        by_role = self._by_role(tensor, ways.calls, filled)
+        copies = by_role[:, :, COPIES].sum(axis=1)
+        return np.concatenate([ways.seconds[:, None] + copies[:, :1], ways.loads, copies, by_role.reshape(len(pairs), -1)], axis=1)
 
     def _spec(self, codes: Codes, rank: int, row: int) -> ShardingSpec:
         """The spec of a tensor of so many dims that has the places of a row."""
@@ -147,21 +172,24 @@ class Resharding:
         pending = tuple((axis, REDUCTIONS[FREE - 1 - place]) for axis, place in enumerate(codes[row].tolist()) if place < FREE)
         return ShardingSpec(dims, pending)
 
-    def _copied(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
-        """Seconds of the copies of each pair, with and without launches; shape [pairs, 2]. See ``reshard.copied_alone``.
+    def _by_role(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
+        """Seconds of each pair as ``calls`` gives them. See ``reshard.copied_alone``.
 
         Args:
             filled: the pairs whose collectives all copy what goes in and what comes out.
         """
-        found, extents = np.zeros((len(filled), 2)), np.array(tensor.shape, dtype=np.int64)
-        copied = np.zeros(len(calls.way), dtype=np.int64)
-        for counts, dim in ((calls.before, calls.cut), (calls.after, calls.joined)):
+        found, extents = np.zeros((len(filled), len(ROLES), 4 + len(self.links))), np.array(tensor.shape, dtype=np.int64)
+        copied, buffers, fills = np.zeros((2, len(calls.way)), dtype=np.int64), SHARING[calls.kind], filled[calls.way]
+        for counts, dim, shared in ((calls.before, calls.cut, buffers[:, 0]), (calls.after, calls.joined, buffers[:, 1])):
             held = extents // counts
             lead = np.where(np.arange(len(extents)) < dim[:, None], held, 1).prod(axis=1)
-            copied += np.where(filled[calls.way] | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
-        distinct, back = np.unique(copied * DTYPE_BYTES[tensor.dtype], return_inverse=True)
+            copied[0] += np.where(fills | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
+            copied[1] += held.prod(axis=1) * np.where(fills, np.minimum(shared, 1), shared)
+        size = DTYPE_BYTES[tensor.dtype]
+        distinct, back = np.unique(copied[0] * size, return_inverse=True)
         seconds = np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()]).reshape(-1, 2)
-        np.add.at(found, calls.way, seconds[back])
+        each = [np.ones((len(back), 1)), copied[1][:, None] * size, seconds[back], calls.latency[:, None] * calls.on_link]
+        np.add.at(found, (calls.way, ROLE_OF[calls.kind]), np.concatenate(each, axis=1))
         return found
 
     def _copy(self, copied: int, dtype: str) -> tuple[float, float]:

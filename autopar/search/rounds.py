@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -11,11 +12,12 @@ import numpy as np
 from autopar.search.again import MOMENTS, without_kept
 from autopar.search.bounds import Answer, Cuts, Mixture, blend, floor
 from autopar.search.building import build_model
-from autopar.search.calls import charges, with_calls
+from autopar.search.calls import Charges
+from autopar.search.counting import Counting
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
-from autopar.search.model import TIES, InSequence, Weights
+from autopar.search.model import TIES, InSequence, Model, Weights
 from autopar.search.renting import dearest
 from autopar.search.scarcity import (
     TIGHT,
@@ -71,6 +73,9 @@ BEYOND, SETTLING = (0.1, 0.5), 2
 """Share of the time limit, and seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
 ENOUGH = 0.01
 """Share of the gap that is open for which no other price of memory is tried."""
+CALLING, NEARLY, SOLVING = 0.2, 1e-3, 0.015
+"""Share of the time limit for the bound that counts calls; the gap at which its solves stop where memory is paid for, and the share of the
+time limit for one."""
 LOOSE = 0.1
 """The gap from which others are asked for of a large problem too, each a solve of seconds."""
 RENTING, BRIEF = 0.35, 0.1
@@ -162,18 +167,16 @@ class Search(Trials):
         space, entries = self.model.space, len(self.problem.edge_costs)
         joint = entries <= JOINT
         if not self.large:
+            self.held_back = (PROVING if joint else CALLING) * self.time_limit
             part(self)
-            first = joint or not self.fits
-            if first:
+            if joint or not self.fits:
                 lighter(self)
             if not joint:
                 in_less(self)
                 change_one(self, CHANGING)
-            if not first and self.fits:
-                self._rounds(exposure)
-                lighter(self)
         if not joint:
-            keep_less(self, exposure)
+            if self.large or not self.fits:
+                keep_less(self, exposure)
             if self.fits and not self.large:
                 self._change_more(exposure)
         exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
@@ -238,13 +241,13 @@ class Search(Trials):
         if self.proved:
             return
         if self.keeping and self.reached > TIGHT:
-            self._rent()
-        if self.proves and (self.left > 0 or self.best is None):
+            self._rent() if self.large else self._call_paid()
+        if self.proves and (self.large or not self.keeping) and (self.left > 0 or self.best is None):
             self._prove()
         if self.folded and self.short:
             self._rent()  # what is paid for memory is in no claim: few of them are more, and need a proof
         self._settle()
-        if self.proves:
+        if self.proves and (self.large or not self.keeping):
             self._call()
         if self.folded and self.short and self.left > 0:
             keep_less(self, exposure)
@@ -303,33 +306,45 @@ class Search(Trials):
         return self.left + BEYOND[0] * self.time_limit + BEYOND[1]
 
     def _call(self) -> None:
-        """A bound that counts a latency where something has to be sent, of the weights that promise most of it."""
+        """A bound that counts calls, of the weights that promise most of it."""
         limit = UNLIMITED if self.again or self.folded else self.limit
         if self.reached <= self.gap:
             return
-
-        def least(weights: Weights) -> float:
-            seconds = min(self._until_beyond, TURN * self.time_limit)
-            if seconds <= 0:
-                return 0.0
-            problem, unit = self.model.problem(limit, weights)
-            found = solve(problem, time_limit=seconds, gap=CLOSE, seed=self.seed)
-            if not self.folded:
-                return math.inf if found.status is Status.INFEASIBLE else found.bound * unit / (1 + TIES)
-            if found.choices is None or found.objective is None:
-                return 0.0  # none of tied layers, which says nothing of others
-            bound, optimum = found.bound * unit / (1 + TIES), found.objective * unit
-            return self.model.proved(weights, bound, optimum, seconds, self.model.expand(found.choices))
-
-        promised = [(bound + sum(charges(weights, self.model).values()), bound, weights) for bound, weights in self.mixtures]
-        for most, bound, weights in sorted(promised, key=lambda one: one[0], reverse=True)[:CALLED]:
+        offered = [(bound, Charges(weights, self.model, float(self.limit))) for bound, weights in self.mixtures]
+        promised = [(bound + charges.most, bound, charges) for bound, charges in offered]
+        for most, bound, charges in sorted(promised, key=lambda one: one[0], reverse=True)[:CALLED]:
             if most > self.bound * (1 + GAIN) and self._until_beyond > 0:
-                self.bound = max(self.bound, with_calls(weights, self.model, bound, least, GAIN * self.bound))
+                counting = Counting(charges, partial(self._least, self.model, limit, CLOSE, TURN * self.time_limit), bound)
+                seconds = min(self._until_beyond, CALLING * self.time_limit)
+                self.bound = max(self.bound, counting.best(GAIN * self.bound, perf_counter() + seconds))
+
+    def _call_paid(self) -> None:
+        """The same where memory is paid for, since no problem has both the limit and second runs."""
+        if not self.proves or self.left <= 0:
+            return
+        model, until = build_model(self.model.space, again=1, share=0.0), perf_counter() + min(self.left, CALLING * self.time_limit)
+        weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()
+        ask = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.time_limit)
+        charges = Charges(weights.without_paths(), model, float(self.limit))
+        counting = Counting(charges, ask, self.bound, float(self.limit), sorted(set(model.times.values())))
+        self.bound = max(self.bound, counting.best(GAIN * self.bound, until))
+
+    def _least(self, model: Model, limit: int | None, gap: float, seconds: float, weights: Weights) -> tuple[float, np.ndarray | None]:
+        """The bound of a problem under some weights, infinite where it has no answer and 0 where none is known; and the answer's."""
+        seconds = min(self._until_beyond, seconds)
+        if seconds <= 0:
+            return 0.0, None
+        problem, unit = model.problem(limit, weights)
+        found = solve(problem, time_limit=seconds, gap=gap, seed=self.seed)
+        bound = found.bound * unit / (1 + TIES)
+        if found.choices is None or found.objective is None:  # of tied layers that says nothing of others
+            return (0.0 if self.folded else math.inf if found.status is Status.INFEASIBLE else bound), None
+        choices = model.expand(found.choices)
+        return model.proved(weights, bound, found.objective * unit, seconds, choices), choices
 
     def _rent(self) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
-        spare = 0.0 if self.keeping else BRIEF * self.time_limit
-        seconds = min(self.left - spare, RENTING * self.time_limit)
+        seconds = min(self.left - BRIEF * self.time_limit, RENTING * self.time_limit)
         if not self.proves or seconds < BRIEF * self.time_limit:
             return
         weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()

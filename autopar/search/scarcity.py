@@ -39,9 +39,9 @@ PASSES = 4
 LIGHTER, ROUGH = 2, 1e-2
 """Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
 solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
-KEEPING, KEEPING_KNOWN, KEEPING_FOLDED, APART = 0.4, 0.15, 0.65, 0.8
-"""Shares of the time left for what plans keep; where plans that fit are known, and are to be changed; where layers are folded, of all of
-them alike, and then of each: nothing else follows there but that the best has its limits tuned."""
+KEEPING, KEEPING_FOLDED, APART = 0.4, 0.65, 0.8
+"""Shares of the time left for what plans keep; where layers are folded, of all of them alike, and then of each: nothing else follows there
+but that the best has its limits tuned."""
 UNUSED = 0.005
 """Where the best of equal layers leaves less of the limit, there is nothing that some of them could keep beside."""
 TIGHTER = 0.95
@@ -123,8 +123,7 @@ def keep_less(trials: Trials, prices: Exposure) -> None:
     beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
-    known = trials.fits and not trials.large
-    until = perf_counter() + (KEEPING_FOLDED if trials.folded else KEEPING_KNOWN if known else KEEPING) * trials.left
+    until = perf_counter() + (KEEPING_FOLDED if trials.folded else KEEPING) * trials.left
     light = without_kept(model) if trials.apart else model
     shares: tuple[float, ...] = SHARES
     if trials.large and trials.apart:

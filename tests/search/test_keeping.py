@@ -203,7 +203,7 @@ def test_estimates_of_deep_graphs_are_compared_with_each_other(estimated: bool) 
         return first, prices
 
     counts = {"apart": 0, "left": inf, "limit": 1}
-    flags = {"folded": True, "fits": True, "large": False, "draft": False, "gained": False}
+    flags = {"folded": True, "large": False, "draft": False, "gained": False}
     trials: Any = SimpleNamespace(model=None, rivals=(), answers=[], kept=kept, **counts, **flags)
     with patch.object(scarcity, "_answer", lambda *asked: "another"):
         keep_less(trials, Exposure.first(0.0))
