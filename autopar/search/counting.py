@@ -97,9 +97,9 @@ class Counting:
         return max([self.bound, *(known.seconds - sum(known.constant[group] for group in kind - groups) for groups, known in fewer)])
 
     def _raised(self, kind: Kind, enough: float, until: float) -> bool:
-        """Raises what is known of a kind to what is enough; whether asking again would raise it no more."""
+        """Raises what is known of a kind above what is enough; whether asking again would raise it no more."""
         best, idle = self.known[kind].seconds if kind in self.known else 0.0, 0
-        while best < enough and perf_counter() < until:
+        while best <= enough and perf_counter() < until:
             known = max(best, self._reached(kind))
             ways, prices, most = self._next(kind, known)
             if self.answers and (most <= known * (1 + GAIN) or idle >= IDLE):

@@ -146,3 +146,16 @@ def test_a_bound_is_never_lowered() -> None:
     charges = Charges(Cuts(model, SLOWDOWN).first(), model, 2**40)
     assert Counting(charges, partial(solved, model, None, 1e-9), 3.0).best(0.0, 0.0) == 3.0
     assert Counting(charges, partial(solved, model, None, 1e-9), 0.0).best(1.0, math.inf) == 0.0
+
+
+def test_kinds_of_which_as_much_is_known_come_to_an_end() -> None:
+    """Also where each answer says the same of all."""
+    model = build_model(Space(step(), machine(), "adamw", Pins()))
+    charges = Charges(Cuts(model, SLOWDOWN).first(), model, 2**40)
+    choices = solved(model, None, 1e-9, InSequence())[1]
+    assert choices is not None
+    seconds = charges.of(charges.mixture.price(model), choices)[0]
+    for group in GROUPS[1:]:
+        charges.constant[group][:] = 0.0
+    counting = Counting(charges, lambda weights: (0.9 * seconds, choices), 0.8 * seconds)
+    assert counting.best(0.0, math.inf) == pytest.approx(0.9 * seconds)
