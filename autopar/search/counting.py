@@ -152,6 +152,8 @@ class Counting:
         problem.setObjective(top)
         problem.solve(pulp.HiGHS(msg=False))
         most = top.value() * scale
+        if most <= known * (1 + GAIN):
+            return center, self.prices, most
         begin = [*(center[GROUPS[number]][reader, way] for number, reader, way in places), *(self.prices / highest)]
         far = [problem.add_variable(f"far{number}", 0) for number in range(len(begin))]
         for one, distance, here in zip((*shares, *rents), far, begin, strict=True):
@@ -160,7 +162,8 @@ class Counting:
         problem += top >= (known + LEVEL * (most - known)) / scale
         problem.sense = pulp.LpMinimize
         problem.setObjective(pulp.lpSum(far))
-        problem.solve(pulp.HiGHS(msg=False))
+        if problem.solve(pulp.HiGHS(msg=False)) != pulp.LpStatusOptimal:
+            return center, self.prices, known  # by rounding there is none
         ways = {group: np.zeros((len(READERS), len(WAYS))) for group in GROUPS}
         for share, (number, reader, way) in zip(shares, places, strict=True):
             ways[GROUPS[number]][reader, way] = max(share.value(), 0.0)
