@@ -73,6 +73,8 @@ BEYOND, SETTLING = (0.1, 0.5), 2
 """Share of the time limit, and seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
 ENOUGH = 0.01
 """Share of the gap that is open for which no other price of memory is tried."""
+MUCH = 0.01
+"""Share of a step from which what calls take at least is much of it."""
 CALLING, NEARLY, SOLVING = 0.2, 1e-3, 0.015
 """Share of the time limit for the bound that counts calls; the gap at which its solves stop where memory is paid for, and the share of the
 time limit for one."""
@@ -240,14 +242,15 @@ class Search(Trials):
         self.held_back = 0.0
         if self.proved:
             return
-        if self.keeping and self.reached > TIGHT:
-            self._rent() if self.large else self._call_paid()
-        if self.proves and (self.large or not self.keeping) and (self.left > 0 or self.best is None):
+        called = self.keeping and not self.large and self.reached > TIGHT and self._call_paid()
+        if self.keeping and not called and self.reached > TIGHT:
+            self._rent()
+        if self.proves and not called and (self.left > 0 or self.best is None):
             self._prove()
         if self.folded and self.short:
             self._rent()  # what is paid for memory is in no claim: few of them are more, and need a proof
         self._settle()
-        if self.proves and (self.large or not self.keeping):
+        if self.proves and not called:
             self._call()
         if self.folded and self.short and self.left > 0:
             keep_less(self, exposure)
@@ -318,16 +321,19 @@ class Search(Trials):
                 seconds = min(self._until_beyond, CALLING * self.time_limit)
                 self.bound = max(self.bound, counting.best(GAIN * self.bound, perf_counter() + seconds))
 
-    def _call_paid(self) -> None:
-        """The same where memory is paid for, since no problem has both the limit and second runs."""
-        if not self.proves or self.left <= 0:
-            return
-        model, until = build_model(self.model.space, again=1, share=0.0), perf_counter() + min(self.left, CALLING * self.time_limit)
+    def _call_paid(self) -> bool:
+        """The same where memory is paid for, since no problem has both the limit and second runs; whether calls are much of a step."""
+        if not self.proves or self.left <= 0 or not self.model.space.links:
+            return False
         weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()
-        ask = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.time_limit)
+        model, until = build_model(self.model.space, again=1, share=0.0), perf_counter() + min(self.left, CALLING * self.time_limit)
         charges = Charges(weights.without_paths(), model, float(self.limit))
+        if charges.most < MUCH * self.bound:
+            return False
+        ask = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.time_limit)
         counting = Counting(charges, ask, self.bound, float(self.limit), sorted(set(model.times.values())))
         self.bound = max(self.bound, counting.best(GAIN * self.bound, until))
+        return True
 
     def _least(self, model: Model, limit: int | None, gap: float, seconds: float, weights: Weights) -> tuple[float, np.ndarray | None]:
         """The bound of a problem under some weights, infinite where it has no answer and 0 where none is known; and the answer's."""
@@ -344,7 +350,8 @@ class Search(Trials):
 
     def _rent(self) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
-        seconds = min(self.left - BRIEF * self.time_limit, RENTING * self.time_limit)
+        spare = 0.0 if self.keeping else BRIEF * self.time_limit
+        seconds = min(self.left - spare, RENTING * self.time_limit)
         if not self.proves or seconds < BRIEF * self.time_limit:
             return
         weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()
