@@ -209,7 +209,7 @@ class _Counted:
             if counted is not None:
                 key = id(table), id(counted), edge.phase
                 if key not in made:
-                    made[key] = table + np.einsum("strew,rew->st", counted, shares[edge.phase])
+                    made[key] = np.maximum(table + np.einsum("strew,rew->st", counted, shares[edge.phase]), 0.0)  # less by rounding
                 table = made[key]
             edges.append(table)
         return Priced(priced.nodes, edges)

@@ -14,7 +14,7 @@ from autopar.graph import Phase
 from autopar.schedule import AGAIN, Limits, Schedule, make_schedule, memory, step_seconds
 from autopar.search.bounds import PHASES, Cuts, Mixture, Term
 from autopar.search.building import build_model
-from autopar.search.calls import ALONE, GROUPS, READERS, WAYS, Charges, Group, chain, resting
+from autopar.search.calls import ALONE, GROUPS, ONCE, READERS, WAYS, Charges, Group, chain, resting
 from autopar.search.extract import extract
 from autopar.search.model import Model, Priced
 from autopar.search.pins import Pins
@@ -181,3 +181,13 @@ def test_every_plan_holds_what_rests(seed: int) -> None:
         held = memory(listed(seed, draw, FEW), "adamw")
         assert resting(model_of(seed)) <= held.resting
     assert resting(model_of(seed)) > 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_price_is_negative(seed: int) -> None:
+    """What the mixture has of copies is taken off, whatever its weights: nothing is left where nothing else counts."""
+    model, draws = model_of(seed), np.random.default_rng(seed)
+    for _ in range(30):
+        mixture = Mixture({Term(phase, compute=True): float(draws.random()) for phase in PHASES}, 0.0)
+        charges = Charges(mixture, model, 1e6)
+        assert min(float(table.min()) for table in charges.counted(dict.fromkeys(GROUPS, ONCE)).price(model).edges) == 0.0
