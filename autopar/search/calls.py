@@ -162,14 +162,11 @@ class Charges:
     @cached_property
     def _stored(self) -> list[tuple[int, float]]:
         """The role in which each edge counts for a parameter that it gathers or whose gradient it reduces, and that one's share of all."""
-        graph, nodes = self.model.space.graph, self.model.nodes
-        sizes = {item.tensor: float(math.prod(graph.tensors[item.tensor].shape)) for item in graph.of_kind("parameter")}
-        found = []
+        shares, nodes, found = stored_shares(self.model), self.model.nodes, []
         for edge in self.model.edges:
             reduces = nodes[edge.target].kind == "input"
             owner = nodes[edge.target] if reduces else nodes[edge.source]
-            share = sizes.get(owner.name, 0.0) / sum(sizes.values()) if owner.kind != "op" and sizes else 0.0
-            found.append((REDUCES if reduces else GATHERS, share))
+            found.append((REDUCES if reduces else GATHERS, shares.get(owner.name, 0.0) if owner.kind != "op" else 0.0))
         return found
 
     def counted(self, ways: Ways) -> Weights:
@@ -233,6 +230,14 @@ def chain(model: Model, phase: Phase) -> tuple[int, ...]:
     ones = np.array([float(node.kind == "op") for node in model.nodes])
     path = model.dependencies(phase).longest(ones, np.zeros(len(model.edges)), spans=False)
     return path.edges if model.whole_path(path.nodes, path.edges) else ()
+
+
+def stored_shares(model: Model) -> Mapping[str, float]:
+    """Of each parameter its share of the elements of all in the graph that is planned: they sum to 1, each as often as it stands there."""
+    graph = model.space.graph
+    sizes = {item.tensor: float(math.prod(graph.tensors[item.tensor].shape)) for item in graph.of_kind("parameter")}
+    total = sum(float(model.node_times[model.number["input", name]]) * size for name, size in sizes.items())
+    return {name: size / total for name, size in sizes.items()} if total else {}
 
 
 def resting(model: Model) -> float:

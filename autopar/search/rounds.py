@@ -309,9 +309,9 @@ class Search(Trials):
         return self.left + BEYOND[0] * self.time_limit + BEYOND[1]
 
     def _call(self) -> None:
-        """A bound that counts calls, of the weights that promise most of it."""
+        """A bound that counts calls, of the weights that promise most of it. Not of a large problem: its tables are many times as large."""
         limit = UNLIMITED if self.again or self.folded else self.limit
-        if self.reached <= self.gap:
+        if self.reached <= self.gap or self.large:
             return
         offered = [(bound, Charges(weights, self.model, float(self.limit))) for bound, weights in self.mixtures]
         promised = [(bound + charges.most, bound, charges) for bound, charges in offered]
@@ -326,11 +326,11 @@ class Search(Trials):
         if not self.proves or self.left <= 0 or not self.model.space.links:
             return False
         weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()
-        model, until = build_model(self.model.space, again=1, share=0.0), perf_counter() + min(self.left, CALLING * self.time_limit)
-        charges = Charges(weights.without_paths(), model, float(self.limit))
-        if charges.most < MUCH * self.bound:
+        weights, until = weights.without_paths(), perf_counter() + min(self.left, CALLING * self.time_limit)
+        if Charges(weights, self.model, float(self.limit)).most < MUCH * self.bound:
             return False
-        ask = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.time_limit)
+        model = build_model(self.model.space, again=1, share=0.0)
+        ask, charges = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.time_limit), Charges(weights, model, float(self.limit))
         counting = Counting(charges, ask, self.bound, float(self.limit), sorted(set(model.times.values())))
         self.bound = max(self.bound, counting.best(GAIN * self.bound, until))
         return True

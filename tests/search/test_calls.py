@@ -14,14 +14,16 @@ from autopar.graph import Phase
 from autopar.schedule import AGAIN, Limits, Schedule, make_schedule, memory, step_seconds
 from autopar.search.bounds import PHASES, Cuts, Mixture, Term
 from autopar.search.building import build_model
-from autopar.search.calls import ALONE, GROUPS, ONCE, READERS, WAYS, Charges, Group, chain, resting
+from autopar.search.calls import ALONE, GROUPS, ONCE, READERS, WAYS, Charges, Group, chain, resting, stored_shares
 from autopar.search.extract import extract
+from autopar.search.folded import folded
 from autopar.search.model import Model, Priced
 from autopar.search.pins import Pins
 from autopar.search.resharding import COPIES, ROLES
 from autopar.search.space import Space
 from solvers import solve
 from tests.graphs import machine, random_graph
+from tests.search.test_folding import folding
 
 SLOWDOWN = 0.15
 FEW, MANY = (Limits(bucket_bytes=size, ahead_bytes=2**40, aside_bytes=0) for size in (0, 2**40))
@@ -173,6 +175,17 @@ def test_on_a_chain_each_tensor_is_read_once(seed: int) -> None:
         assert len({edge.source for edge in edges}) == len({edge.target for edge in edges}) == len(edges)
         assert all(later.source == earlier.target for later, earlier in pairwise(edges))
         assert len(edges) > 4
+
+
+def test_parameters_of_equal_layers_have_shares_as_often_as_they_stand_there() -> None:
+    """So that no mean counts more than one of them does."""
+    tied = folded(build_model(Space(folding().graph, machine("x=2"), "adamw", Pins())), folding())
+    for model in (model_of(0), tied):
+        assert model is not None
+        shares = stored_shares(model)
+        times = {name: float(model.node_times[model.number["input", name]]) for name in shares}
+        assert sum(times[name] * share for name, share in shares.items()) == pytest.approx(1.0)
+    assert max(times.values()) > 1.0
 
 
 @pytest.mark.parametrize("seed", range(3))
