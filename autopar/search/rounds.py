@@ -193,8 +193,10 @@ class Search(Trials):
         self.again = self.proved = False
 
     def _change_more(self, exposure: Exposure) -> None:
-        """Answers under prices by exposure; the best that fits changed one thing at a time, some of it chosen anew, and changed again."""
-        self._rounds(exposure)
+        """Answers under prices by exposure, and again, since the first teach what lists hold beyond what the problem counts; the best that
+        fits with some of it chosen anew, and changed one thing at a time, by turns."""
+        for _ in range(2):
+            self._rounds(exposure)
         for share in (HALF_CHANGING, MOST_CHANGING):
             change_some(self, HALF_CHANGING)
             change_one(self, share)
