@@ -43,7 +43,7 @@ def loaded(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*values: Any) -> Any:
         flat: list[Any] = []
         for value in values:
-            flat.extend(value) if isinstance(value, tuple) else flat.append(value)
+            _spread(value, flat) if isinstance(value, tuple) else flat.append(value)
         for place, dtype in enumerate(dtypes):
             if dtype is not None:
                 array = flat[place]
@@ -58,6 +58,12 @@ def loaded(function: Callable[..., Any]) -> Callable[..., Any]:
 
     call.engine = engine  # type: ignore[attr-defined]  # holds the code
     return call
+
+
+def _spread(values: tuple[Any, ...], flat: list[Any]) -> None:
+    """Adds what tuples, and those within them, consist of."""
+    for value in values:
+        _spread(value, flat) if isinstance(value, tuple) else flat.append(value)
 
 
 def entry(function: Callable[..., Any]) -> str:

@@ -288,11 +288,11 @@ class Translation:
                 return Value(bool, (self.new(f"xor i1 {self.truth(operand)}, true"),))
             case ast.Compare(left, [operator], [right]):
                 return self.compare(operator, self.value(left), self.value(right), node)
-            case ast.BoolOp(operator, [first, *rest]):
-                for second in reversed(rest[1:]):  # a and b and c is a and (b and c)
-                    rest = [*rest[:-2], ast.BoolOp(operator, [rest[-2], second])]
-                known = ast.Constant(isinstance(operator, ast.Or))
-                return self.either(first, known, rest[0]) if known.value else self.either(first, rest[0], known)
+            case ast.BoolOp(operator, [first, second, *others]):
+                rest = ast.BoolOp(operator, [second, *others]) if others else second  # a and b and c is a and (b and c)
+                if isinstance(operator, ast.And):
+                    return self.either(first, rest, ast.Constant(False))
+                return self.either(first, ast.Constant(True), rest)
             case ast.IfExp(test, yes, no):
                 return self.either(test, yes, no)
             case ast.Call(function, arguments, keywords):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,10 @@ def compared(a: int, x: float, yes: bool) -> tuple[bool, bool, bool, int]:
     found = 0
     found += a < x
     return a <= x and yes, not yes or a == 3, a != x or (x > 2.5 and yes), found
+
+
+def all_of(a: int, b: int, c: int, d: int) -> tuple[bool, bool]:
+    return a > 0 and b > 0 and c > 0 and d > 0, a > 0 or b > 0 or c > 0 or d > 0
 
 
 def choices(a: int, yes: bool) -> tuple[int, int]:
@@ -74,6 +79,16 @@ def added(both: Both, factor: float) -> None:
         both.broken[k] = total(both.whole[:k], 1) * factor + both.broken[k]
 
 
+class Nested(NamedTuple):
+    both: Both
+    more: int
+
+
+def nested(one: Nested, factor: float) -> int:
+    added(one.both, factor)
+    return one.both.whole[0] + one.more
+
+
 def total(values: Ints, more: int) -> int:
     if len(values) == 0:
         return more
@@ -92,6 +107,15 @@ def same(function, *arguments):
 
 def _parts(value):
     return [part for one in value for part in _parts(one)] if isinstance(value, tuple) else [value]
+
+
+def test_as_many_conditions_as_there_are():
+    for numbers in itertools.product((0, 1), repeat=4):
+        same(all_of, *numbers)
+
+
+def test_tuples_within_tuples():
+    same(nested, Nested(Both(np.arange(4), np.ones(4)), 3), 0.5)
 
 
 @pytest.mark.parametrize("pair", [(7, 2), (-7, 2), (7, -2), (-7, -2), (6, -3), (0, 5), (2**40, 3)])
