@@ -90,6 +90,11 @@ def loop_or(plain: Function) -> Callable[[Function], Function]:
     return _made_of(plain, Loop)
 
 
+def loop(function: Function) -> Function:
+    """The same of one that has no other form."""
+    return loop_or(function)(function)
+
+
 def _made_of(plain: Function, kind: type[Kernel]) -> Callable[[Function], Function]:
     if not AVAILABLE:
         return lambda function: plain
@@ -109,6 +114,11 @@ def machine_code(wanted: int) -> Iterator[None]:
 def runs_compiled() -> bool:
     """Whether all kernels run as machine code at present."""
     return _wanted.get() >= EVERYTHING
+
+
+def runs_loops() -> bool:
+    """Whether those kernels do in which most of the time goes."""
+    return _wanted.get() >= LOOPS
 
 
 def is_first_use() -> bool:

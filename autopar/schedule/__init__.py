@@ -12,7 +12,8 @@ bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
 accumulating   accumulate: gradients of microbatches summed, reduced once or in each
 hurrying       hurry: what operators wait for passes what can follow it
-joining        join: calls become one where memory leaves room
+flat           a list as arrays, and moves of it in microseconds
+reordering     reorder: moves of what the passes made, judged by the list itself
 room           how much may be in flight where memory is short
 reusing        reuse: results over what nobody needs any more
 freeing        free: when values go

@@ -229,6 +229,10 @@ class Schedule:
     def storage(self) -> Mapping[str, str]:
         """The value, or the collective, whose memory each value lies in: itself, what it is a view of or written over, or the buffer it
         arrived in."""
+        return self.stored()
+
+    def stored(self, *, apart: bool = False) -> Mapping[str, str]:
+        """The same; or with each value that a collective brings in memory of its own (``apart``), whoever it shares a buffer with."""
         root = {name: name for name in (*(item.tensor for item in self.graph.inputs), *self.sums)}
         views = {target: is_alias(op) for target, op in {item.op.target: item.op for item in self.operations.values()}.items()}
         for item in self.instructions:
@@ -242,7 +246,8 @@ class Schedule:
             elif item.kind == "start":
                 call = self.collectives[item.of]
                 for part in call.parts:
-                    root[part.target] = root[part.source] if call.in_place else part.target if call.unpacks else call.id
+                    own = apart or call.unpacks
+                    root[part.target] = part.target if own else root[part.source] if call.in_place else call.id
         return root
 
     def compute_seconds(self) -> float:

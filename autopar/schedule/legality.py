@@ -226,8 +226,21 @@ def within_limits(schedule: Schedule) -> bool:
     return next(iter(_within_limits(schedule)), None) is None
 
 
+def bytes_in_flight(schedule: Schedule) -> int:
+    """The least ``Limits.ahead_bytes`` to which the list keeps."""
+    return max((total for _, _, total in _flights(schedule)), default=0)
+
+
 def _within_limits(schedule: Schedule) -> Violations:
     """Bytes in flight ahead of readers, and behind: one call of each is always allowed."""
+    limit = schedule.limits.ahead_bytes
+    for item, side, total in _flights(schedule):
+        if total > limit:
+            yield item.id, f"starts {item.of}: {total} bytes are in flight {side}, the limit is {limit}"
+
+
+def _flights(schedule: Schedule) -> Iterator[tuple[Instruction, str, int]]:
+    """The starts after which more calls are in flight ahead of readers, or behind, than always may; and the bytes of those."""
     found = windows(schedule)
     flying: dict[str, dict[str, int]] = {"ahead": {}, "behind": {}}
     for item in schedule.instructions:
@@ -236,9 +249,8 @@ def _within_limits(schedule: Schedule) -> Violations:
             side = "ahead" if window.ahead else "behind" if window.behind else ""
             if side:
                 flying[side][item.of] = schedule.collectives[item.of].held_bytes
-                total = sum(flying[side].values())
-                if len(flying[side]) > _chain(schedule, flying[side]) and total > schedule.limits.ahead_bytes:
-                    yield item.id, f"starts {item.of}: {total} bytes are in flight {side}, the limit is {schedule.limits.ahead_bytes}"
+                if len(flying[side]) > _chain(schedule, flying[side]):
+                    yield item, side, sum(flying[side].values())
         elif item.kind == "wait":
             for calls in flying.values():
                 calls.pop(item.of, None)

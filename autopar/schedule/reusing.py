@@ -28,6 +28,15 @@ def reuse(schedule: Schedule) -> Schedule:
     return replace(schedule, instructions=tuple(found))
 
 
+def undone(schedule: Schedule) -> Schedule:
+    """The schedule with all results in memory of their own again."""
+    items = list(schedule.instructions)
+    for index, item in enumerate(items):
+        if item.kind == "run" and item.over:
+            items[index] = item._replace(over=None, bytes=schedule.local_bytes(item.writes[0]))
+    return replace(schedule, instructions=tuple(items))
+
+
 class _Lives:
     """When the memory of each storage is last needed, and who made what.
 
@@ -57,7 +66,7 @@ class _Lives:
         for value in values:
             storage = self.now.get(value, value)
             maker = self.maker.get(value)
-            if maker is None or self.root[value] != value or self.last[storage] != index or not _made_for_good(self.schedule, maker, item):
+            if maker is None or self.root[value] != value or self.last[storage] != index or not made_for_good(self.schedule, maker, item):
                 continue
             (result,) = item.writes
             self.now[result], self.last[storage] = storage, self.last[result]
@@ -65,7 +74,7 @@ class _Lives:
         return None
 
 
-def _made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) -> bool:
+def made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) -> bool:
     """Whether what ``maker`` made is memory of its own, of the half of the step that ``item`` is in."""
     operation = schedule.operations[maker.of]
     return maker.half == item.half and not operation.strategy.inner and not is_alias(operation.op)

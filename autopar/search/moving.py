@@ -1,9 +1,9 @@
 """A plan improved by one change after another, each judged by its own schedule: what prices can only guess (what a gather waits for beside
 others, what is held while it is under way), the schedule says.
 
-What takes less time and fits is kept at once. Changes that add nothing to what is to be done come first (``promise``); where none of
-them helps any more, they are tried with calls reordered after each, and then the others are. Where nothing fits yet, bytes over the limit
-count as time (``OVER``). For the changes themselves see ``changes``.
+What takes less time and fits is kept at once: after it was reordered, since what makes place for another order shows only there. Changes
+that add nothing to what is to be done come first (``promise``); where none of them helps any more, the others do. Where nothing fits yet,
+bytes over the limit count as time (``OVER``). For the changes themselves see ``changes``.
 
 A plan that is fast and holds too much becomes one that fits by way of plans between (``lighten``): what is held at the peak is changed, as
 long as what that takes is worth the bytes, which become dearer and dearer. So the cheapest ways to hold less come first.
@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,8 @@ OVER = 2.0
 
 DEARER = (0.1, 0.3, 1.0, 3.0, 10.0)
 """The same, one after another, for a plan on its way to fit."""
-NEAR = 1.02
-"""What trails by more than this as limits alone let calls stand has none reordered."""
+NEAR = 1.1
+"""What trails by more than this as limits alone let calls stand is not reordered."""
 SHARE = 8
 """Such a part of the limit may be gathered ahead on that way."""
 
@@ -40,19 +39,12 @@ Tune = Callable[[Assignment], Timed]
 """The schedule of an assignment with limits of its own."""
 
 
-class Stage(NamedTuple):
-    """Whether changes are tried that add nothing to what is to be done, or the others, and whether calls are reordered after each."""
-
-    less: bool
-    hurried: bool
-
-
-STAGES = (Stage(True, False), Stage(True, True), Stage(False, False))
-"""The later ones where those before do not help."""
+LESS = (True, False)
+"""Whether changes are tried that add nothing to what is to be done, or the others, where those do not help."""
 
 
 def improve(
-    space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None, stages: Sequence[Stage] = STAGES
+    space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None = None, stages: Sequence[bool] = LESS
 ) -> Timed:  # fmt: skip
     """The best plan that changes lead to from ``begin``, which fits if that does. Each change is scheduled under the limits of the plan
     that is changed; what they all come to is tuned anew.
@@ -63,7 +55,7 @@ def improve(
         tune: see ``Tune``.
         until: the ``perf_counter`` at which it ends.
         guide: a plan; only changes to what it has are tried.
-        stages: the kinds of changes that are tried.
+        stages: of ``LESS``.
     """
     work = Work(space)
     for over in (OVER, math.inf):
@@ -75,15 +67,15 @@ def improve(
 
 def _improved(
     space: Space, begin: Timed, limit: int, tune: Tune, until: float, guide: Assignment | None, over: float, work: Work,
-    stages: Sequence[Stage] = STAGES,
+    stages: Sequence[bool] = LESS,
 ) -> Timed:  # fmt: skip
     best = begin
     while perf_counter() < until:
         before = best
-        for less, hurried in stages:
-            if best is before and not (hurried and (guide is not None or best.memory.peak > limit)):
+        for less in stages:
+            if best is before:
                 changes = chain(moves(space, best), splits(space, best)) if guide is None else towards(space, guide)
-                hurries = NEAR * best.placed_seconds / best.seconds if hurried else 1.0
+                hurries = NEAR * best.placed_seconds / best.seconds if best.memory.peak <= limit else 1.0
                 best = _swept(space, best, _promising(changes, work, best, limit, less), limit, until, over, work, hurries)
         if best is before:
             break
@@ -147,8 +139,7 @@ def _held_at_peak(found: Timed) -> frozenset[str]:
 def _swept(
     space: Space, best: Timed, changes: Iterable[Change], limit: int, until: float, over: float, work: Work, hurries: float = 1.0
 ) -> Timed:  # fmt: skip
-    """With those of the changes, each tried once upon the others, that cost less: all as limits alone let calls stand, which are reordered
-    when what the changes come to is tuned (``hurry``). Of those that take the same, one is scheduled.
+    """With those of the changes, each tried once upon the others, that cost less. Of those that take the same, one is scheduled.
 
     Args:
         hurries: see ``schedule_below``.

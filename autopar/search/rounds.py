@@ -126,6 +126,7 @@ class Search(Trials):
                 self._by_step()
             self._settle()
             self.settle_best()
+            self.finish()
         except (KeyboardInterrupt, Late) as reason:
             self.interrupted = isinstance(reason, KeyboardInterrupt)
             if self.best is None or (self.interrupted and not self.fits):
@@ -244,11 +245,13 @@ class Search(Trials):
         self.held_back = 0.0
         if self.proved:
             return
-        called = self.keeping and not self.large and self.reached > TIGHT and self._call_paid()
+        short = self.plain is not None and not self.large and not self.folded
+        called = self.keeping and short and self.reached > TIGHT and self._call_paid()
         if self.keeping and not called and self.reached > TIGHT:
             self._rent()
         if self.proves and not called and (self.left > 0 or self.best is None):
             self._prove()
+        called = called or (short and self.reached > TIGHT and self._call_paid())
         if self.folded and self.short:
             self._rent()  # what is paid for memory is in no claim: few of them are more, and need a proof
         self._settle()
@@ -258,15 +261,16 @@ class Search(Trials):
             keep_less(self, exposure)
             self._polish()
             keep_apart(self, exposure)
-        changing = self.plain is not None and not self.large and not self.folded
-        if changing:
+        if short:
+            change_one(self, HALF_CHANGING)
+            self._polish()
+            change_some(self, HALF_CHANGING)
             change_one(self, HALF_CHANGING)
         if binds(self) and self.reached > TIGHT and not self.keeping and not self.folded:
             tighten(self, exposure)
         if self.plain is not None and self.small and self.reached > self.gap:
             change_again(self, self.plain)
-        if changing:
-            self._polish()
+        if short:
             change_some(self, HALF_CHANGING)
             change_one(self, MOST_CHANGING)
         self._polish()

@@ -22,7 +22,7 @@ from autopar.search.extract import extract
 from autopar.search.keeping import KEEPING_GAP, SHARES, Wanted, fit
 from autopar.search.lean import infeasible, readable, smallest
 from autopar.search.model import Model, Weights
-from autopar.search.moving import STAGES, Stage, improve, lighten
+from autopar.search.moving import LESS, improve, lighten
 from autopar.search.parting import parted
 from autopar.search.pins import Pins
 from autopar.search.recompute import full, recompute, with_policies
@@ -57,7 +57,7 @@ LIGHTER_SHARE = 0.3
 TOGETHER, TOGETHER_SHARE = 600_000, 0.4
 """Edge entries up to which answers with second runs as choices are asked for in less memory (``in_less``), and their share of the time
 left."""
-LESS, STEP = 0.8, 0.1
+SHARE, STEP = 0.8, 0.1
 """The first share of the limit that they may hold, and how much less the next one may."""
 BESIDE = (0.1, 0.3, 0.5)
 """Shares waited for of what may run beside operators, under which they are asked for."""
@@ -103,7 +103,7 @@ def in_less(trials: Trials) -> None:
         return
     until = perf_counter() + TOGETHER_SHARE * trials.left
     for waited in BESIDE:
-        prices, share, fits = Exposure.of_streams(waited, trials.slowdown), LESS, False
+        prices, share, fits = Exposure.of_streams(waited, trials.slowdown), SHARE, False
         while share > 0.0 and perf_counter() < until and not trials.spent():
             answer = _answer(trials, model, prices, int(share * trials.limit), ROUGH, until)
             if answer is None:
@@ -275,7 +275,7 @@ def change_one(trials: Trials, share: float) -> None:
     plain = trials.plain.assignment if trials.plain is not None else None
     until = perf_counter() + share * trials.left
 
-    def change(begin: Timed, guide: Assignment | None, stages: tuple[Stage, ...]) -> None:
+    def change(begin: Timed, guide: Assignment | None, stages: tuple[bool, ...]) -> None:
         asked = begin.assignment, guide is not None, stages
         if trials.spent() or asked in trials.changed or not model.space.offers(begin.assignment) or perf_counter() >= until:
             return
@@ -284,14 +284,14 @@ def change_one(trials: Trials, share: float) -> None:
             trials.changed.append(asked)
 
     for begin in trials.fitted[:CHANGED] if plain is not None else ():
-        change(begin, plain, STAGES)
+        change(begin, plain, LESS)
     while perf_counter() < until and TIGHT < trials.reached < math.inf:
         before, best = len(trials.changed), trials.best
         near = [one for one in trials.fitted if one.seconds <= BESIDE_BEST * trials.fitted[0].seconds]
         for begins in (near, trials.fitted):
-            for stage in STAGES:
+            for less in LESS:
                 for begin in begins if trials.best is best else ():
-                    change(begin, None, (stage,))
+                    change(begin, None, (less,))
         if len(trials.changed) == before:
             break
 

@@ -19,8 +19,7 @@ from autopar.search.fitting import Reserves
 from autopar.search.folded import FoldedModel
 from autopar.search.keeping import MOMENTS, SHARES, Wanted, fit
 from autopar.search.model import TIES, Model, Weights
-from autopar.search.moving import Stage
-from autopar.search.tuning import Sample, Timed, Tuning
+from autopar.search.tuning import Sample, Timed, Tuning, reordered
 from solvers import INTERRUPTED, Problem, Solution, Status, solve
 
 PROOF = 1e-6
@@ -55,6 +54,8 @@ UNLIKELY = 1.06
 none of those became the best by them."""
 FITTED = 6
 """So many plans that fit are kept beside the best, to be changed."""
+EFFORT = 5
+"""So many times as many moves are tried of the list that is the answer as of others."""
 REMEMBERED = 8
 """So many assignments, the last that were scheduled, keep what was tried of them."""
 
@@ -146,7 +147,7 @@ class Trials:
         """What became of it with a part of each tensor on a rank."""
         self.fitted: list[Timed] = []
         """The best plans that fit, none as long as another."""
-        self.changed: list[tuple[Assignment, bool, tuple[Stage, ...]]] = []
+        self.changed: list[tuple[Assignment, bool, tuple[bool, ...]]] = []
         """The plans that were changed one thing at a time until nothing helped, whether towards ``plain``, and by which changes."""
         self.draws = Random(asked.seed)
         """What is drawn for ``change_some``."""
@@ -203,6 +204,12 @@ class Trials:
             self.best = self.close[0]
             for one in self.close[1:]:
                 self.best = one if one.better(self.best, self.limit) else self.best
+
+    def finish(self) -> None:
+        """The best reordered with more effort, where anything is left to gain."""
+        best, space = self.best, self.model.space
+        if best is not None and best.memory.peak <= self.limit and self.reached > self.gap and not self.draft:
+            self.best = reordered(best, space.machine, space.optimizer, self.limit, EFFORT)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:
         """One solve, its schedule taken in; None without choices.

@@ -2,8 +2,8 @@
 
 What is gathered ahead hides collectives and costs memory; large buckets save latency and start late; operators set aside fill gaps and
 delay the reductions of gradients; where what operators wait for counts, gathers let more of it pass. One limit is changed at a time, from
-the best so far, while that helps; in the end what operators still wait for passes what can follow it (``hurry``), and calls are joined
-where memory leaves room (``join``).
+the best so far, while that helps; in the end what operators still wait for passes what can follow it (``hurry``), and the list is changed
+one move after another (``reorder``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from autopar.graph import Graph
 from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
 from autopar.schedule.bucketing import size
-from autopar.schedule.joining import join, saved_at_most
 from autopar.schedule.ordering import Prices
 from autopar.schedule.passes import REORDERING, Placed, default_limits
-from autopar.schedule.reusing import reuse
+from autopar.schedule.reordering import reorder, saved_at_most
+from autopar.schedule.reusing import reuse, undone
 from cost_models import Machine
 
 MIB = 2**20
@@ -48,7 +48,7 @@ with more memory; and beyond a rung that trails the best by as much no other is 
 BESIDE = 2
 """So many rungs are near."""
 REORDERED = 1.1
-"""What trails by more than this has no calls reordered (``hurry``) or joined, unless fewer calls could save as much."""
+"""What trails by more than this is not reordered (``hurry``, ``reorder``), unless fewer calls could save as much."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -78,7 +78,7 @@ class Timed:
         limits: what the passes kept to that placed everything; the schedule's own allow for calls that were joined later.
         seconds: the objective: the step, or under the communication model the sum of its collectives; of several microbatches the
             share of one.
-        placed_seconds: as it was placed, before calls were reordered and joined: what others are compared with while limits are tried.
+        placed_seconds: as it was placed, before it was reordered: what others are compared with while limits are tried.
         samples: the schedules from which seconds and memory follow, with their weights: see ``Sample``.
     """
 
@@ -294,21 +294,18 @@ class Tuning:
         return Timed(self.assignment, whole, one.limits, simulated(whole), one.seconds, one.step, one.seconds, held, tuple(reused)), parts
 
     def hurried(self) -> Timed:
-        """The best with operators waiting less, and with fewer calls, where that fits."""
+        """The best reordered, where that fits."""
         assert self.best is not None and self.kept is not None
         if self.best.estimated or self.best.memory.peak > self.limit:
             return self.best
         if self._hurried is None or self._hurried[0] is not self.best:
             ((weight, placed),) = self.kept.placed
-            changed = join(run_passes(placed.under(self.kept.limits), REORDERING), self._fits)
+            changed = reorder(run_passes(placed.under(self.kept.limits), REORDERING), self.optimizer, self.limit)
             one = self._looked(self.kept.limits, ((weight, changed),))
             made = self._timed(one)[0] if one.seconds < self.best.seconds * (1 - EQUAL) else self.best
             gains = made is not self.best and made.memory.peak <= self.limit
             self._hurried = self.best, replace(made, placed_seconds=self.best.seconds) if gains else self.best
         return self._hurried[1]
-
-    def _fits(self, schedule: Schedule) -> bool:
-        return memory(reuse(schedule), self.optimizer).peak <= self.limit
 
     def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf, gain: float = 0.0) -> Timed:
         """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
@@ -398,6 +395,20 @@ def best_schedule(
     return tuning.run(start, tries, until, beside)
 
 
+def reordered(found: Timed, machine: Machine, optimizer: str, limit: int, effort: int) -> Timed:
+    """The same reordered with more effort (``reorder``), where it takes less and fits; not what is estimated."""
+    if found.estimated or machine.cost_model == "communication":
+        return found
+    made = reuse(reorder(undone(found.schedule), optimizer, limit, effort))
+    step, held = step_seconds(made, optimizer), memory(made, optimizer)
+    if step >= found.step_seconds * (1 - EQUAL) or held.peak > limit:
+        return found
+    seconds = step / made.graph.microbatches
+    return replace(
+        found, schedule=made, slots=simulated(made), seconds=seconds, step_seconds=step, memory=held, samples=((found.samples[0][0], made),)
+    )  # fmt: skip
+
+
 def schedule_below(
     graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, limits: Limits, below: float,
     hurries: float = 1.0, prices: Prices | None = None,
@@ -406,8 +417,7 @@ def schedule_below(
     takes ``below`` seconds or more: what it holds was not asked then.
 
     Args:
-        hurries: of what takes less than so many times ``below`` as limits alone let calls stand, these are reordered and joined; none where
-            that is 1.
+        hurries: what takes less than so many times ``below`` as limits alone let calls stand is reordered; nothing where that is 1.
         prices: see ``Sample``.
     """
     tuning = Tuning(assignment, (Sample(1.0, graph, assignment, prices),), machine, optimizer, limit, below * hurries)

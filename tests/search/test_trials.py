@@ -10,7 +10,7 @@ import pytest
 from autopar.schedule import Assignment
 from autopar.search import scarcity, trials
 from autopar.search.baselines import find_baselines
-from autopar.search.moving import STAGES, Stage
+from autopar.search.moving import LESS
 from autopar.search.rounds import close_enough
 from autopar.search.scarcity import change_one
 from autopar.search.tuning import Timed
@@ -30,7 +30,7 @@ def test_the_best_plans_that_fit_are_kept_none_as_long_as_another(monkeypatch: p
 
 
 def test_a_plan_is_changed_until_nothing_helps_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Towards the best without a limit, and to anything; what is found on the way is changed in turn, from the first stage on."""
+    """Towards the best without a limit, and to anything; what is found on the way is changed in turn, by what adds nothing first."""
     some, asked = searched(2**40), list[tuple[Assignment, bool, int]]()
     plans = find_baselines(some.model.space)[0]
     found = {name: some.schedule(plans[name], None, 0) for name in ("ddp", "fsdp")}
@@ -39,18 +39,18 @@ def test_a_plan_is_changed_until_nothing_helps_once(monkeypatch: pytest.MonkeyPa
     ahead = replace(found["fsdp"], seconds=found["ddp"].seconds * 0.9)
 
     def improve(
-        space: object, begin: Timed, limit: int, tune: object, until: float, guide: Assignment | None, stages: tuple[Stage, ...]
+        space: object, begin: Timed, limit: int, tune: object, until: float, guide: Assignment | None, stages: tuple[bool, ...]
     ) -> Timed:  # fmt: skip
         asked.append((begin.assignment, guide is not None, len(stages)))
         assert len(asked) < 20, "again and again"
-        return ahead if stages == STAGES[1:2] else begin
+        return ahead if stages == LESS[1:] else begin
 
     monkeypatch.setattr(scarcity, "improve", improve)
     change_one(some, 0.5)
     change_one(some, 0.5)
     first, second = found["ddp"].assignment, found["fsdp"].assignment
-    begun = [(first, True, 3), (first, False, 1), (first, False, 1)]  # by the second stage there is another best
-    ended = [(second, False, 1), (second, False, 1), (second, False, 1), (first, False, 1), (second, True, 3)]
+    begun = [(first, True, 2), (first, False, 1), (first, False, 1)]  # with what adds to be done there is another best
+    ended = [(second, False, 1), (second, False, 1), (second, True, 2)]
     assert asked == begun + ended
 
 
