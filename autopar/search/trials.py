@@ -206,9 +206,10 @@ class Trials:
                 self.best = one if one.better(self.best, self.limit) else self.best
 
     def finish(self) -> None:
-        """The best reordered with more effort, where anything is left to gain."""
+        """The best reordered with more effort, where anything is left to gain: of a long list that takes seconds."""
         best, space = self.best, self.model.space
-        if best is not None and best.memory.peak <= self.limit and self.reached > self.gap and not self.draft:
+        late = self.long and self.left <= 0
+        if best is not None and best.memory.peak <= self.limit and self.reached > self.gap and not (self.draft or late):
             self.best = reordered(best, space.machine, space.optimizer, self.limit, EFFORT)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:

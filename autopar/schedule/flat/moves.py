@@ -24,14 +24,16 @@ LESS = 1 - 1e-9
 
 
 def descended(flat: Flat, order: Order, draws: Ints, limit: int) -> float:
-    """Makes moves of a list, as long as it takes no more and holds no more than it may; what it takes in the end. Those that gain nothing
+    """Makes moves of a list that holds no more than it may, as long as it takes no more; what it takes in the end. Those that gain nothing
     are made too, but for more calls: others may come to something after them.
 
     Args:
+        order: written to.
         draws: ``DRAWS`` for each move that is tried.
         limit: bytes on a rank.
     """
-    return descend(flat, order, calls_of(flat, order), draws, limit)
+    before = Order(*(array.copy() for array in order))
+    return descend(flat, order, before, calls_of(flat, order), draws, limit)
 
 
 def calls_of(flat: Flat, order: Order) -> Calls:
@@ -45,79 +47,87 @@ def calls_of(flat: Flat, order: Order) -> Calls:
 
 
 @loop
-def descend(flat: Flat, order: Order, calls: Calls, draws: Ints, limit: int) -> float:
-    """See ``descended``."""
+def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, limit: int) -> float:
+    """See ``descended``.
+
+    Args:
+        before: a copy of the order, to be written to.
+    """
     slots, room = len(order.leader), len(order.items)
-    stamps, places, before = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
-    leader, following = np.empty(slots, dtype=np.int64), np.empty(slots, dtype=np.int64)
-    where = np.empty(2 * slots + 2, dtype=np.int64)
-    best, found, looked = taken(flat, order, calls), 0, 0
+    stamps, places, where = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(2 * slots + 2, dtype=np.int64)
+    least, found, looked = taken(flat, order, calls), 0, 0
     for item in range(room):
         stamps[item] = -1
     for move in range(0, len(draws), DRAWS):
         draw = draws[move : move + DRAWS]
-        kind = draw[0] & 15
         if move >= looked:
             found, looked = stalls(flat, order, calls, places, where), move + DRAWS * LOOKED
-        if kind < SHIFTS or slots == 0:
+        if draw[0] & 15 < SHIFTS or slots == 0:
             begin = below(draw[1], order.length[0])
             if found > 0 and draw[0] & 512 > 0:
                 begin = where[below(draw[3], found)] + (below(draw[4], 2 * AROUND) - AROUND if draw[0] & 1024 else 0)
                 begin = min(max(begin, 0), order.length[0] - 1)  # calls may have gone since it was looked
             reach = 1 + below(draw[2], NEAR if draw[0] & 48 else order.length[0])
             end = shifted(flat, order, stamps, move, begin, reach, draw[0] & 64)
-            if end != begin:
-                seconds = fitting(flat, order, calls, best, limit)
-                if seconds >= 0.0:
-                    best = seconds
-                else:
-                    slide(order, end, begin)
-            continue
-        slot = below(draw[1], slots)
-        mine = order.leader[slot]
-        alone = order.following[mine] < 0
-        if kind < SPLITS:
-            other = slot
-            if alone:
-                continue
+            seconds = fitting(flat, order, calls, least, limit) if end != begin else -1.0
+            if seconds < 0.0:
+                slide(order, end, begin)
         else:
-            other = partner(flat, order, mine, draw[2])
-            if other < 0:
-                continue
-        count = order.length[0]
-        for at in range(count):
-            before[at] = order.items[at]
-            places[before[at]] = at
-        for one in range(slots):
-            leader[one] = order.leader[one]
-            following[one] = order.following[one]
-        rest = -1
-        if kind < PASSES and not alone:
-            rest = following[mine] if slot == mine else mine
-            leave(order, slot, rest)
-            if kind >= SPLITS:
-                append(order, other, slot)
-        else:
-            append(order, other, mine)
-        seconds = -1.0
-        if put(flat, order, before, count, places, leader, mine, rest, other, draw[3], draw[4], draw[5]):
-            if rest >= 0:
-                join_up(flat, order, calls, rest)
-            join_up(flat, order, calls, other)
-            seconds = fitting(flat, order, calls, best * LESS if kind < SPLITS else best, limit)
+            seconds = regrouped(flat, order, before, calls, places, draw, least, limit)
         if seconds >= 0.0:
-            best = seconds
-            continue
-        order.length[0] = count
-        for at in range(count):
-            order.items[at] = before[at]
-        for one in range(slots):
-            order.leader[one] = leader[one]
-            order.following[one] = following[one]
+            least = seconds
+    return least
+
+
+def copy(order: Order, to: Order) -> None:
+    """Writes an order over another."""
+    to.length[0] = order.length[0]
+    for at in range(order.length[0]):
+        to.items[at] = order.items[at]
+    for slot in range(len(order.leader)):
+        to.leader[slot] = order.leader[slot]
+        to.following[slot] = order.following[slot]
+
+
+def regrouped(flat: Flat, order: Order, before: Order, calls: Calls, places: Ints, draw: Ints, most: float, limit: int) -> float:
+    """A part of a call becomes a call of its own or goes to another, or two calls become one; what the list takes then, -1 where nothing
+    was changed.
+
+    Args:
+        before, places: written to: the order before, and where everything was in it.
+        draw: the move's.
+        most, limit: what the list may take and hold.
+    """
+    kind, slot = draw[0] & 15, below(draw[1], len(order.leader))
+    mine = order.leader[slot]
+    alone, other = order.following[mine] < 0, slot
+    if kind >= SPLITS:
+        other = partner(flat, order, mine, draw[2])
+    if other < 0 or (kind < SPLITS and alone):
+        return -1.0
+    copy(order, before)
+    for at in range(order.length[0]):
+        places[order.items[at]] = at
+    rest = -1
+    if kind < PASSES and not alone:
+        rest = before.following[mine] if slot == mine else mine
+        leave(order, slot, rest)
+        if kind >= SPLITS:
+            append(order, other, slot)
+    else:
+        append(order, other, mine)
+    seconds = -1.0
+    if put(flat, order, before, places, mine, rest, other, draw):
+        if rest >= 0:
+            join_up(flat, order, calls, rest)
+        join_up(flat, order, calls, other)
+        seconds = fitting(flat, order, calls, most * LESS if kind < SPLITS else most, limit)
+    if seconds < 0.0:
+        copy(before, order)
         join_up(flat, order, calls, mine)
-        if leader[other] != mine:
+        if order.leader[other] != mine:
             join_up(flat, order, calls, other)
-    return best
+    return seconds
 
 
 def stalls(flat: Flat, order: Order, calls: Calls, places: Ints, where: Ints) -> int:
@@ -243,20 +253,17 @@ def append(order: Order, first: int, second: int) -> None:
         one = order.following[one]
 
 
-def put(
-    flat: Flat, order: Order, before: Ints, count: int, places: Ints, leader: Ints, mine: int, rest: int, call: int, at_start: int,
-    at_wait: int, bits: int,
-) -> bool:  # fmt: skip
+def put(flat: Flat, order: Order, before: Order, places: Ints, mine: int, rest: int, call: int, draw: Ints) -> bool:
     """Gives a call its place after who shares it has changed; whether there is one.
 
     Args:
-        before, count, places, leader: the order before, where everything was in it, and who led whose call.
+        before, places: the order before, and where everything was in it.
         mine, rest: the leader of the call that was left then, and now; -1 where nothing is left of it.
-        at_start, at_wait, bits: what is drawn.
+        draw: the move's.
     """
-    slots, items = len(order.leader), flat.items
+    slots, items, count, leader = len(order.leader), flat.items, before.length[0], before.leader
     half, middle = items.half[2 * call], 0
-    while middle < count and not items.half[before[middle]]:
+    while middle < count and not items.half[before.items[middle]]:
         middle += 1
     after_start, until_start = middle - 1 if half else -1, count if half else middle
     after_wait, until_wait = after_start, until_start
@@ -281,12 +288,12 @@ def put(
     if after_start >= until_start or after_wait >= until_wait:
         return False
     here = call if leader[call] == call else mine
-    start, wait = places[2 * (here if bits & 1 else mine)], places[2 * (here if bits & 2 else mine) + 1]
-    if bits & 4:
-        start = after_start + below(at_start, until_start - after_start)
+    start, wait = places[2 * (here if draw[5] & 1 else mine)], places[2 * (here if draw[5] & 2 else mine) + 1]
+    if draw[5] & 4:
+        start = after_start + below(draw[3], until_start - after_start)
     start = min(max(start, after_start), until_start - 1)
-    if bits & 8:
-        wait = until_wait - below(at_wait, until_wait - after_wait)
+    if draw[5] & 8:
+        wait = until_wait - below(draw[4], until_wait - after_wait)
     wait = min(max(wait, max(after_wait, start) + 1), until_wait)
     if wait <= start:
         return False
@@ -296,7 +303,7 @@ def put(
             order.items[made] = 2 * call + 1
             made += 1
         if at < count:
-            item = before[at]
+            item = before.items[at]
             led = item >> 1 if item < 2 * slots else -1
             if led < 0 or (led != mine and led != call):
                 order.items[made] = item
