@@ -53,9 +53,7 @@ class Lifetime(NamedTuple):
 def memory(schedule: Schedule, optimizer: str) -> Memory:
     """Peak over forward, backward and the optimizer's step. Every value goes after the last instruction that needs it, whether the list
     says so already (``free``) or not."""
-    graph = schedule.graph
-    parameters = {i.tensor: schedule.local_bytes(i.tensor) for i in graph.inputs if i.kind in ("parameter", "buffer", "constant")}
-    states, resting = _states(schedule, optimizer), sum(parameters.values())
+    parameters, states = held_throughout(schedule), _states(schedule, optimizer)
     leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
     gradients = (leaving | set(schedule.sums)) - set(parameters)
     lives = [life for life in lifetimes(schedule) if life.name not in parameters]
@@ -68,9 +66,20 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     where = schedule.instructions[index].of if index < len(schedule.instructions) else "the optimizer's step"
     biggest = nsmallest(NAMED, ((-size, name) for name, size in {**at_peak, **parameters}.items()))
     return Memory(
-        best + resting + states, resting, grads, states, best - grads - staged, staged, where,
+        best + resting(schedule, optimizer), sum(parameters.values()), grads, states, best - grads - staged, staged, where,
         tuple((name, -size) for size, name in biggest),
     )  # fmt: skip
+
+
+def held_throughout(schedule: Schedule) -> dict[str, int]:
+    """The parameters, buffers and constants, with their bytes on a rank."""
+    kinds = ("parameter", "buffer", "constant")
+    return {item.tensor: schedule.local_bytes(item.tensor) for item in schedule.graph.inputs if item.kind in kinds}
+
+
+def resting(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of a rank that are there throughout: those, and the optimizer's states."""
+    return sum(held_throughout(schedule).values()) + _states(schedule, optimizer)
 
 
 def held(schedule: Schedule, optimizer: str) -> list[int]:

@@ -18,7 +18,7 @@ from autopar.schedule.bucketing import JOINED
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.freeing import staying
 from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
-from autopar.schedule.liveness import memory
+from autopar.schedule.liveness import held_throughout, resting
 from autopar.schedule.reusing import made_for_good, may_take
 from cost_models import Machine
 from solvers.arrays import Floats, Ints, offsets
@@ -222,18 +222,19 @@ class _Arrays:
         )  # fmt: skip
 
     def _slots(self, parts: Sequence[tuple[Collective, Part]]) -> Slots:
-        machine, classes = self.schedule.machine, dict[object, int]()
+        machine, classes, copying = self.schedule.machine, dict[object, int](), dict[str, tuple[float, float]]()
         table = []
         for slot, (call, part) in enumerate(parts):
             item, alone = self.items[2 * slot], Collective(part.target, (part,), call.in_place)
             key = item.half, item.stage, item.microbatch, call.kind, call.axes, call.reduction, call.dtype, call.late
             latency = machine.latency_seconds(call.kind, call.axes)
-            launch, slope = _copying(machine, call.dtype)
+            if call.dtype not in copying:
+                copying[call.dtype] = _copying(machine, call.dtype)
             table.append((
                 classes.setdefault(key, len(classes)) if call.kind in JOINED else ALONE, latency, max(part.step.seconds - latency, 0.0),
-                launch, slope, part.sent_bytes, part.came_bytes, part.target_bytes, alone.packs, alone.unpacks, call.kind == "all_gather",
-                call.kind == "all_reduce", part.late, self.place[self.root[part.target]], self.place[self.root[part.source]],
-                call.in_place,
+                *copying[call.dtype], part.sent_bytes, part.came_bytes, part.target_bytes, alone.packs, alone.unpacks,
+                call.kind == "all_gather", call.kind == "all_reduce", part.late, self.place[self.root[part.target]],
+                self.place[self.root[part.source]], call.in_place,
             ))  # fmt: skip
         columns = zip(*table, strict=True) if table else [()] * len(Slots._fields)
         floats = {"latency", "beyond", "launch", "slope"}
@@ -242,13 +243,13 @@ class _Arrays:
 
     def _storages(self) -> Storages:
         schedule, graph = self.schedule, self.schedule.graph
-        parameters = {item.tensor for item in graph.inputs if item.kind in ("parameter", "buffer", "constant")}
+        parameters = held_throughout(schedule)
         entered = {item.tensor: graph.parts(item.tensor) * schedule.local_bytes(item.tensor) for item in graph.inputs}
         entered |= {name: schedule.local_bytes(name) for name in schedule.sums}
         kept = {self.root[value] for value in staying(schedule) if value in self.root}
         sizes = [0 if name in parameters else entered[name] if name in entered else schedule.values[name].bytes for name in self.place]
-        resting = memory(schedule, self.optimizer).resting
-        return Storages(ints(sizes), ints(name in entered for name in self.place), ints(name in kept for name in self.place), resting)
+        comes, stays = ints(name in entered for name in self.place), ints(name in kept for name in self.place)
+        return Storages(ints(sizes), comes, stays, resting(schedule, self.optimizer))
 
     def _values(self, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What an instruction reads and writes; of a call what the slot does."""
