@@ -126,7 +126,6 @@ class Search(Trials):
                 self._by_step()
             self._settle()
             self.settle_best()
-            self.finish()
         except (KeyboardInterrupt, Late) as reason:
             self.interrupted = isinstance(reason, KeyboardInterrupt)
             if self.best is None or (self.interrupted and not self.fits):

@@ -205,12 +205,12 @@ class Trials:
             for one in self.close[1:]:
                 self.best = one if one.better(self.best, self.limit) else self.best
 
-    def finish(self) -> None:
-        """The best reordered with more effort, where anything is left to gain: of a long list that takes seconds."""
-        best, space = self.best, self.model.space
-        late = self.long and self.left <= 0
-        if best is not None and best.memory.peak <= self.limit and self.reached > self.gap and not (self.draft or late):
-            self.best = reordered(best, space.machine, space.optimizer, self.limit, EFFORT)
+    def finished(self, found: Timed) -> Timed:
+        """The answer reordered with more effort than others were, where anything is left to gain: of a long list that takes seconds."""
+        late = self.interrupted or (self.long and self.left <= 0)
+        if self.draft or late or found.memory.peak > self.limit or self.reached <= self.gap:
+            return found
+        return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, EFFORT)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:
         """One solve, its schedule taken in; None without choices.
