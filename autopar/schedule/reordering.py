@@ -30,8 +30,8 @@ PLAIN = 100
 
 
 def reorder(schedule: Schedule, optimizer: str, limit: int, effort: int = 1) -> Schedule:
-    """The schedule with what takes less, if there is any that is found. Everything must have its place, and nothing say yet when memory
-    goes (``passes.ENDING``); the limits grow with what is in flight and in buckets.
+    """The schedule with what takes less, if there is any that is found, or with what holds less where it holds more than it may. Everything
+    must have its place, and nothing say yet when memory goes (``passes.ENDING``); the limits grow with what is in flight and in buckets.
 
     Args:
         limit: bytes on a rank.

@@ -296,14 +296,15 @@ class Tuning:
     def hurried(self) -> Timed:
         """The best reordered, where that fits."""
         assert self.best is not None and self.kept is not None
-        if self.best.estimated or self.best.memory.peak > self.limit:
+        if self.best.estimated:
             return self.best
         if self._hurried is None or self._hurried[0] is not self.best:
             ((weight, placed),) = self.kept.placed
             changed = reorder(run_passes(placed.under(self.kept.limits), REORDERING), self.optimizer, self.limit)
             one = self._looked(self.kept.limits, ((weight, changed),))
-            made = self._timed(one)[0] if one.seconds < self.best.seconds * (1 - EQUAL) else self.best
-            gains = made is not self.best and made.memory.peak <= self.limit
+            hopeful = one.seconds < self.best.seconds * (1 - EQUAL) or self.best.memory.peak > self.limit
+            made = self._timed(one)[0] if hopeful else self.best
+            gains = made.memory.peak <= self.limit and made.better(self.best, self.limit)
             self._hurried = self.best, replace(made, placed_seconds=self.best.seconds) if gains else self.best
         return self._hurried[1]
 

@@ -24,8 +24,9 @@ LESS = 1 - 1e-9
 
 
 def descended(flat: Flat, order: Order, draws: Ints, limit: int) -> float:
-    """Makes moves of a list that holds no more than it may, as long as it takes no more; what it takes in the end. Those that gain nothing
-    are made too, but for more calls: others may come to something after them.
+    """Makes moves of a list, as long as it takes no more and holds no more than it may; what it takes in the end. Those that gain nothing
+    are made too, but for more calls: others may come to something after them. Where it holds more than it may, moves are made as long as
+    it holds no more than before, and takes no more where it holds as much.
 
     Args:
         order: written to.
@@ -55,7 +56,7 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
     """
     slots, room = len(order.leader), len(order.items)
     stamps, places, where = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(2 * slots + 2, dtype=np.int64)
-    least, found, looked = taken(flat, order, calls), 0, 0
+    least, held, found, looked = taken(flat, order, calls), most_held(flat, order, calls), 0, 0
     for item in range(room):
         stamps[item] = -1
     for move in range(0, len(draws), DRAWS):
@@ -69,13 +70,14 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
                 begin = min(max(begin, 0), order.length[0] - 1)  # calls may have gone since it was looked
             reach = 1 + below(draw[2], NEAR if draw[0] & 48 else order.length[0])
             end = shifted(flat, order, stamps, move, begin, reach, draw[0] & 64)
-            seconds = fitting(flat, order, calls, least, limit) if end != begin else -1.0
+            seconds = fitting(flat, order, calls, least, held, limit) if end != begin else -1.0
             if seconds < 0.0:
                 slide(order, end, begin)
         else:
-            seconds = regrouped(flat, order, before, calls, places, draw, least, limit)
+            seconds = regrouped(flat, order, before, calls, places, draw, least, held, limit)
         if seconds >= 0.0:
             least = seconds
+            held = most_held(flat, order, calls) if held > limit else held
     return least
 
 
@@ -89,14 +91,16 @@ def copy(order: Order, to: Order) -> None:
         to.following[slot] = order.following[slot]
 
 
-def regrouped(flat: Flat, order: Order, before: Order, calls: Calls, places: Ints, draw: Ints, most: float, limit: int) -> float:
+def regrouped(
+    flat: Flat, order: Order, before: Order, calls: Calls, places: Ints, draw: Ints, most: float, held: int, limit: int
+) -> float:  # fmt: skip
     """A part of a call becomes a call of its own or goes to another, or two calls become one; what the list takes then, -1 where nothing
     was changed.
 
     Args:
         before, places: written to: the order before, and where everything was in it.
         draw: the move's.
-        most, limit: what the list may take and hold.
+        most, held, limit: see ``fitting``.
     """
     kind, slot = draw[0] & 15, below(draw[1], len(order.leader))
     mine = order.leader[slot]
@@ -121,7 +125,7 @@ def regrouped(flat: Flat, order: Order, before: Order, calls: Calls, places: Int
         if rest >= 0:
             join_up(flat, order, calls, rest)
         join_up(flat, order, calls, other)
-        seconds = fitting(flat, order, calls, most * LESS if kind < SPLITS else most, limit)
+        seconds = fitting(flat, order, calls, most * LESS if kind < SPLITS else most, held, limit)
     if seconds < 0.0:
         copy(before, order)
         join_up(flat, order, calls, mine)
@@ -168,10 +172,18 @@ def below(draw: int, count: int) -> int:
     return (draw * count) >> BITS
 
 
-def fitting(flat: Flat, order: Order, calls: Calls, most: float, limit: int) -> float:
-    """Seconds that a list takes; -1 where that is more than it may be, or it holds more."""
+def fitting(flat: Flat, order: Order, calls: Calls, most: float, held: int, limit: int) -> float:
+    """Seconds that a list takes; -1 where that is more than it may be, or it holds more.
+
+    Args:
+        most: seconds that it may take.
+        held, limit: bytes that it held before, and those that it may hold: where it held more, less is worth any time.
+    """
     seconds = taken(flat, order, calls)
-    return seconds if seconds <= most and most_held(flat, order, calls) <= limit else -1.0
+    if held <= limit:
+        return seconds if seconds <= most and most_held(flat, order, calls) <= limit else -1.0
+    now = most_held(flat, order, calls)
+    return seconds if now < held or (now == held and seconds <= most) else -1.0
 
 
 def shifted(flat: Flat, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int) -> int:
