@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count as numbers
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from solvers.compiled import runs_loops
 
 SHORT = 1e-3
 """Share of a list's seconds below which a call less is not hoped for."""
-MOVES, WORK = 10_000, 50_000_000
-"""Moves that are tried, and instructions that are simulated for them, at most."""
+MOVES, EACH, WORK = 10_000, 60, 50_000_000
+"""Moves that are tried, those for each instruction, and instructions that are simulated for them, at most."""
 PLAIN = 100
 """Such a part of both where loops do not run as machine code."""
 
@@ -39,7 +39,8 @@ def reorder(schedule: Schedule, optimizer: str, limit: int, effort: int = 1) -> 
     """
     if schedule.machine.cost_model == "communication" or not schedule.instructions:
         return schedule
-    tried = effort * min(MOVES, WORK // len(schedule.instructions)) // (1 if runs_loops() else PLAIN)
+    count = len(schedule.instructions)
+    tried = effort * min(MOVES, EACH * count, WORK // count) // (1 if runs_loops() else PLAIN)
     draws = np.random.default_rng(0).integers(0, 2**BITS, DRAWS * tried)
     arrays, order, items = flat(schedule, optimizer)
     descended(arrays, order, draws, limit)
@@ -51,7 +52,7 @@ def rebuilt(schedule: Schedule, order: Order, items: Sequence[Instruction]) -> S
     """The list in an order."""
     parts = [part for call in schedule.calls for part in call.parts]
     known = {call.parts: call for call in schedule.calls}
-    number = count(max(item.id for item in schedule.instructions) + 1)
+    number = numbers(max(item.id for item in schedule.instructions) + 1)
     calls, made = dict[str, Collective](), dict[int, Instruction]()
     for leader in np.flatnonzero(order.leader == np.arange(len(parts))).tolist():
         shared = _shared(order, parts, leader)
