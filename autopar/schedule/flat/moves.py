@@ -95,7 +95,7 @@ def regrouped(
     flat: Flat, order: Order, before: Order, calls: Calls, places: Ints, draw: Ints, most: float, held: int, limit: int
 ) -> float:  # fmt: skip
     """A part of a call becomes a call of its own or goes to another, or two calls become one; what the list takes then, -1 where nothing
-    was changed.
+    was changed. All-reduces do not part: alone each may be made where its source lies, which only the passes tell.
 
     Args:
         before, places: written to: the order before, and where everything was in it.
@@ -104,7 +104,7 @@ def regrouped(
     """
     kind, slot = draw[0] & 15, below(draw[1], len(order.leader))
     mine = order.leader[slot]
-    alone, other = order.following[mine] < 0, slot
+    alone, other = order.following[mine] < 0 or flat.slots.reduces[slot] > 0, slot
     if kind >= SPLITS:
         other = partner(flat, order, mine, draw[2])
     if other < 0 or (kind < SPLITS and alone):
