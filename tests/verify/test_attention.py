@@ -111,8 +111,8 @@ def test_the_values_are_those_of_one_device(ranks: int, way: str, monkeypatch: p
     assert factors(plan) == {way}
     assert not autopar.check(Plan.from_json(plan.to_json(), "the plan"))
     result = verify(plan, target(), backend="simulate", steps=2)
-    # Values are asked here. What is predicted of memory counts a gradient beside the bucket that it is copied into; of so small a model that
-    # is a tenth of the peak, and on four ranks less is held.
+    # What is predicted of memory counts a gradient beside the bucket that it is copied into: a tenth of the peak of so small a model, of
+    # which on four ranks less is held.
     assert not [problem for problem in result.problems if not problem.startswith("peak memory")], result.problems
 
 
