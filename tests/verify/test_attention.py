@@ -110,10 +110,8 @@ def test_the_values_are_those_of_one_device(ranks: int, way: str, monkeypatch: p
     expansion._expand.cache_clear()
     assert factors(plan) == {way}
     assert not autopar.check(Plan.from_json(plan.to_json(), "the plan"))
-    result = verify(plan, target(), backend="simulate", steps=2)
-    # What is predicted of memory counts a gradient beside the bucket that it is copied into: a tenth of the peak of so small a model, of
-    # which on four ranks less is held.
-    assert not [problem for problem in result.problems if not problem.startswith("peak memory")], result.problems
+    result = verify(plan, target(), backend="gloo", steps=2)  # in one process ranks would not hold what is added up at one moment
+    assert result.passed, result.problems
 
 
 def test_keys_of_each_microbatch_travel() -> None:

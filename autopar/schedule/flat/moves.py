@@ -19,6 +19,8 @@ LOOKED, AROUND = 200, 16
 SHIFTS, SPLITS, PASSES = 12, 13, 14
 """Of 16 moves the numbers below the first are those of instructions, then those to calls of their own, then those from one call to
 another; in the others two calls become one."""
+LIGHTER = 4
+"""Such a part of the moves, the last, may not raise what is held."""
 LESS = 1 - 1e-9
 """What more calls have to come to."""
 
@@ -26,7 +28,8 @@ LESS = 1 - 1e-9
 def descended(flat: Flat, order: Order, draws: Ints, limit: int) -> float:
     """Makes moves of a list, as long as it takes no more and holds no more than it may; what it takes in the end. Those that gain nothing
     are made too, but for more calls: others may come to something after them. Where it holds more than it may, moves are made as long as
-    it holds no more than before, and takes no more where it holds as much.
+    it holds no more than before, and takes no more where it holds as much; and so are the last of them, for less memory where it takes the
+    same.
 
     Args:
         order: written to.
@@ -59,7 +62,11 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
     least, held, found, looked = taken(flat, order, calls), most_held(flat, order, calls), 0, 0
     for item in range(room):
         stamps[item] = -1
+    cap, lighter = limit, len(draws) - len(draws) // LIGHTER
     for move in range(0, len(draws), DRAWS):
+        if move >= lighter and cap == limit:
+            held = most_held(flat, order, calls)
+            cap = min(held, limit)
         draw = draws[move : move + DRAWS]
         if move >= looked:
             found, looked = stalls(flat, order, calls, places, where), move + DRAWS * LOOKED
@@ -70,14 +77,16 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
                 begin = min(max(begin, 0), order.length[0] - 1)  # calls may have gone since it was looked
             reach = 1 + below(draw[2], NEAR if draw[0] & 48 else order.length[0])
             end = shifted(flat, order, stamps, move, begin, reach, draw[0] & 64)
-            seconds = fitting(flat, order, calls, least, held, limit) if end != begin else -1.0
+            seconds = fitting(flat, order, calls, least, held, cap) if end != begin else -1.0
             if seconds < 0.0:
                 slide(order, end, begin)
         else:
-            seconds = regrouped(flat, order, before, calls, places, draw, least, held, limit)
+            seconds = regrouped(flat, order, before, calls, places, draw, least, held, cap)
         if seconds >= 0.0:
             least = seconds
-            held = most_held(flat, order, calls) if held > limit else held
+            if held > limit or move >= lighter:
+                held = most_held(flat, order, calls)
+                cap = min(held, limit) if move >= lighter else limit
     return least
 
 
