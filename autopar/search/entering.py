@@ -82,7 +82,7 @@ def _split(search: Trials, begin: Timed, inputs: frozenset[str], most: float, fi
     made = _with(graph, given, extract(model, model.expand(choices)), touched)
     if isinstance(model, FoldedModel) and not model.fold.agrees(made):
         return None
-    found = search.exact(replace(begin, assignment=made))
+    found = search.finished(search.exact(replace(begin, assignment=made)))
     return found if found.memory.peak <= search.limit and found.seconds <= most else None
 
 

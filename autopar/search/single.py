@@ -82,7 +82,8 @@ def search_model(
         written.settle(search)
     clock.lap("solve")
     assert search.best is not None
-    best = search.finished(_settled(search, search.best))
+    search.best = search.finished(search.best)
+    best = _settled(search, search.best)
     made, interrupted = put_together(lambda: _found(search, best, written, clock))
     return replace(made, interrupted=made.interrupted or interrupted)
 

@@ -138,11 +138,17 @@ class Case:
         squares = [in_double(outputs[name].detach()).abs().square() for name in self.tangents]
         return float((sum(square.sum() for square in squares) / max(1, sum(square.numel() for square in squares))).sqrt())
 
-    def backward(self, outputs: Mapping[str, torch.Tensor], tangents: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Backward from the loss, or from the outputs with the tangents; placed ones where the outputs are."""
+    def backward(
+        self, outputs: Mapping[str, torch.Tensor], tangents: Mapping[str, torch.Tensor] | None = None, begin: torch.Tensor | None = None
+    ) -> None:  # fmt: skip
+        """Backward from the loss, or from the outputs with the tangents; placed ones where the outputs are.
+
+        Args:
+            begin: the loss's own gradient, which autograd makes where it is not given.
+        """
         if not self.tangents:
             if outputs["loss"].requires_grad:
-                outputs["loss"].backward()
+                outputs["loss"].backward(begin)
             return
         given = self.tangents if tangents is None else tangents
         names = [name for name in self.tangents if outputs[name].requires_grad]
@@ -210,8 +216,10 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     """The compiled module on this rank of the default process group. Whole tensors are put together on rank 0, and missing elsewhere.
 
     The first step is given plain inputs, whole on all ranks, as users call it; later ones placed inputs, and ``MEASURED`` of them are
-    measured. Their least peak counts: a backend's thread may hold the buffers of a collective that is done for a moment longer.
+    measured. Their least peak counts: a backend's thread may hold the buffers of a collective that is done for a moment longer. What the
+    loss's own gradient takes is autograd's, and of no plan.
     """
+    begin: torch.Tensor | None = None
     trial, place, schedule = Trial(), module.place, module.schedule
     optimizer = trainer(case.optimizer, module.parameters()) if case.trains else None
     plain = case.inputs()
@@ -229,10 +237,12 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
         with LiveMemory(held) if measured else nullcontext() as memory, module.observed_collectives() as observed:
             outputs = case.outputs(module(*args, **kwargs))
             if optimizer is not None:
-                case.backward(outputs, tangents)
+                case.backward(outputs, tangents, begin)
         if memory is not None:
             trial.peak_bytes = min(trial.peak_bytes or memory.peak, memory.peak)
         whole = {name: _collect(tensor, trial, place) for name, tensor in outputs.items()}
+        if turn == 0 and "loss" in outputs:
+            begin = torch.ones(outputs["loss"].shape, dtype=outputs["loss"].dtype, device=outputs["loss"].device)
         if turn == 0:
             changed = {f"buffer:{name}": _collect(buffers[name], trial, place) for name in case.mutated()}
             trial.observed, trial.outputs = list(observed), whole | changed

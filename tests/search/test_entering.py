@@ -49,14 +49,13 @@ def lie(found: Found) -> dict[str, str]:
 
 
 def test_inputs_are_split_where_that_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entering, "SHARE", 5e-3)  # the gathers of what is split cost a third of a percent here
     graph, on = large(), machine("dp=8")
     found = find_plan(graph, on, time_limit=600.0)
     monkeypatch.setattr(single, "split_inputs", lambda search: None)
     plain = find_plan(graph, on, time_limit=600.0)
     assert "R R" in lie(plain).values(), "the case is one in which a whole input saves something"
     assert set(lie(found).values()) == {"S0 R"}
-    assert plain.seconds <= found.seconds <= plain.seconds * (1 + entering.SHARE)
+    assert found.seconds <= plain.seconds * (1 + entering.SHARE)  # less, where its list came to be moved further
     assert found.bound_seconds <= plain.seconds and found.memory.peak <= plain.memory.peak * 1.01
 
 

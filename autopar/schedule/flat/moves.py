@@ -21,8 +21,8 @@ SHIFTS, SPLITS, PASSES = 12, 13, 14
 another; in the others two calls become one."""
 LIGHTER = 4
 """Such a part of the moves, the last, may not raise what is held."""
-LESS = 1 - 1e-9
-"""What more calls have to come to."""
+SAME, LESS = 1 + 1e-12, 1 - 1e-9
+"""What takes as much, but for rounding, and what more calls have to come to."""
 
 
 def descended(flat: Flat, order: Order, draws: Ints, limit: int) -> float:
@@ -58,7 +58,7 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
         before: a copy of the order, to be written to.
     """
     slots, room = len(order.leader), len(order.items)
-    stamps, places, where = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(2 * slots + 2, dtype=np.int64)
+    stamps, places, where = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(3 * slots + 2, dtype=np.int64)
     least, held, found, looked = taken(flat, order, calls), most_held(flat, order, calls), 0, 0
     for item in range(room):
         stamps[item] = -1
@@ -71,19 +71,23 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
         if move >= looked:
             found, looked = stalls(flat, order, calls, places, where), move + DRAWS * LOOKED
         if draw[0] & 15 < SHIFTS or slots == 0:
-            begin = below(draw[1], order.length[0])
-            if found > 0 and draw[0] & 512 > 0:
-                begin = where[below(draw[3], found)] + (below(draw[4], 2 * AROUND) - AROUND if draw[0] & 1024 else 0)
-                begin = min(max(begin, 0), order.length[0] - 1)  # calls may have gone since it was looked
+            begin, earlier = below(draw[1], order.length[0]), draw[0] & 64
             reach = 1 + below(draw[2], NEAR if draw[0] & 48 else order.length[0])
-            end = shifted(flat, order, stamps, move, begin, reach, draw[0] & 64)
+            if found > 0 and draw[0] & 512 > 0:
+                at = min(where[below(draw[3], found)], order.length[0] - 1)  # calls may have gone since it was looked
+                begin = at + (below(draw[4], 2 * AROUND) - AROUND if draw[0] & 1024 else 0)
+                if draw[0] & 6144 == 4096:  # what comes later, to where operators stand still
+                    begin, earlier = at + below(draw[4], order.length[0] - at), 1
+                    reach = max(begin - at, 1)
+                begin = min(max(begin, 0), order.length[0] - 1)
+            end = shifted(flat, order, stamps, move, begin, reach, earlier)
             seconds = fitting(flat, order, calls, least, held, cap) if end != begin else -1.0
             if seconds < 0.0:
                 slide(order, end, begin)
         else:
             seconds = regrouped(flat, order, before, calls, places, draw, least, held, cap)
         if seconds >= 0.0:
-            least = seconds
+            least = min(least, seconds)
             if held > limit or move >= lighter:
                 held = most_held(flat, order, calls)
                 cap = min(held, limit) if move >= lighter else limit
@@ -144,13 +148,16 @@ def regrouped(
 
 
 def stalls(flat: Flat, order: Order, calls: Calls, places: Ints, where: Ints) -> int:
-    """Where operators stand still: the places of waits, and of the starts of their calls; how many places.
+    """Where operators stand still: the places of waits, and of the starts of their calls; and of starts that wait for what they read; how
+    many places.
 
     Args:
         places, where: written to: where each instruction is, and what is found.
     """
     slots, found, now, ends = len(order.leader), 0, 0.0, np.empty(len(order.leader) + 1)
     free = np.empty(flat.link_count + 1)
+    for slot in range(slots):
+        ends[slot] = 0.0
     for link in range(flat.link_count):
         free[link] = 0.0
     for at in range(order.length[0]):
@@ -165,7 +172,15 @@ def stalls(flat: Flat, order: Order, calls: Calls, places: Ints, where: Ints) ->
                 found += 2
             now += calls.copies[item >> 1]
         else:
-            begin = now
+            begin, part = now, item >> 1
+            while part >= 0:
+                for place in range(flat.flying.begins[part], flat.flying.begins[part + 1]):
+                    begin = max(begin, ends[order.leader[flat.flying.entries[place]]])
+                part = order.following[part]
+            if begin > now and not flat.overlaps:
+                now = begin
+                where[found] = at
+                found += 1
             for link in range(flat.link_count):
                 if (flat.items.links[item] >> link) & 1:
                     begin = max(begin, free[link])
@@ -190,9 +205,9 @@ def fitting(flat: Flat, order: Order, calls: Calls, most: float, held: int, limi
     """
     seconds = taken(flat, order, calls)
     if held <= limit:
-        return seconds if seconds <= most and most_held(flat, order, calls) <= limit else -1.0
+        return seconds if seconds <= most * SAME and most_held(flat, order, calls) <= limit else -1.0
     now = most_held(flat, order, calls)
-    return seconds if now < held or (now == held and seconds <= most) else -1.0
+    return seconds if now < held or (now == held and seconds <= most * SAME) else -1.0
 
 
 def shifted(flat: Flat, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int) -> int:
