@@ -1,7 +1,8 @@
 """Bytes of live tensors, operator by operator: what a rank holds, not what its process has taken from the system.
 
-Every operator that torch dispatches is seen; the storages of its results are counted when first seen and uncounted when freed.
-What lives only inside one operator is not seen, and the plan's prediction does not count it either.
+Every operator that torch dispatches is seen; the storages that it makes are counted when first seen and uncounted when freed.
+What lives only inside one operator, or inside a collective, is not seen, and the plan's prediction does not count it either: gloo reduces a
+copy of its own, of which only the views are dispatched.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class LiveMemory(dispatch_mode()):  # type: ignore[misc]
         self.peak = self.total
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = {storage_key(_local(leaf)) for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in leaves_of(result):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and storage_key(_local(leaf)) not in given:
                 self._count(leaf)
         self.peak = max(self.peak, self.total)
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, DTensor):
-            tensor = tensor.to_local()
+        tensor = _local(tensor)
         storage, key = tensor.untyped_storage(), storage_key(tensor)
         if key not in self._live:
             self._live[key] = storage.nbytes()
@@ -50,3 +51,8 @@ class LiveMemory(dispatch_mode()):  # type: ignore[misc]
 
     def _free(self, key: int) -> None:
         self.total -= self._live.pop(key)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, of a tensor that is split."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -27,6 +27,7 @@ from autopar.target import Target
 from autopar.verify import trials, verify, verifying
 from autopar.verify.comparison import MEMORY_TOLERANCE, error, relative
 from autopar.verify.examples import index_bound, with_values
+from autopar.verify.live_memory import LiveMemory
 from benchmarks.models import stressed
 
 KEYS = {"passed", "ranks", "compared_in", "outputs", "gradients", "losses", "collectives", "peak_memory_bytes_per_rank"}
@@ -412,6 +413,18 @@ def test_what_collectives_give_back_before_their_wait_is_known(
     found = verify(plan, target, backend="simulate", steps=2)
     assert found.passed, str(found)
     assert found.measured_bytes < 0.9 * found.predicted_bytes
+
+
+def test_what_a_view_shows_is_counted_where_it_was_made() -> None:
+    """gloo reduces a copy that no operator of the program made, and views it."""
+    held, made_elsewhere = torch.ones(8), torch.ones(1024)
+    with LiveMemory([held]) as memory:
+        made_elsewhere[:4].add_(1)
+        assert memory.peak == held.nbytes
+        kept = held[:4] + 1
+        assert memory.peak == held.nbytes + kept.nbytes
+        del kept
+        assert memory.total == held.nbytes
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
