@@ -29,13 +29,14 @@ PLAIN = 100
 """Such a part of both where loops do not run as machine code."""
 
 
-def reorder(schedule: Schedule, optimizer: str, limit: int, effort: int = 1) -> Schedule:
+def reorder(schedule: Schedule, optimizer: str, limit: int, effort: int = 1, *, captured: bool = True) -> Schedule:
     """The schedule with what takes less, if there is any that is found, or with what holds less where it holds more than it may. Everything
     must have its place, and nothing say yet when memory goes (``passes.ENDING``); the limits grow with what is in flight and in buckets.
 
     Args:
         limit: bytes on a rank.
         effort: so many times as many moves are tried.
+        captured: see ``descended``: what was reordered before is not as it was captured.
     """
     if schedule.machine.cost_model == "communication" or not schedule.instructions:
         return schedule
@@ -43,7 +44,7 @@ def reorder(schedule: Schedule, optimizer: str, limit: int, effort: int = 1) -> 
     tried = effort * min(MOVES, EACH * count, WORK // count) // (1 if runs_loops() else PLAIN)
     draws = np.random.default_rng(0).integers(0, 2**BITS, DRAWS * tried)
     arrays, order, items = flat(schedule, optimizer)
-    descended(arrays, order, draws, limit)
+    descended(arrays, order, draws, limit, captured=captured)
     found = rebuilt(schedule, order, items)
     return found if is_legal(found) else schedule
 

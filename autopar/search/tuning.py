@@ -400,7 +400,7 @@ def reordered(found: Timed, machine: Machine, optimizer: str, limit: int, effort
     """The same reordered with more effort (``reorder``), where it takes less and fits; not what is estimated."""
     if found.estimated or machine.cost_model == "communication":
         return found
-    made = reuse(reorder(undone(found.schedule), optimizer, limit, effort))
+    made = reuse(reorder(undone(found.schedule), optimizer, limit, effort, captured=False))
     step, held = step_seconds(made, optimizer), memory(made, optimizer)
     if step >= found.step_seconds * (1 - EQUAL) or held.peak > limit:
         return found

@@ -19,25 +19,29 @@ LOOKED, AROUND = 200, 16
 SHIFTS, SPLITS, PASSES = 12, 13, 14
 """Of 16 moves the numbers below the first are those of instructions, then those to calls of their own, then those from one call to
 another; in the others two calls become one."""
-LIGHTER = 4
-"""Such a part of the moves, the last, may not raise what is held."""
+FIXED, LIGHTER = 4, 4
+"""Such a part of the moves, the first, leaves operators in their order, and such a part, the last, may not raise what is held."""
 SAME, LESS = 1 + 1e-12, 1 - 1e-9
 """What takes as much, but for rounding, and what more calls have to come to."""
 
 
-def descended(flat: Flat, order: Order, draws: Ints, limit: int) -> float:
+def descended(flat: Flat, order: Order, draws: Ints, limit: int, *, captured: bool) -> float:
     """Makes moves of a list, as long as it takes no more and holds no more than it may; what it takes in the end. Those that gain nothing
     are made too, but for more calls: others may come to something after them. Where it holds more than it may, moves are made as long as
     it holds no more than before, and takes no more where it holds as much; and so are the last of them, for less memory where it takes the
     same.
 
+    What the search proves of memory, it proves of operators as they were captured (``search.lives``). So they change their order only
+    where a rank holds no less then than with them as captured.
+
     Args:
         order: written to.
         draws: ``DRAWS`` for each move that is tried.
         limit: bytes on a rank.
+        captured: operators are in that order now; otherwise no less is held than now.
     """
     before = Order(*(array.copy() for array in order))
-    return descend(flat, order, before, calls_of(flat, order), draws, limit)
+    return descend(flat, order, before, calls_of(flat, order), draws, limit, int(captured))
 
 
 def calls_of(flat: Flat, order: Order) -> Calls:
@@ -51,7 +55,7 @@ def calls_of(flat: Flat, order: Order) -> Calls:
 
 
 @loop
-def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, limit: int) -> float:
+def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, limit: int, captured: int) -> float:
     """See ``descended``.
 
     Args:
@@ -63,7 +67,12 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
     for item in range(room):
         stamps[item] = -1
     cap, lighter = limit, len(draws) - len(draws) // LIGHTER
+    fixed, lightest, floor = captured, held, 0 if captured > 0 else held
     for move in range(0, len(draws), DRAWS):
+        if fixed > 0 and move >= len(draws) // FIXED:
+            held = most_held(flat, order, calls)
+            fixed, lightest = 1 if held > limit else 0, min(lightest, held)
+            floor = 0 if fixed > 0 else lightest
         if move >= lighter and cap == limit:
             held = most_held(flat, order, calls)
             cap = min(held, limit)
@@ -80,12 +89,12 @@ def descend(flat: Flat, order: Order, before: Order, calls: Calls, draws: Ints, 
                     begin, earlier = at + below(draw[4], order.length[0] - at), 1
                     reach = max(begin - at, 1)
                 begin = min(max(begin, 0), order.length[0] - 1)
-            end = shifted(flat, order, stamps, move, begin, reach, earlier)
-            seconds = fitting(flat, order, calls, least, held, cap) if end != begin else -1.0
+            end = shifted(flat, order, stamps, move, begin, reach, earlier, fixed)
+            seconds = fitting(flat, order, calls, least, held, floor, cap) if end != begin else -1.0
             if seconds < 0.0:
                 slide(order, end, begin)
         else:
-            seconds = regrouped(flat, order, before, calls, places, draw, least, held, cap)
+            seconds = regrouped(flat, order, before, calls, places, draw, least, held, floor, cap)
         if seconds >= 0.0:
             least = min(least, seconds)
             if held > limit or move >= lighter:
@@ -105,7 +114,7 @@ def copy(order: Order, to: Order) -> None:
 
 
 def regrouped(
-    flat: Flat, order: Order, before: Order, calls: Calls, places: Ints, draw: Ints, most: float, held: int, limit: int
+    flat: Flat, order: Order, before: Order, calls: Calls, places: Ints, draw: Ints, most: float, held: int, least: int, limit: int
 ) -> float:  # fmt: skip
     """A part of a call becomes a call of its own or goes to another, or two calls become one; what the list takes then, -1 where nothing
     was changed. All-reduces do not part: alone each may be made where its source lies, which only the passes tell.
@@ -113,7 +122,7 @@ def regrouped(
     Args:
         before, places: written to: the order before, and where everything was in it.
         draw: the move's.
-        most, held, limit: see ``fitting``.
+        most, held, least, limit: see ``fitting``.
     """
     kind, slot = draw[0] & 15, below(draw[1], len(order.leader))
     mine = order.leader[slot]
@@ -138,7 +147,7 @@ def regrouped(
         if rest >= 0:
             join_up(flat, order, calls, rest)
         join_up(flat, order, calls, other)
-        seconds = fitting(flat, order, calls, most * LESS if kind < SPLITS else most, held, limit)
+        seconds = fitting(flat, order, calls, most * LESS if kind < SPLITS else most, held, least, limit)
     if seconds < 0.0:
         copy(before, order)
         join_up(flat, order, calls, mine)
@@ -196,22 +205,29 @@ def below(draw: int, count: int) -> int:
     return (draw * count) >> BITS
 
 
-def fitting(flat: Flat, order: Order, calls: Calls, most: float, held: int, limit: int) -> float:
-    """Seconds that a list takes; -1 where that is more than it may be, or it holds more.
+def fitting(flat: Flat, order: Order, calls: Calls, most: float, held: int, least: int, limit: int) -> float:
+    """Seconds that a list takes; -1 where that is more than it may be, or it holds more, or less.
 
     Args:
         most: seconds that it may take.
-        held, limit: bytes that it held before, and those that it may hold: where it held more, less is worth any time.
+        held: bytes that it held before.
+        least, limit: those that it may hold: where it held more, less is worth any time.
     """
     seconds = taken(flat, order, calls)
-    if held <= limit:
-        return seconds if seconds <= most * SAME and most_held(flat, order, calls) <= limit else -1.0
+    if held <= limit and seconds > most * SAME:
+        return -1.0
     now = most_held(flat, order, calls)
+    if held <= limit:
+        return seconds if now >= least and now <= limit else -1.0
     return seconds if now < held or (now == held and seconds <= most * SAME) else -1.0
 
 
-def shifted(flat: Flat, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int) -> int:
-    """Moves an instruction so many places, or as many as what it must follow or precede allows; the place where it then is."""
+def shifted(flat: Flat, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int, fixed: int) -> int:
+    """Moves an instruction so many places, or as many as what it must follow or precede allows; the place where it then is.
+
+    Args:
+        fixed: 1 where operators stay in their order.
+    """
     slots, items = len(order.leader), order.items
     item, end = items[begin], begin
     rows = flat.items.before if earlier else flat.items.after
@@ -220,14 +236,12 @@ def shifted(flat: Flat, order: Order, stamps: Ints, stamp: int, begin: int, reac
         for place in range(rows.begins[part], rows.begins[part + 1]):
             stamps[represents(order, slots, rows.entries[place])] = stamp
         part = 2 * order.following[part >> 1] + (item & 1) if item < 2 * slots and order.following[part >> 1] >= 0 else -1
-    half = flat.items.half[item]
-    if earlier:
-        while end > 0 and begin - end < reach and stamps[items[end - 1]] != stamp and flat.items.half[items[end - 1]] == half:
-            end -= 1
-    else:
-        last = order.length[0] - 1
-        while end < last and end - begin < reach and stamps[items[end + 1]] != stamp and flat.items.half[items[end + 1]] == half:
-            end += 1
+    half, step, last = flat.items.half[item], -1 if earlier else 1, 0 if earlier else order.length[0] - 1
+    while end != last and (end - begin) * step < reach:
+        other = items[end + step]
+        if stamps[other] == stamp or flat.items.half[other] != half or fixed * flat.items.works[item] * flat.items.works[other] > 0:
+            break
+        end += step
     slide(order, begin, end)
     return end
 
