@@ -28,6 +28,7 @@ exposure     prices by what operators waited for
 bounds       weights whose optimum bounds every step
 calls        what calls take beside what they send
 counting     a bound that counts it
+excluding    what plans of little time do without
 renting      a bound where memory is short: what is held is paid for
 pooled       a bound where memory is short: one rank with the memory of all
 changes      changes of a plan, one thing at a time

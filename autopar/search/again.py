@@ -149,7 +149,8 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
     op = producer.name if producer is not None and producer.name in runs.times else ""
     early, late = site.phases(graph)
     own = tuple(dict.fromkeys(spec for spec in site.specs if not spec.partial)) or tuple(dict.fromkeys(site.specs))
-    made = () if layout is None else tuple(spec for spec in layout.specs if not spec.partial) or layout.specs
+    offered = () if layout is None else tuple(dict.fromkeys(layout.specs))
+    made = tuple(spec for spec in offered if not spec.partial) or offered
     first = min((reader.time for reader in late), default=None)
     ends = (first,) if first is not None else _ends(runs, second, whole=producer is not None)
     found = _Choices()
@@ -180,7 +181,8 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
     if layout is not None:
         assert site.forward is not None
         shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
-        model.connect(site.forward, node, model.once((id(shared), key, "made"), lambda: np.where(copied, shared, 0.0), shared))
+        table = model.once((id(shared), key, layout.late, "made"), lambda: made_from(layout, shared, copied), shared)
+        model.connect(site.forward, node, table)
     if op:
         again = model.number["again", op]
         outputs = space.op_choices(graph.op[op]).outputs(graph.op[op].outputs.index(site.tensor))
@@ -209,6 +211,12 @@ def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarr
     it is made again for nothing."""
     of_own = np.where(same == 0.0, IMPOSSIBLE, table) if viewed else table
     return np.where(kept, np.where(copied, np.where(same == 0.0, IMPOSSIBLE, 0.0), of_own), 0.0)
+
+
+def made_from(layout: Node, table: np.ndarray, copied: np.ndarray) -> np.ndarray:
+    """What is ``copied`` from the layout, for what the table says; nothing from one that is late."""
+    late = np.array(layout.late or (False,) * len(layout.specs))
+    return np.where(copied, np.where(late[:, None], IMPOSSIBLE, table), 0.0)
 
 
 def _agrees(again: Node, outputs: tuple[ShardingSpec, ...], found: _Choices, alone: bool) -> np.ndarray:

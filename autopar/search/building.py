@@ -10,7 +10,7 @@ import numpy as np
 from autopar.graph import Phase
 from autopar.rules import is_alias
 from autopar.schedule import OUTPUT
-from autopar.search.again import SMALL_SHARE, Runs, add_runs, add_saved, find_runs, once_gone, read_table
+from autopar.search.again import SMALL_SHARE, Runs, add_runs, add_saved, find_runs, made_from, once_gone, read_table
 from autopar.search.lives import add_lives
 from autopar.search.model import Model, Node, Reader, Side, Site
 from autopar.search.space import IMPOSSIBLE, Space
@@ -99,7 +99,8 @@ def _add_site(model: Model, tensor: str, readers: list[Reader], runs: Runs | Non
     needed = [*late, *second]
     current, current_specs, layout = source, specs, None
     if early and (len(early) > 1 or needed or pinned):
-        site.forward = _add_layout(model, site, "forward", source, specs, early, pinned)
+        twice = bool(needed) and model.ends_late.issuperset(reader.name for reader in early)
+        site.forward = _add_layout(model, site, "forward", source, specs, early, pinned, twice)
         layout = model.nodes[site.forward]
         _connect_readers(model, tensor, site.forward, layout.specs, early, "forward")
     elif early:
@@ -120,8 +121,13 @@ def _add_site(model: Model, tensor: str, readers: list[Reader], runs: Runs | Non
 
 
 def _add_layout(
-    model: Model, site: Site, phase: Phase, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], pinned: ShardingSpec | None
-) -> int:
+    model: Model, site: Site, phase: Phase, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader],
+    pinned: ShardingSpec | None, twice: bool = False,
+) -> int:  # fmt: skip
+    """
+    Args:
+        twice: each spec is there twice, for backward as well and for what may be late alone.
+    """
     wanted = dict.fromkeys(spec for reader in readers for spec in reader.specs)
     if pinned:
         wanted = {pinned: None}
@@ -135,8 +141,11 @@ def _add_layout(
     if not reachable.all():
         chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
         table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
+    late = (False,) * len(chosen) + (True,) * len(chosen) if twice else ()
+    if twice:
+        chosen, table = chosen * 2, np.hstack([table, table])
     table = once_gone(model, source, table)
-    node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase))
+    node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase, late=late))
     side = _side(model, source, phase, all(reader.name.startswith(OUTPUT) for reader in readers))
     model.side_of_layout[node] = side
     share = _share(model, *readers)
@@ -218,7 +227,8 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
     tensor = space.graph.tensors[site.tensor]
     stored = site.tensor not in space.graph.producer
     own = tuple(dict.fromkeys(spec for spec in site.specs if not spec.partial)) or tuple(dict.fromkeys(site.specs))
-    made = tuple(spec for spec in layout.specs if not spec.partial) or layout.specs
+    offered = tuple(dict.fromkeys(layout.specs))
+    made = tuple(spec for spec in offered if not spec.partial) or offered
     specs = (*own, *made)
     from_layout = (False,) * len(own) + (True,) * len(made)
     node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))
@@ -228,7 +238,8 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
     model.connect(site.producer, node, model.once((id(table), from_layout, "own"), lambda: _own(table, same, choice), table))
     shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
     assert site.forward is not None
-    model.connect(site.forward, node, model.once((id(shared), from_layout, "made"), lambda: np.where(choice, shared, 0.0), shared))
+    key = id(shared), from_layout, layout.late, "made"
+    model.connect(site.forward, node, model.once(key, lambda: made_from(layout, shared, choice), shared))
     return node
 
 

@@ -58,6 +58,7 @@ class Node:
         moments: of ``saved``: which of its times the operator's second run has.
         spans: of ``saved`` where operators may run again: from when to when what is chosen is there for backward.
         picks: of ``again``: the strategy, by number; -1 where it does not run.
+        late: of ``layout``: nothing that backward reads is made from it; empty where that is not told apart.
     """
 
     kind: Kind
@@ -70,6 +71,7 @@ class Node:
     moments: tuple[int, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
     picks: np.ndarray | None = None
+    late: tuple[bool, ...] = ()
     items: list[list[Item]] = field(default_factory=list)
 
 
@@ -271,19 +273,24 @@ class Model:
     @cached_property
     def late(self) -> Mapping[int, np.ndarray]:
         """Of the edges whose reshards may be for the loss alone, the target's choices in which no operator waits for them."""
-        graph, found = self.space.graph, dict[int, np.ndarray]()
-        if graph.loss is None or self.space.machine.cost_model == "communication":
-            return found
-        ends, kept = may_be_late(graph), may_keep(graph)
+        graph, found, ends = self.space.graph, dict[int, np.ndarray](), self.ends_late
+        kept = may_keep(graph)
         for number, edge in enumerate(self.edges):
             target = self.nodes[edge.target]
             if edge.tensor is None or edge.phase != "forward" or target.kind not in ("op", "output", "layout"):
                 continue
             readers = [target.name] if target.kind != "layout" else [one.name for one in self.sites[target.name].phases(graph)[0]]
-            if ends.issuperset(readers):
+            if ends and ends.issuperset(readers):
                 small = np.array([pricing.local_bytes(edge.tensor, spec, self.space.machine) <= kept for spec in edge.targets])
-                found[number] = small
+                found[number] = small & np.array(target.late) if target.late else small
         return found
+
+    @cached_property
+    def ends_late(self) -> frozenset[str]:
+        """Those for which nothing but the loss may wait (``lateness``); none where the loss is no output, or nothing overlaps."""
+        graph = self.space.graph
+        waits = graph.loss is None or self.space.machine.cost_model == "communication"
+        return frozenset() if waits else may_be_late(graph)
 
     @cached_property
     def spread(self) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ from autopar.search.bounds import Answer, Cuts, Mixture, blend, floor
 from autopar.search.building import build_model
 from autopar.search.calls import Charges
 from autopar.search.counting import Counting
+from autopar.search.excluding import within
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
@@ -76,8 +77,10 @@ ENOUGH = 0.01
 MUCH = 0.01
 """Share of a step from which what calls take at least is much of it."""
 CALLING, NEARLY, SOLVING = 0.2, 1e-3, 0.015
-"""Share of the time limit for the bound that counts calls; the gap at which its solves stop where memory is paid for, and the share of the
-time limit for one."""
+"""Share of the time limit for the bound that counts calls, and for that of paths where memory is short; the gap at which the solves of the
+former stop where memory is paid for, and the share of the time limit for one."""
+EXCLUDING = 8
+"""Times for which it is asked what plans of less do without (``excluding``), halfway between the bound and the best plan."""
 LOOSE = 0.1
 """The gap from which others are asked for of a large problem too, each a solve of seconds."""
 RENTING, BRIEF = 0.35, 0.1
@@ -281,6 +284,7 @@ class Search(Trials):
         cuts = Cuts(self.model, self.slowdown)
         huge = len(self.problem.edge_costs) > HUGE
         center, idle, little, most = cuts.first(), 0, LITTLE if huge else GAIN, math.inf
+        until = math.inf if self.plain is None else perf_counter() + CALLING * self.time_limit
         mixture = center
         self.mixtures.append((floor(self.model), center))
         for model, choices in self.chosen:
@@ -294,7 +298,7 @@ class Search(Trials):
             found = ask(mixture, close_enough(left_open, self.aim, most), proves=True, limit=UNLIMITED if self.again else None)
             if self.last is not None and self.last.message == INTERRUPTED:
                 raise KeyboardInterrupt
-            if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short):
+            if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short) or perf_counter() >= until:
                 return
             cuts.add(Answer(self.model, self.start))
             gained = self.aim > before * (1 + GAIN)
@@ -334,10 +338,22 @@ class Search(Trials):
         weights, until = weights.without_paths(), perf_counter() + min(self.left, CALLING * self.time_limit)
         if Charges(weights, self.model, float(self.limit)).most < MUCH * self.bound:
             return False
-        model = build_model(self.model.space, again=1, share=0.0)
-        ask, charges = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.time_limit), Charges(weights, model, float(self.limit))
-        counting = Counting(charges, ask, self.bound, float(self.limit), sorted(set(model.times.values())))
-        self.bound = max(self.bound, counting.best(GAIN * self.bound, until))
+        whole = build_model(self.model.space, again=1, share=0.0)
+
+        def best(model: Model, least: float) -> float:
+            charges = Charges(weights, model, float(self.limit))
+            ask = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.time_limit)
+            return Counting(charges, ask, least, float(self.limit), sorted(set(model.times.values()))).best(GAIN * self.bound, until)
+
+        self.bound = max(self.bound, best(whole, self.bound))
+        most = self.best.seconds if self.best is not None and self.fits else 0.0
+        for _ in range(EXCLUDING):
+            middle = (self.bound + most) / 2
+            if most <= self.bound * (1 + NEARLY) or perf_counter() >= until:
+                break
+            known = min(best(within(whole, middle), self.bound), middle)
+            self.bound = max(self.bound, known)
+            most = most if known == middle else middle
         return True
 
     def _least(self, model: Model, limit: int | None, gap: float, seconds: float, weights: Weights) -> tuple[float, np.ndarray | None]:
