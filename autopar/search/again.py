@@ -148,9 +148,7 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
     tensor, producer = graph.tensors[site.tensor], graph.producer.get(site.tensor)
     op = producer.name if producer is not None and producer.name in runs.times else ""
     early, late = site.phases(graph)
-    own = tuple(dict.fromkeys(spec for spec in site.specs if not spec.partial)) or tuple(dict.fromkeys(site.specs))
-    offered = () if layout is None else tuple(dict.fromkeys(layout.specs))
-    made = tuple(spec for spec in offered if not spec.partial) or offered
+    own, made = may_be_kept(site.specs), may_be_kept(layout.specs if layout is not None else ())
     first = min((reader.time for reader in late), default=None)
     ends = (first,) if first is not None else _ends(runs, second, whole=producer is not None)
     found = _Choices()
@@ -211,6 +209,12 @@ def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarr
     it is made again for nothing."""
     of_own = np.where(same == 0.0, IMPOSSIBLE, table) if viewed else table
     return np.where(kept, np.where(copied, np.where(same == 0.0, IMPOSSIBLE, 0.0), of_own), 0.0)
+
+
+def may_be_kept(specs: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
+    """Of the specs in which a tensor is there those in which backward may keep it: no partial sums, unless there is nothing else."""
+    found = tuple(dict.fromkeys(specs))
+    return tuple(spec for spec in found if not spec.partial) or found
 
 
 def made_from(layout: Node, table: np.ndarray, copied: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from autopar.graph import Phase
 from autopar.rules import is_alias
 from autopar.schedule import OUTPUT
-from autopar.search.again import SMALL_SHARE, Runs, add_runs, add_saved, find_runs, made_from, once_gone, read_table
+from autopar.search.again import SMALL_SHARE, Runs, add_runs, add_saved, find_runs, made_from, may_be_kept, once_gone, read_table
 from autopar.search.lives import add_lives
 from autopar.search.model import Model, Node, Reader, Side, Site
 from autopar.search.space import IMPOSSIBLE, Space
@@ -124,7 +124,8 @@ def _add_layout(
     model: Model, site: Site, phase: Phase, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader],
     pinned: ShardingSpec | None, twice: bool = False,
 ) -> int:  # fmt: skip
-    """
+    """The node of a shared version, with the edge from its source.
+
     Args:
         twice: each spec is there twice, for backward as well and for what may be late alone.
     """
@@ -226,9 +227,7 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
     space = model.space
     tensor = space.graph.tensors[site.tensor]
     stored = site.tensor not in space.graph.producer
-    own = tuple(dict.fromkeys(spec for spec in site.specs if not spec.partial)) or tuple(dict.fromkeys(site.specs))
-    offered = tuple(dict.fromkeys(layout.specs))
-    made = tuple(spec for spec in offered if not spec.partial) or offered
+    own, made = may_be_kept(site.specs), may_be_kept(layout.specs)
     specs = (*own, *made)
     from_layout = (False,) * len(own) + (True,) * len(made)
     node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))

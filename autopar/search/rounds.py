@@ -78,7 +78,7 @@ MUCH = 0.01
 """Share of a step from which what calls take at least is much of it."""
 CALLING, NEARLY, SOLVING = 0.2, 1e-3, 0.015
 """Share of the time limit for the bound that counts calls, and for that of paths where memory is short; the gap at which the solves of the
-former stop where memory is paid for, and the share of the time limit for one."""
+former stop where memory is paid for, and at which no other time is asked for (``EXCLUDING``); the share of the time limit for one."""
 EXCLUDING = 8
 """Times for which it is asked what plans of less do without (``excluding``), halfway between the bound and the best plan."""
 LOOSE = 0.1
@@ -331,7 +331,8 @@ class Search(Trials):
                 self.bound = max(self.bound, counting.best(GAIN * self.bound, perf_counter() + seconds))
 
     def _call_paid(self) -> bool:
-        """The same where memory is paid for, since no problem has both the limit and second runs; whether calls are much of a step."""
+        """The same where memory is paid for, since no problem has both limit and second runs, and without what no plan of less time has;
+        whether calls are much of a step."""
         if not self.proves or self.left <= 0 or not self.model.space.links:
             return False
         weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()

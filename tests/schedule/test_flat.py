@@ -50,13 +50,16 @@ def says(arrays: Flat, order: Order) -> tuple[float, int]:
 
 
 def wandered(schedule: Schedule, seed: int) -> Iterator[tuple[Flat, Order, Schedule]]:
-    """Lists that random moves lead to, whether they take more or not: limits and gains are lifted by a machine whose clock stands still."""
+    """Lists that random moves lead to, whether they take or hold more or less: limits and gains are lifted by a machine whose clock stands
+    still, and on which nothing takes memory."""
     arrays, order, items = flat(schedule, "sgd")
+    nothing = np.zeros_like(arrays.slots.sent)
     still = arrays._replace(
-        items=arrays.items._replace(seconds=np.zeros_like(arrays.items.seconds)),
+        items=arrays.items._replace(seconds=np.zeros_like(arrays.items.seconds), workspace=np.zeros_like(arrays.items.workspace)),
+        storages=arrays.storages._replace(bytes=np.zeros_like(arrays.storages.bytes)),
         slots=arrays.slots._replace(
             latency=np.zeros_like(arrays.slots.latency), beyond=np.zeros_like(arrays.slots.beyond),
-            launch=np.zeros_like(arrays.slots.launch), slope=np.zeros_like(arrays.slots.slope),
+            launch=np.zeros_like(arrays.slots.launch), slope=np.zeros_like(arrays.slots.slope), sent=nothing, came=nothing, target=nothing,
         ),
     )  # fmt: skip
     chance = random.Random(seed)

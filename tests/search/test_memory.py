@@ -163,13 +163,13 @@ def test_a_limit_that_keeps_nothing_out_is_not_asked_for(seed: int, monkeypatch:
     graph, asked = random_graph(seed, layers=4), list[int | None]()
     monkeypatch.setattr(trials, "solve", lambda problem, **more: (asked.append(problem.limit), solve(problem, **more))[1])
     monkeypatch.setattr(finding, "OPEN", 1.0)  # one search, none beside it with the axes merged
-    free = find_plan(graph, machine("x=2,y=2"), memory_bytes=2**60)
+    free = find_plan(graph, machine("x=2,y=2"), memory_bytes=2**60, time_limit=600.0)
     assert set(asked) == {None}
     tight = int(0.97 * free.memory.peak)
     for limit, roomy in ((2**60, 0.0), (tight, 1.0), (tight, 0.0)):
         monkeypatch.setattr(trials, "ROOMY", roomy)
         asked.clear()
-        found = find_plan(graph, machine("x=2,y=2"), memory_bytes=limit)
+        found = find_plan(graph, machine("x=2,y=2"), memory_bytes=limit, time_limit=600.0)
         assert bool(roomy) == (asked[0] is None) and None not in asked[asked.index(limit) :]
         assert found.memory.peak <= limit
         if limit == 2**60:
