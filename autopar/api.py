@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
+from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.options import (
@@ -82,6 +83,7 @@ def plan(
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
+    effort: Effort = DEFAULT_EFFORT,
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -103,8 +105,9 @@ def plan(
         recompute: ``auto``: operators may run a second time in backward where that saves memory that is needed; ``off``: never.
         microbatches: equal parts of the batch whose gradients are summed for a step; ``auto``: powers of two are tried as long as memory
             is short or they help. A Graph has its own number.
-        time_limit: seconds for the whole call, shared among the meshes tried; the answer then has a true bound and gap.
-        seed: the same seed gives the same plan where the time limit does not bind.
+        effort: ``low``, ``normal`` or ``high``: how much work the search may do. Work is counted, the same on every machine.
+        time_limit: seconds for the whole call, shared among the meshes tried. It only cuts off: the answer then has a true bound and gap.
+        seed: the same inputs, seed and effort give the same plan unless the time limit cut the search.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
         target: what the plan calls the model.
 
@@ -119,7 +122,7 @@ def plan(
     within = planner(
         model, args, kwargs, mesh=mesh, devices=devices, hardware=resolved, mode=mode, loss=loss, loss_args=loss_args,
         compute_dtype=compute_dtype, optimizer=optimizer, constraints=constraints, cost_model=cost_model, recompute=recompute,
-        microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=target,
+        microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, target=target,
     )  # fmt: skip
     return within(limit, ends).plan
 
@@ -142,6 +145,7 @@ def pareto(
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
+    effort: Effort = DEFAULT_EFFORT,
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -165,7 +169,7 @@ def pareto(
     within = planner(
         model, args, kwargs, mesh=mesh, devices=devices, hardware=resolve_hardware(hardware), mode=mode, loss=loss, loss_args=loss_args,
         compute_dtype=compute_dtype, optimizer=optimizer, constraints=constraints, cost_model=cost_model, recompute=recompute,
-        microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=target,
+        microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, target=target,
     )  # fmt: skip
     return climb(within, rungs, began + time_limit)
 
@@ -184,6 +188,7 @@ def sweep(
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
+    effort: Effort = DEFAULT_EFFORT,
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -234,7 +239,7 @@ def sweep(
         return planner(
             made.model, made.args, made.kwargs, devices=count, hardware=resolved, mode=mode, loss=made.loss, loss_args=made.loss_args,
             compute_dtype=compute_dtype, optimizer=optimizer, constraints=pins, cost_model=cost_model, recompute=recompute,
-            microbatches=microbatches, time_limit=time_limit, seed=seed, progress=progress, target=name, captures=captures,
+            microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, target=name, captures=captures,
         )  # fmt: skip
 
     points = walk(choices, list(dict.fromkeys(devices)), list(dict.fromkeys(limits)), captured, within, ends, done)

@@ -9,6 +9,7 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.ending import put_together
 from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
@@ -95,6 +96,7 @@ def planner(
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
+    effort: Effort = DEFAULT_EFFORT,
     time_limit: float,
     seed: int = 0,
     progress: Progress | None = None,
@@ -115,6 +117,7 @@ def planner(
     check_one_of("way to recompute", recompute, RECOMPUTE)
     with user_errors():
         find_optimizer(optimizer)
+    level = check_effort(effort)
     check_seconds(time_limit)
     check_seed(seed)
     numbers: tuple[int, ...]
@@ -152,7 +155,7 @@ def planner(
 
             def on(machine: Machine, seconds: float) -> Found:
                 shared = _shared(common, number, machine)
-                return _find(graph, machine, limit, optimizer, pins, recompute == "auto", seconds, seed, progress, shared)
+                return _find(graph, machine, limit, optimizer, pins, recompute == "auto", level, seconds, seed, progress, shared)
 
             found = _best_of(machines, on, ends, later=len(further))
             tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
@@ -194,6 +197,7 @@ def _find(
     optimizer: str,
     pins: Mapping[str, str],
     recompute: bool,
+    effort: Effort,
     time_limit: float,
     seed: int,
     progress: Progress | None,
@@ -204,7 +208,7 @@ def _find(
     with user_errors():
         return find_plan(
             graph, machine, memory_bytes=limit, optimizer=optimizer, constraints=pins, time_limit=time_limit, seed=seed, progress=progress,
-            recompute=recompute, shared=shared,
+            recompute=recompute, effort=effort, shared=shared,
         )  # fmt: skip
 
 

@@ -16,10 +16,11 @@ from torch import nn
 
 import autopar
 from autopar import zoo
+from autopar.effort import Effort
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
 from autopar.options import factorizations, of_three_axes, parse_memory, parse_mesh
 from autopar.planning import UnknownOperatorWarning
-from cost_models import Hardware, Link, load_hardware
+from cost_models import Hardware, Link, Machine, load_hardware
 
 
 class Block(nn.Module):
@@ -259,9 +260,26 @@ def test_a_ladder_takes_what_plan_takes_but_the_memory() -> None:
     assert ladder == taken
 
 
+@pytest.mark.parametrize("effort", ["low", "high"])
+def test_effort_reaches_the_search(graph: autopar.Graph, effort: Effort, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def search(graph: autopar.Graph, machine: Machine, **options: object) -> None:
+        asked.append(options["effort"])
+        raise InfeasibleError("none", "none")
+
+    monkeypatch.setattr("autopar.search.find_plan", search)
+    with pytest.raises(InfeasibleError, match="none"):
+        autopar.plan(graph, mesh="dp=2", effort=effort)
+    assert asked == [effort]
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(UsageError, match="neither a mesh nor a number of devices"):
         autopar.plan(Block(), (X,))
+    with pytest.raises(UsageError, match="unknown effort 'most'") as caught:
+        autopar.plan(Block(), (X,), mesh="dp=2", effort="most")
+    assert caught.value.hint == "use one of low, normal, high"
     with pytest.raises(UsageError, match=r"nn\.Module"):
         autopar.plan(3, (X,), mesh="dp=2")
 

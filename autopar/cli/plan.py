@@ -11,6 +11,7 @@ from autopar.cli.files import check_apart, check_writable, write_result
 from autopar.cli.planning import (
     ComputeDtypeOption,
     CostModelOption,
+    EffortOption,
     HardwareOption,
     MicrobatchesOption,
     ModeOption,
@@ -25,6 +26,7 @@ from autopar.cli.planning import (
     read_mode,
 )
 from autopar.cli.terminal import columns, out
+from autopar.effort import DEFAULT_EFFORT
 from autopar.errors import UsageError
 from autopar.files import STANDARD
 from autopar.pareto import Pareto
@@ -47,6 +49,7 @@ def plan(
     recompute: RecomputeOption = "auto",
     microbatches: MicrobatchesOption = "1",
     pin: PinOption = None,
+    effort: EffortOption = DEFAULT_EFFORT,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: SeedOption = 0,
     pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
@@ -72,7 +75,8 @@ def plan(
     options: dict[str, Any] = {
         "mesh": mesh, "devices": devices, "hardware": hardware, "mode": read_mode(mode), "memory": memory, "optimizer": optimizer,
         "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,
-        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "time_limit": time_limit, "seed": seed,
+        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "effort": effort,
+        "time_limit": time_limit, "seed": seed,
     }  # fmt: skip
     found = pareto_target(target, rungs=rungs or 8, **options) if pareto else plan_target(target, **options)
     if html is not None and isinstance(found, Pareto):

@@ -12,6 +12,7 @@ import typer
 
 from autopar import api, planning
 from autopar.cli.terminal import Line, note, printing_aside
+from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.garbage import young_garbage_only
 from autopar.options import AUTO, DEFAULT_HARDWARE, factorizations, parse_memory, parse_mesh, resolve_hardware
@@ -32,7 +33,8 @@ CostModelOption = Annotated[str, typer.Option(help="roofline, or communication f
 RecomputeOption = Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")]
 MicrobatchesOption = Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")]
 PinOption = Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")]
-SeedOption = Annotated[int, typer.Option(help="the same seed gives the same plan")]
+EffortOption = Annotated[str, typer.Option(help="low, normal or high: how much work the search may do, the same on every machine")]
+SeedOption = Annotated[int, typer.Option(help="the same seed gives the same plan, unless the time limit cut the search")]
 
 
 def read_mode(text: str) -> Literal["train", "inference"]:
@@ -100,7 +102,7 @@ def pareto_target(target: str, *, mode: Literal["train", "inference"], memory: s
 
     if memory is not None:
         raise UsageError("a ladder of memory limits has no one limit", "leave --memory out, or plan without --pareto")
-    check_options(mesh=options.get("mesh"), devices=options.get("devices"), hardware=options.get("hardware"))
+    check_options(**options)
     if options.get("hardware") is None:
         note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
     say_first_use()
@@ -140,7 +142,7 @@ def say_first_use() -> None:
 
 
 def check_options(**options: Any) -> None:
-    """Raises what is wrong with mesh, hardware and memory before a model is loaded."""
+    """Raises what is wrong with mesh, hardware, memory and effort before a model is loaded."""
     if options.get("mesh") is not None:
         parse_mesh(options["mesh"])
     if options.get("devices") is not None:
@@ -148,6 +150,7 @@ def check_options(**options: Any) -> None:
     resolve_hardware(options.get("hardware"))
     if options.get("memory") is not None:
         parse_memory(options["memory"])
+    check_effort(options.get("effort", DEFAULT_EFFORT))
 
 
 def progress(line: Line, ctrl_c: str = "keeps the best so far") -> Progress:

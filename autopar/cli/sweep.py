@@ -12,6 +12,7 @@ from autopar.cli.files import check_writable, write_result
 from autopar.cli.planning import (
     ComputeDtypeOption,
     CostModelOption,
+    EffortOption,
     HardwareOption,
     MicrobatchesOption,
     ModeOption,
@@ -27,6 +28,7 @@ from autopar.cli.planning import (
 )
 from autopar.cli.target import read_value
 from autopar.cli.terminal import note, out
+from autopar.effort import DEFAULT_EFFORT
 from autopar.errors import UsageError
 from autopar.files import STANDARD
 from autopar.options import factorizations, parse_memory
@@ -51,6 +53,7 @@ def sweep(
     recompute: RecomputeOption = "auto",
     microbatches: MicrobatchesOption = "1",
     pin: PinOption = None,
+    effort: EffortOption = DEFAULT_EFFORT,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by all that is planned")] = 60.0,
     seed: SeedOption = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the table as FILE.csv or JSON, or drawn as FILE.svg")] = None,
@@ -60,14 +63,15 @@ def sweep(
         "devices": _counts(devices), "settings": _varied(vary or []), "hardware": hardware,
         "memory": None if memory is None else [parse_memory(word) for word in memory.split(",")],
         "optimizer": optimizer, "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,
-        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "time_limit": time_limit, "seed": seed,
+        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "effort": effort,
+        "time_limit": time_limit, "seed": seed,
         "mode": read_mode(mode),
     }  # fmt: skip
     if output is not None:
         check_writable(output)
         if output != STANDARD and output.suffix not in FORMS:
             raise UsageError(f"there is no form of the table for {output.name}", f"name it as one of {', '.join(FORMS)}")
-    check_options(hardware=hardware)
+    check_options(hardware=hardware, effort=effort)
     found = sweep_target(target, done=_say, **options)
     if output is not None:
         write_result(output, FORMS.get(output.suffix, Sweep.to_json)(found))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
+from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
@@ -68,6 +69,7 @@ def find_plan(
     progress: Progress | None = None,
     baselines: bool = True,
     recompute: bool = False,
+    effort: Effort = DEFAULT_EFFORT,
     shared: Shared | None = None,
 ) -> Found:
     """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
@@ -83,6 +85,7 @@ def find_plan(
         InfeasibleError: nothing fits; says the least memory known to do, and the biggest items.
         TimeLimitError: the time limit passed without an answer.
     """
+    check_effort(effort)
     limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
     steps = optimizer if graph.mode == "train" else "none"
     now, grace = perf_counter(), GRACE[0] * time_limit + GRACE[1]

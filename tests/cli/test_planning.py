@@ -203,6 +203,7 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, capsys: pytest.Capture
         (["--mesh", "dp=2", "--optimizer", "lion"], 2, "unknown optimizer 'lion'"),
         (["--mesh", "dp=2", "--cost-model", "free"], 2, "unknown cost model 'free'"),
         (["--mesh", "dp=2", "--recompute", "some"], 2, "unknown way to recompute 'some'"),
+        (["--mesh", "dp=2", "--effort", "some"], 2, "unknown effort 'some'"),
         (["--mesh", "dp=2", "--time-limit", "0"], 2, "time limit is 0"),
         (["--mesh", "dp=2", "--pin", "head.weight"], 2, "cannot read the pin"),
         (["--mesh", "dp=2", "--pin", "nosuch=S0 R"], 2, "nosuch"),
