@@ -8,15 +8,17 @@ instruction a line, stable order, units in the keys: ``git diff`` is the review.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
 from autopar.errors import FileError
 from autopar.files import loads, parse_json, write_whole
+from autopar.graph import DTYPE_BYTES
 from autopar.rows import (
     AccumulationPlan,
     BaselinePlan,
@@ -38,8 +40,12 @@ from autopar.rows import (
     ReshardPlan,
     Row,
 )
+from autopar.sharding import ShardingSpec
 from autopar.unread import MARK, Unread, cut, holding
 from cost_models.mesh import MOST_AXES
+
+if TYPE_CHECKING:
+    import networkx
 
 SCHEMA = "autopar.plan/2"
 
@@ -128,6 +134,67 @@ class Plan(Row):
         """How many parts of what enters are there at once: of an input that is cut, those of all microbatches."""
         cut = self.accumulation.cut if self.accumulation is not None else ()
         return self.microbatches if any(name in cut and row.tensor == tensor for name, row in self.inputs.items()) else 1
+
+    def to_networkx(self) -> networkx.MultiDiGraph[str]:
+        """The dataflow of a step: a node for each operator, reshard, input and output, an edge for each read of a value.
+
+        Names of nodes: the operator's, the reshard's value, the input's tensor, and ``KIND:NAME`` of an output (``output:loss``).
+        Attributes of nodes: ``kind`` (``op``, ``reshard``, ``add``, or the input's or output's), ``name``, ``seconds`` and ``bytes``;
+        of operators also ``op``, ``module``, ``phase``. ``add`` sums the gradients of microbatches.
+        ``seconds`` are those of one run, collectives included; ``bytes`` are the full tensors of the collectives.
+        Reshards in one bucket share its seconds by their bytes.
+        Attributes of edges: ``tensor``, ``value``, ``shape``, ``dtype``, ``spec``, ``bytes``, ``bytes_per_rank``, and the reader's
+        ``seconds``: ``networkx.dag_longest_path(plan.to_networkx(), "seconds")`` is the critical path.
+        """
+        import networkx  # it takes 0.15 s to import: only callers pay for it
+
+        made = networkx.MultiDiGraph()
+        maker: dict[str, str] = {}
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+        reads: list[tuple[str, str, str, str]] = []  # node, tensor, value, spec
+
+        def add(node: str, kind: str, name: str, seconds: float = 0.0, **facts: str) -> None:
+            made.add_node(node, kind=kind, name=name, seconds=seconds, bytes=0, **facts)
+
+        for kind, name, entering in self.entering:
+            add(entering.tensor, kind, name)
+            maker[entering.tensor] = entering.tensor
+            shapes[entering.tensor] = entering.in_graph(self.sizes)[0], entering.dtype
+        for row in self.ops:
+            add(row.name, "op", row.name, row.seconds, op=row.op, module=row.module, phase=row.phase)
+            reads += [(row.name, item.tensor, item.value or item.tensor, item.spec) for item in row.inputs]
+            maker.update((item.value or item.tensor, row.name) for item in row.outputs)
+            shapes.update((item.tensor, (item.shape, item.dtype)) for item in row.outputs)
+        for change in self.reshards:
+            add(change.value, "reshard", change.value)
+            reads.append((change.value, change.tensor, change.source, change.from_spec))
+            maker[change.value] = change.value
+        for side, name, leaving in self.leaving:
+            add(f"{side}:{name}", side, name)
+            reads.append((f"{side}:{name}", leaving.tensor, leaving.value or leaving.tensor, leaving.spec))
+        specs = {value: (tensor, spec) for _, tensor, value, spec in reads}
+        for item in self.schedule:
+            if item.kind == "add":
+                ((value,), (total,)) = item.reads, item.writes
+                tensor, spec = specs[total]
+                add(total, "add", total, item.seconds)
+                maker[total] = total
+                reads.append((total, tensor, value, spec))
+        for call in self.collectives:
+            parts = [(part.value, part.bytes) for part in call.members] or [(str(call.before), call.bytes)]
+            total_bytes = sum(size for _, size in parts)
+            for node, size in parts:
+                made.nodes[node]["seconds"] += call.seconds * (size / total_bytes if total_bytes else 1 / len(parts))
+                made.nodes[node]["bytes"] += size
+        for node, tensor, value, spec in reads:
+            shape, dtype = shapes[tensor]
+            local = ShardingSpec.parse(spec).local_shape(shape, self.sizes)
+            full, own = (math.prod(sizes) * DTYPE_BYTES[dtype] for sizes in (shape, local))
+            made.add_edge(
+                maker[value], node, tensor=tensor, value=value, shape=shape, dtype=dtype, spec=spec, bytes=full, bytes_per_rank=own,
+                seconds=made.nodes[node]["seconds"],
+            )  # fmt: skip
+        return made
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file whole or not at all: a temporary file beside it, then a rename.
