@@ -39,6 +39,7 @@ from autopar.rows import (
     Predicted,
     ReshardPlan,
     Row,
+    SearchRecord,
 )
 from autopar.sharding import ShardingSpec
 from autopar.unread import MARK, Unread, cut, holding
@@ -64,6 +65,7 @@ class Plan(Row):
     memory_limit_bytes_per_rank: Count
     pins: dict[str, str] = Field(default_factory=dict)
     objective: Objective
+    search: SearchRecord | None = None
     predicted: Predicted
     baselines: dict[str, BaselinePlan]
     inputs: dict[str, EnteringSpec]
@@ -306,13 +308,22 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     yield "{"
     for number, (key, value) in enumerate(data.items()):
         yield f"{',' if number else ''}\n {json.dumps(key)}: "
-        if key not in _BY_ROW or not value:
+        if key == "search":
+            yield _with_phases(value)
+        elif key not in _BY_ROW or not value:
             yield _compact(value)
         elif isinstance(value, dict):
             yield "{\n  " + ",\n  ".join(f"{json.dumps(name)}: {_compact(row)}" for name, row in value.items()) + "\n }"
         else:
             yield "[\n  " + ",\n  ".join(map(_compact, value)) + "\n ]"
     yield "\n}\n"
+
+
+def _with_phases(search: Mapping[str, Any]) -> str:
+    """The record of the search: a line for its facts, then one a phase."""
+    facts = _compact({key: value for key, value in search.items() if key != "phases"})
+    phases = ",\n  ".join(map(_compact, search["phases"]))
+    return f'{facts[:-1]}, "phases": [' + (f"\n  {phases}\n ]}}" if phases else "]}")
 
 
 _compact = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
+from autopar.effort import Effort
 from autopar.errors import SpecError
 from autopar.sharding import Blocks, ShardingSpec
 from cost_models import COST_MODELS
@@ -81,6 +82,39 @@ class Objective(Row):
     status: Status
     solve_seconds: Seconds
     tied_seconds: Seconds | None = None
+
+
+class SearchPhase(Row):
+    """One phase of a search: its work, its time, and the best step and bound before and after it.
+
+    ``work_seconds`` counts work and is the same on every machine, ``cpu_seconds`` is what it took here. A step is null before there is a
+    plan, a bound before there is one.
+    """
+
+    name: str
+    work_seconds: Seconds
+    cpu_seconds: Seconds
+    step_seconds_before: Seconds | None
+    step_seconds_after: Seconds | None
+    bound_seconds_before: Seconds | None
+    bound_seconds_after: Seconds | None
+
+    @model_serializer
+    def _with_nulls(self) -> dict[str, Any]:
+        return dict(self)
+
+
+class SearchRecord(Row):
+    """How the plan was found. ``cut``: the time limit ended the search before its work was done, so another run may give another plan.
+
+    ``found_by`` is the last phase that gave a better plan, ``proved_by`` the last that gave a better bound.
+    """
+
+    effort: Effort
+    cut: bool
+    found_by: str | None = None
+    proved_by: str | None = None
+    phases: tuple[SearchPhase, ...] = ()
 
 
 class MemoryParts(Row):

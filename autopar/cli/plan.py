@@ -24,6 +24,7 @@ from autopar.cli.planning import (
     plan_target,
     read_microbatches,
     read_mode,
+    say_cut,
 )
 from autopar.cli.terminal import columns, out
 from autopar.effort import DEFAULT_EFFORT
@@ -79,6 +80,7 @@ def plan(
         "time_limit": time_limit, "seed": seed,
     }  # fmt: skip
     found = pareto_target(target, rungs=rungs or 8, **options) if pareto else plan_target(target, **options)
+    say_cut(found.plans if isinstance(found, Pareto) else (found,))
     if html is not None and isinstance(found, Pareto):
         write_result(html, frontier_html(found))
     if output is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -132,6 +132,12 @@ def sweep_target(target: str, *, mode: Literal["train", "inference"], **options:
 
     with words_on_stderr(), printing_aside(), line:
         return api.sweep(load, mode=mode, name=target, progress=progress(line), **options)
+
+
+def say_cut(plans: Iterable[Plan]) -> None:
+    """Says that the time limit cut the search of one of the plans."""
+    if any(plan.search is not None and plan.search.cut for plan in plans):
+        note("warning: the time limit cut the search: another run may give another plan; allow more with --time-limit")
 
 
 def say_first_use() -> None:

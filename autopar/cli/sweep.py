@@ -24,6 +24,7 @@ from autopar.cli.planning import (
     open_pins,
     read_microbatches,
     read_mode,
+    say_cut,
     sweep_target,
 )
 from autopar.cli.target import read_value
@@ -73,6 +74,7 @@ def sweep(
             raise UsageError(f"there is no form of the table for {output.name}", f"name it as one of {', '.join(FORMS)}")
     check_options(hardware=hardware, effort=effort)
     found = sweep_target(target, done=_say, **options)
+    say_cut(point.plan for point in found.points if point.plan is not None)
     if output is not None:
         write_result(output, FORMS.get(output.suffix, Sweep.to_json)(found))
     if output != STANDARD:

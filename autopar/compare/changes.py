@@ -28,6 +28,7 @@ def changes(first: Plan, second: Plan) -> Iterator[str]:
     ):  # fmt: skip
         if old != new:
             yield f"{what}: {old} -> {new}"
+    yield from _searches(first, second)
     axes = same_axes(first, second)
     if axes is not None and not axes.trivial:
         yield f"axes: {axes.words}; specs of the second are told in those of the first"
@@ -38,6 +39,16 @@ def changes(first: Plan, second: Plan) -> Iterator[str]:
     yield from _operators(first, second, axes)
     yield from _collectives(first, second, axes)
     yield from _schedules(first, second)
+
+
+def _searches(first: Plan, second: Plan) -> Iterator[str]:
+    """Effort, and whether the time limit cut the search. Work and times of its phases do not make plans differ."""
+    if first.search is None or second.search is None:
+        return
+    if first.search.effort != second.search.effort:
+        yield f"effort: {first.search.effort} -> {second.search.effort}"
+    if first.search.cut != second.search.cut:
+        yield f"search: cut by the time limit only in the {'first' if first.search.cut else 'second'}"
 
 
 def _figures(first: Plan, second: Plan) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The two ways across the border between values in memory and the plan file.
 
 writing     what a search found -> Plan
+search_record  the phases of the search, for the plan
 replaying   Plan and the model's graph -> Schedule, as the file says it
 loading     a file -> Plan
 older       a file of the schema before -> Plan: it is scheduled on the way

@@ -11,6 +11,7 @@ from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.pricing import whole_axes
 from autopar.recording.replaying import attributes, plain, split
+from autopar.recording.search_record import search_record
 from autopar.rows import (
     AccumulationPlan,
     BaselinePlan,
@@ -29,6 +30,7 @@ from autopar.rows import (
     PartPlan,
     Predicted,
     ReshardPlan,
+    SearchRecord,
     ValueSpec,
 )
 from autopar.schedule import AGAIN, Collective, Instruction, Layout, Memory, Schedule, step_seconds
@@ -68,7 +70,13 @@ def record(
         bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
         baselines=dict(sorted(baselines.items())),
         created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model), tried=tried,
+        search=_search(found),
     )  # fmt: skip
+
+
+def _search(found: Any) -> SearchRecord | None:
+    """The record of a search that keeps one."""
+    return search_record(found.effort, found.cut, found.trace) if hasattr(found, "trace") else None
 
 
 def write(
@@ -85,6 +93,7 @@ def write(
     created_by: CreatedBy,
     tried: tuple[int, ...] | None = None,
     tied_seconds: float = 0.0,
+    search: SearchRecord | None = None,
 ) -> Plan:
     """The plan of a schedule: its rows, and the figures that follow from it."""
     graph, machine = schedule.graph, schedule.machine
@@ -112,6 +121,7 @@ def write(
             solve_seconds=solve_seconds,
             tied_seconds=tied_seconds or None,
         ),
+        search=search,
         predicted=Predicted(
             compute_seconds=compute,
             communication_seconds=communication,

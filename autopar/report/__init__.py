@@ -2,6 +2,7 @@
 
 terminal     a plan as text
 tables       the tables of text and page
+phases       the phases of the search, and what each gained
 page         the HTML page
 timeline     the simulated step, a row a stream
 trace        the same for chrome://tracing and Perfetto

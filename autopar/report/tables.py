@@ -49,6 +49,9 @@ class Table:
                 yield "  ".join(aligned).rstrip()
 
 
+CUT = "the time limit cut it: another run may give another plan"
+"""What a plan says of a search that the time limit ended before its work was done."""
+
 ONE_ORDER = "on plans that split a dim by several axes with the innermost major, as are searched on meshes of three and more"
 
 
@@ -69,6 +72,7 @@ def overview(plan: Plan) -> Table:
             f"gap {units.percent(objective.gap)}: {objective.status}, solved in {objective.solve_seconds:.1f} s "
             f"by {plan.created_by.solver}",
         ),
+        *([("search", CUT)] if plan.search is not None and plan.search.cut else []),
         *([("bound", ONE_ORDER)] if sum(size > 1 for size in plan.mesh.values()) > ALL_ORDERS else []),
         *([("layers", _tied(plan))] if objective.tied_seconds else []),
         ("step", _step(plan)),

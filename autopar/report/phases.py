@@ -1,0 +1,68 @@
+"""The record of a search as text: what each phase cost, and what it gained in step and bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.errors import FileError
+from autopar.plan import Plan
+from autopar.report import units
+from autopar.report.tables import CUT, Table
+from autopar.rows import SearchPhase, SearchRecord
+
+
+def search_summary(plan: Plan, columns: int | None = None) -> str:
+    """Which phase found the plan, which proved its bound, and the table of all phases.
+
+    Raises:
+        FileError: the plan has no record of its search.
+    """
+    if plan.search is None:
+        raise FileError("the plan has no record of its search", "plan the model again with this version of autopar")
+    return "\n".join((*_facts(plan.search), "", *phases(plan.search).lines(columns)))
+
+
+def phases(search: SearchRecord) -> Table:
+    """A row a phase, in the order they ran."""
+    rows = [
+        (
+            phase.name,
+            f"{phase.work_seconds:.3g}",
+            f"{phase.cpu_seconds:.3g}",
+            _change(phase.step_seconds_before, phase.step_seconds_after),
+            _change(phase.bound_seconds_before, phase.bound_seconds_after),
+            ", ".join(_gains(phase)) or "-",
+        )
+        for phase in search.phases
+    ]
+    return Table(("phase", "work s", "CPU s", "step", "bound", "gained"), tuple(rows), frozenset({"work s", "CPU s"}))
+
+
+def _facts(search: SearchRecord) -> Iterator[str]:
+    work = sum(phase.work_seconds for phase in search.phases)
+    seconds = sum(phase.cpu_seconds for phase in search.phases)
+    yield f"effort {search.effort}: {work:.3g} s of counted work, done in {seconds:.3g} CPU s"
+    yield f"plan found by {search.found_by}" if search.found_by else "plan found by no phase"
+    yield f"bound proved by {search.proved_by}" if search.proved_by else "bound proved by no phase"
+    if search.cut:
+        yield f"search: {CUT}"
+
+
+def _change(before: float | None, after: float | None) -> str:
+    """``- -> 410 ms`` where there was none before; the figure alone where it stayed."""
+    old, new = ("-" if value is None else units.seconds(value) for value in (before, after))
+    return new if before == after else f"{old} -> {new}"
+
+
+def _gains(phase: SearchPhase) -> Iterator[str]:
+    """The relative change of step and bound, where the phase made one."""
+    for what, before, after in (
+        ("step", phase.step_seconds_before, phase.step_seconds_after),
+        ("bound", phase.bound_seconds_before, phase.bound_seconds_after),
+    ):
+        if after is None or before == after:
+            continue
+        if not before:
+            yield f"first {'plan' if what == 'step' else 'bound'}"
+        else:
+            yield f"{what} {'-' if after < before else '+'}{units.percent(abs(after - before) / before)}"
