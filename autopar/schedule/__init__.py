@@ -2,7 +2,9 @@
 
 assignment     what a search decides
 collectives    Collective: one call, and what it holds
-instructions   Instruction, Schedule: the values
+instructions   Instruction, Segment: the values
+schedule       Schedule: the list with what its names stand for
+text           the list as text, which parses back
 ordering       order: the list in program order, second runs in their place
 lateness       what only the loss waits for
 sharing        share: equal reshards once
@@ -24,12 +26,14 @@ liveness       how much memory
 
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout
 from autopar.schedule.collectives import Collective
-from autopar.schedule.instructions import Instruction, Limits, Schedule
+from autopar.schedule.instructions import Instruction, Limits, Segment
 from autopar.schedule.liveness import Memory, between, memory
 from autopar.schedule.passes import make_schedule, ordered, run_passes
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.simulation import Slot, makespan, simulate, simulated, step_seconds
+from autopar.schedule.text import parse
 
 __all__ = [
-    "AGAIN", "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Slot", "between",
-    "make_schedule", "makespan", "memory", "ordered", "run_passes", "simulate", "simulated", "step_seconds",
+    "AGAIN", "OUTPUT", "Assignment", "Collective", "Instruction", "Layout", "Limits", "Memory", "Schedule", "Segment", "Slot", "between",
+    "make_schedule", "makespan", "memory", "ordered", "parse", "run_passes", "simulate", "simulated", "step_seconds",
 ]  # fmt: skip

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from autopar.schedule.collectives import Part
-from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
+from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.ordering import start_and_wait, taken_by
+from autopar.schedule.schedule import Schedule
 
 SUM = "@sum"
 """Suffix of the value that a gradient is summed in."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from autopar.schedule.collectives import Collective
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
 from autopar.schedule.ordering import start_and_wait, taken_by
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import Window, anchors, lazily, moving, windows
 
 JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})

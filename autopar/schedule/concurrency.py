@@ -15,7 +15,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from autopar.graph import Phase
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import anchors, arrived, moving, windows
 
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.graph import Phase
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import Window, anchors, arrived, lazily, moving, windows
 
 SHORT = 0.25

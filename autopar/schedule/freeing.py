@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.schedule import Schedule
 
 
 def free(schedule: Schedule) -> Schedule:

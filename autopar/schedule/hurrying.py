@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
 from autopar.schedule.legality import within_limits
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.simulation import Slot, makespan, simulate
 
 WORK, IDLE = 400_000, 12_000

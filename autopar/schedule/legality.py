@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from autopar.errors import ScheduleError
 from autopar.rules import stores, why_once
 from autopar.schedule.assignment import AGAIN
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
 from autopar.schedule.reusing import may_take, needed
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import windows
 
 Violations = Iterator[tuple[int, str]]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autopar.graph import DTYPE_BYTES
 from autopar.schedule.freeing import last_needs, staying, storage_bytes
-from autopar.schedule.instructions import Schedule
+from autopar.schedule.schedule import Schedule
 from cost_models import optimizer_bytes
 
 NAMED = 10

@@ -20,8 +20,9 @@ from autopar.reshard import Shapes, Step, find_reshard
 from autopar.rules import is_alias
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
-from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Schedule, Value
+from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Value
 from autopar.schedule.lateness import late_values
+from autopar.schedule.schedule import Schedule
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 

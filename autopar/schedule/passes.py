@@ -12,11 +12,12 @@ from autopar.schedule.bucketing import bucket
 from autopar.schedule.filling import fill
 from autopar.schedule.freeing import free
 from autopar.schedule.hurrying import hurry
-from autopar.schedule.instructions import Limits, Schedule
+from autopar.schedule.instructions import Limits
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import Prices, order
 from autopar.schedule.prefetching import prefetch
 from autopar.schedule.reusing import reuse
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.sharing import share
 from cost_models import Machine
 

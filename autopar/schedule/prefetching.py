@@ -27,8 +27,9 @@ from typing import NamedTuple
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.collectives import Collective
 from autopar.schedule.concurrency import Links, patient
-from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
+from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.room import Room
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import Window, anchors, moving, windows
 
 

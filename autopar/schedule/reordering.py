@@ -16,9 +16,10 @@ import numpy as np
 from autopar.schedule.bucketing import JOINED, size
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.flat import BITS, DRAWS, Order, descended, flat
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
 from autopar.schedule.legality import bytes_in_flight, is_legal
 from autopar.schedule.ordering import start_and_wait, taken_by
+from autopar.schedule.schedule import Schedule
 from solvers.compiled import runs_loops
 
 SHORT = 1e-3

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from autopar.rules import is_alias, may_write_over
 from autopar.schedule.freeing import last_needs, staying
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.schedule import Schedule
 
 
 def reuse(schedule: Schedule) -> Schedule:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from autopar.schedule.collectives import Collective
-from autopar.schedule.instructions import Schedule
 from autopar.schedule.liveness import held
 from autopar.schedule.reusing import reuse
+from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import anchors
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from autopar.pricing import beside
-from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
+from autopar.schedule.instructions import COMPUTE, Instruction
+from autopar.schedule.schedule import Schedule
 
 
 class Slot(NamedTuple):

@@ -11,7 +11,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from autopar.graph import Phase
-from autopar.schedule.instructions import Instruction, Schedule
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.schedule import Schedule
 
 
 class Window(NamedTuple):

@@ -17,9 +17,10 @@ from autopar.rules import stores, why_once
 from autopar.schedule.bucketing import JOINED
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.freeing import staying
-from autopar.schedule.instructions import COMPUTE, Instruction, Schedule
+from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.liveness import held_throughout, resting
 from autopar.schedule.reusing import made_for_good, may_take
+from autopar.schedule.schedule import Schedule
 from cost_models import Machine
 from solvers.arrays import Floats, Ints, offsets
 

@@ -1,0 +1,177 @@
+"""Schedule: the ordered list of instructions that every rank runs, with all that its names stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from autopar import pricing
+from autopar.graph import DTYPE_BYTES, Graph, GraphOutput
+from autopar.rules import is_alias
+from autopar.schedule.assignment import Layout
+from autopar.schedule.collectives import Collective
+from autopar.schedule.instructions import Cut, Instruction, Limits, Operation, Segment, Value
+from autopar.schedule.text import format_instructions
+from autopar.sharding import ShardingSpec
+from cost_models import Machine
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The list, and what its names stand for.
+
+    Args:
+        instructions: in order, forward first.
+        operations: by operator name, second runs by theirs.
+        collectives: by id.
+        cuts: by the value they make.
+        values: every value.
+        layouts: the reshards, by value.
+        outputs: the graph's outputs with the value that leaves for each.
+        limits: what the passes kept to.
+    """
+
+    graph: Graph
+    machine: Machine
+    instructions: tuple[Instruction, ...]
+    operations: Mapping[str, Operation]
+    collectives: Mapping[str, Collective]
+    cuts: Mapping[str, Cut]
+    values: Mapping[str, Value]
+    layouts: Mapping[str, Layout]
+    outputs: tuple[tuple[GraphOutput, str], ...]
+    limits: Limits
+
+    def __str__(self) -> str:
+        """The list in words, a line an instruction: ``text.parse`` reads it back."""
+        mesh = self.machine.mesh
+        called = {call.id: f"{call.kind}({','.join(map(mesh.sub_axis_name, call.axes))})" for call in self.calls}
+        return format_instructions(self.instructions, called)
+
+    def under(self, limits: Limits) -> Schedule:
+        """The same list under other limits; what is known of it stays known."""
+        return self._knowing(replace(self, limits=limits), (*self.__dict__, "_known"))
+
+    def freed(self, instructions: tuple[Instruction, ...]) -> Schedule:
+        """The list with ``free`` in it: where values lie stays known."""
+        return self._knowing(replace(self, instructions=instructions), ("specs", "sums", "storage"))
+
+    def _knowing(self, made: Schedule, names: Iterable[str]) -> Schedule:
+        for name in names:
+            made.__dict__.setdefault(name, getattr(self, name))
+        return made
+
+    def once(self, question: Callable[[Schedule], Answer]) -> Answer:
+        """What a function says of the list, whatever the limits: it is asked once."""
+        known = self._known
+        if question not in known:
+            known[question] = question(self)
+        answer: Answer = known[question]
+        return answer
+
+    @cached_property
+    def _known(self) -> dict[object, Any]:
+        return {}
+
+    @cached_property
+    def specs(self) -> Mapping[str, ShardingSpec]:
+        """The spec of every value that has one."""
+        return {name: value.spec for name, value in self.values.items() if value.spec is not None}
+
+    def local_bytes(self, value: str) -> int:
+        """Bytes of a value on one rank."""
+        return self.values[value].bytes
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of the list, in order."""
+        return tuple(Segment(stage, phase) for stage, phase in dict.fromkeys((item.stage, item.half) for item in self.instructions))
+
+    @cached_property
+    def sums(self) -> tuple[str, ...]:
+        """The values that gradients are summed in over the microbatches: there from the beginning of the step on, zero at first."""
+        return tuple(item.writes[0] for item in self.instructions if item.kind == "add")
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[int, tuple[Instruction, ...]], ...]:
+        """What runs how often: the instructions of microbatches that do the same, in order."""
+        last = self.graph.microbatches - 1
+        begins = sorted({0, *(item.microbatch for item in self.instructions)}) + [last + 1]
+        return tuple(
+            (after - first, tuple(item for item in self.instructions if item.microbatch <= first))
+            for first, after in pairwise(begins)
+        )  # fmt: skip
+
+    def times(self, item: Instruction) -> int:
+        """How often an instruction runs in a step."""
+        return self.graph.microbatches - item.microbatch
+
+    @cached_property
+    def calls(self) -> tuple[Collective, ...]:
+        """The collectives between operators in the order in which every rank starts them."""
+        return tuple(self.collectives[item.of] for item in self.instructions if item.kind == "start")
+
+    @cached_property
+    def storage(self) -> Mapping[str, str]:
+        """The value, or the collective, whose memory each value lies in: itself, what it is a view of or written over, or the buffer it
+        arrived in."""
+        return self.stored()
+
+    def stored(self, *, apart: bool = False) -> Mapping[str, str]:
+        """The same; or with each value that a collective brings in memory of its own (``apart``), whoever it shares a buffer with."""
+        root = {name: name for name in (*(item.tensor for item in self.graph.inputs), *self.sums)}
+        views = {target: is_alias(op) for target, op in {item.op.target: item.op for item in self.operations.values()}.items()}
+        for item in self.instructions:
+            if item.kind == "run":
+                shared = item.over or (item.reads[0] if item.reads and views[self.operations[item.of].op.target] else "")
+                for name in item.writes:
+                    root[name] = root[shared] if shared else name
+            elif item.kind == "slice":
+                value = item.writes[0]
+                root[value] = value if self.cuts[value].step is not None else root[item.reads[0]]
+            elif item.kind == "start":
+                call = self.collectives[item.of]
+                for part in call.parts:
+                    own = apart or call.unpacks
+                    root[part.target] = part.target if own else root[part.source] if call.in_place else call.id
+        return root
+
+    def compute_seconds(self) -> float:
+        """Sum over operators and the sums of gradients, in sequence, without the collectives inside them."""
+        operators = sum(self.times(item) * self.operator_seconds(item.of) for item in self._runs())
+        return operators + sum(self.times(item) * item.seconds for item in self.instructions if item.kind == "add")
+
+    def operator_seconds(self, name: str) -> float:
+        """Seconds of one operator without the collectives inside it; the same for operators of one kind in one strategy."""
+        op, strategy = self.operations[name]
+        key = self.graph.kinds[op.name], id(strategy)
+        if key not in self._seconds:
+            self._seconds[key] = pricing.compute_seconds(op, self.graph.tensors, strategy, self.machine)
+        return self._seconds[key]
+
+    @cached_property
+    def _seconds(self) -> dict[tuple[int, int], float]:
+        return {}
+
+    def communication_seconds(self) -> float:
+        """Sum over collectives and their copies, in sequence, those inside operators included."""
+        calls = sum(self.times(item) * item.seconds for item in self.instructions if item.kind in ("start", "wait"))
+        inside = (pricing.inner_seconds(self.operations[item.of].strategy, self.machine) * self.times(item) for item in self._runs())
+        return calls + sum(inside)
+
+    def _runs(self) -> Iterator[Instruction]:
+        return (item for item in self.instructions if item.kind == "run")
+
+    def optimizer_seconds(self, optimizer: str) -> float:
+        """One step of the optimizer on the local shards of trained parameters."""
+        found = 0.0
+        for item in self.graph.inputs:
+            if item.tensor in self.graph.stepped:
+                dtype = self.graph.tensors[item.tensor].dtype
+                found += self.machine.optimizer_seconds(optimizer, self.local_bytes(item.tensor) // DTYPE_BYTES[dtype], dtype)
+        return found
