@@ -33,6 +33,8 @@ LEAST_DISTANCE = 30
 """Times added in one round are this far apart: neighbours mostly say the same."""
 STEPS = 40
 """Relaxations solved on the way from the first to an answer near it, at most."""
+ITERATION = 2e-8
+"""Work of an iteration of the simplex method for each row."""
 WHOLE = 1e-6
 """What is as near to a whole number is one."""
 
@@ -185,6 +187,9 @@ class _Program:
     def _run(self) -> None:
         self.model.setOptionValue("time_limit", max(0.01, self.deadline - time.perf_counter()) + self.model.getRunTime())
         run_interruptible(self.model)
+        info = self.model.getInfo()
+        self.record.spend(ITERATION * self.model.getNumRow() * max(0, info.simplex_iteration_count))
+        self.record.cut = self.record.cut or self.record.seconds_left <= 0
 
     def _values(self) -> Floats:
         return np.array(self.model.getSolution().col_value)[: len(self.core.costs)]

@@ -33,6 +33,8 @@ STALL = 2e-2
 """The ascent rests when twelve rounds close less than this share of the gap."""
 SAFETY = 1e-12
 """Share of the costs summed by which a bound is lowered for the rounding of floats."""
+VISITED = 2e-9
+"""Work of an entry of a table that a pass of messages, or a sweep of the search, reads."""
 
 
 def solve_messages(record: Record) -> None:
@@ -130,6 +132,7 @@ class MessageSearch:
             work.append(pool.submit(copy_context().run, dual.ascend, UPDATES, stop))
         for job in work:
             job.result()
+        self.record.spend(VISITED * len(self.graph.table) * (2 * UPDATES + sweeps) * len(work))
         self.rounds += 1
         self._exchange()
 

@@ -24,7 +24,11 @@ Progress = Callable[[int | None, float, float, float], None]
 @dataclass
 class Record:
     """The state of one solve. ``deadline`` and ``began`` are seconds of ``time.perf_counter``; not ``patient``: methods may end where
-    going on has stopped to pay."""
+    going on has stopped to pay.
+
+    ``allowed`` is the work that may be spent and ``spent`` what was: counted, the same on every machine, about one unit a CPU second.
+    ``cut``: the deadline ended something that work did not.
+    """
 
     problem: Problem
     began: float
@@ -33,6 +37,9 @@ class Record:
     seed: int = 0
     progress: Progress | None = None
     patient: bool = True
+    allowed: float = math.inf
+    spent: float = 0.0
+    cut: bool = False
     choices: Ints | None = None
     objective: int | None = None
     peak: int | None = None
@@ -73,24 +80,40 @@ class Record:
         """Nothing is left to do: gap reached or proved infeasible."""
         return self.infeasible or self.current_gap <= self.gap
 
+    def spend(self, work: float) -> None:
+        """Counts work that was done."""
+        self.spent += work
+
+    @property
+    def work_left(self) -> float:
+        return self.allowed - self.spent
+
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.perf_counter()
 
     @property
+    def late(self) -> bool:
+        """Whether the deadline is past, which is noted."""
+        self.cut = self.cut or self.seconds_left <= 0
+        return self.cut
+
+    @property
     def over(self) -> bool:
-        return self.done or self.seconds_left <= 0
+        return self.done or self.work_left <= 0 or self.late
 
     def solution(self, method: str) -> Solution:
         """The Solution that the record supports, no more."""
         seconds = time.perf_counter() - self.began
         if self.objective is None:
             status = Status.INFEASIBLE if self.infeasible else Status.UNKNOWN
-            return Solution(None, None, self.bound, float("inf"), status, None, seconds, method, self._lack(), self.smallest_limit)
+            lack, limit = self._lack(), self.smallest_limit
+            return Solution(None, None, self.bound, float("inf"), status, None, seconds, method, lack, limit, self.spent, self.cut)
         bound = min(self.bound, self.objective)
         gap = (self.objective - bound) / self.objective if self.objective else 0.0
         status = Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.FEASIBLE
-        return Solution(self.choices, self.objective, bound, gap, status, self.peak, seconds, method, self.message)
+        message = self.message
+        return Solution(self.choices, self.objective, bound, gap, status, self.peak, seconds, method, message, None, self.spent, self.cut)
 
     def _lack(self) -> str:
         limit = self.problem.limit

@@ -26,7 +26,8 @@ class Solution:
     """One choice a node with its proof: every feasible answer costs at least ``bound``.
 
     ``gap`` is (objective - bound) / objective, 0 for an objective of 0 and infinite without choices. ``peak_usage`` is the largest
-    usage at any time. ``smallest_limit`` is the smallest limit known to be feasible where the given one was not met.
+    usage at any time. ``smallest_limit`` is the smallest limit known to be feasible where the given one was not met. ``work`` is what
+    the solve spent, in units of about one CPU second; ``cut``: the time limit ended it, so that the answer may depend on the load.
     """
 
     choices: Ints | None
@@ -39,3 +40,5 @@ class Solution:
     method: str
     message: str = ""
     smallest_limit: int | None = None
+    work: float = 0.0
+    cut: bool = False

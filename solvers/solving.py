@@ -46,6 +46,8 @@ FINEST = 2**40
 
 def solve(
     problem: Problem,
+    *,
+    work: float | None = None,
     time_limit: float = 60.0,
     gap: float = 1e-6,
     method: str = "auto",
@@ -54,17 +56,18 @@ def solve(
     progress: Progress | None = None,
     patient: bool = True,
 ) -> Solution:
-    """The cheapest choices found within ``time_limit`` seconds, with a proved bound.
+    """The cheapest choices found with so much work, with a proved bound.
 
-    Stops when (objective - bound) / objective <= ``gap``; unless ``patient`` also once a round of work has brought little, which
-    does not depend on how fast the machine is. ``start`` is one choice a node to begin from; ``progress`` is called with
-    (best cost or None, bound, gap, seconds). Ctrl-C returns the best so far. The same seed gives the same answer where the time limit
-    does not bind. Raises ValueError for an unknown method.
+    ``work`` is counted in what is done, not in seconds: one unit is about one CPU second, and the same problem, seed, start and work give
+    the same answer whatever else the machine does. ``time_limit`` seconds only cut off, which ``Solution.cut`` tells; without ``work`` it
+    says how much work there is too. Stops when (objective - bound) / objective <= ``gap``; unless ``patient`` also once a round of work
+    has brought little. ``start`` is one choice a node to begin from; ``progress`` is called with (best cost or None, bound, gap, seconds).
+    Ctrl-C returns the best so far. Raises ValueError for an unknown method.
     """
     if method not in METHODS:
         raise ValueError(f"no method {method!r}\nhint: one of {', '.join(METHODS)}")
     began = time.perf_counter()
-    record = Record(problem, began, began + time_limit, gap, seed, progress, patient)
+    record = Record(problem, began, began + time_limit, gap, seed, progress, patient, time_limit if work is None else work)
     if start is not None:
         record.offer(np.asarray(start))
     try:
@@ -99,7 +102,9 @@ def find_smallest_limit(record: Record) -> None:
         limit=None,
     )
     now = time.perf_counter()
-    relaxed = Record(lean, now, now + max(LEAN_SECONDS, 0.1 * record.seconds_left), gap=0.01, seed=record.seed)
+    seconds, allowed = max(LEAN_SECONDS, 0.1 * record.seconds_left), max(LEAN_SECONDS, 0.1 * record.work_left)
+    relaxed = Record(lean, now, now + seconds, gap=0.01, seed=record.seed, allowed=allowed)
     METHODS["auto"](relaxed)
+    record.spend(relaxed.spent)
     if relaxed.choices is not None:
         record.offer(relaxed.choices)
