@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import UsageError
 from autopar.graph import Graph
-from autopar.options import (
-    AUTO,
-    MeshLike,
-    candidate_meshes,
-    check_number,
-    check_pins,
-    parse_memory,
-    resolve_hardware,
-    user_errors,
-)  # fmt: skip
-from autopar.pareto import Pareto, Within, climb
+from autopar.options import MeshLike, PlanOptions, check_number, check_pins, read_memory_limit, read_mesh, resolve_hardware, user_errors
+from autopar.pareto import Pareto
 from autopar.plan import Plan
-from autopar.planning import captures_of, planner
-from autopar.sweeping import Point, Sweep, combinations, walk
+from autopar.planning.capturing import captures_of
+from autopar.planning.grid import Grid, combinations, plan_sweep
+from autopar.planning.memory_ladder import plan_ladder
+from autopar.planning.session import open_session
+from autopar.sweeping import Point, Sweep
 from autopar.target import Target
 from cost_models import Hardware
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from autopar.importer import Captures
     from autopar.runtime import ShardedModule
     from autopar.search import Progress
 
@@ -61,7 +53,8 @@ def capture(
             user's line.
     """
     check_number(microbatches)
-    graph: Graph = captures_of(model, args, kwargs, mode, loss, loss_args, compute_dtype, {}).of(microbatches)
+    target = Target(model, args, kwargs or {}, loss, loss_args)
+    graph: Graph = captures_of(target, mode=mode, compute_dtype=compute_dtype, pins={}).of(microbatches)
     return graph
 
 
@@ -116,15 +109,14 @@ def plan(
         InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time; names the stage.
         KeyboardInterrupt: Ctrl-C before there was a plan; later it ends all searches with the best plan so far.
     """
-    ends = perf_counter() + time_limit if isinstance(time_limit, int | float) else 0.0
-    resolved = resolve_hardware(hardware)
-    limit = parse_memory(memory) if memory is not None else int(resolved.memory_bytes)
-    within = planner(
-        model, args, kwargs, mesh=mesh, devices=devices, hardware=resolved, mode=mode, loss=loss, loss_args=loss_args,
-        compute_dtype=compute_dtype, optimizer=optimizer, constraints=constraints, cost_model=cost_model, recompute=recompute,
-        microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, target=target,
+    options = PlanOptions(
+        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
+        optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
+        effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
-    return within(limit, ends).plan
+    memory_limit = read_memory_limit(memory, options.hardware)
+    session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
+    return session.plan(memory_limit, session.deadline).plan
 
 
 def pareto(
@@ -164,14 +156,14 @@ def pareto(
         UsageError: fewer than 2 rungs; else as ``plan``.
     """
     if not isinstance(rungs, int) or rungs < 2:
-        raise UsageError(f"the ladder has {rungs!r} rungs", "give a whole number from 2 on: the least memory and the most are two")
-    began = perf_counter()
-    within = planner(
-        model, args, kwargs, mesh=mesh, devices=devices, hardware=resolve_hardware(hardware), mode=mode, loss=loss, loss_args=loss_args,
-        compute_dtype=compute_dtype, optimizer=optimizer, constraints=constraints, cost_model=cost_model, recompute=recompute,
-        microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, target=target,
+        raise UsageError(f"rungs must be at least 2, got {rungs!r}", "pass rungs=8")
+    options = PlanOptions(
+        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
+        optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
+        effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
-    return climb(within, rungs, began + time_limit)
+    session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
+    return plan_ladder(session.plan, rungs, session.deadline)
 
 
 def sweep(
@@ -211,40 +203,23 @@ def sweep(
     Raises:
         UsageError: as of ``plan``, before there was one. What has no plan, or no graph, is a point that says why.
     """
-    ends = perf_counter() + time_limit if isinstance(time_limit, int | float) else 0.0
-    resolved, choices = resolve_hardware(hardware), combinations(settings or {})
-    devices = [devices] if isinstance(devices, int) else list(devices)
-    given = [memory] if memory is None or isinstance(memory, str | int | float) else list(memory)
-    limits = [int(resolved.memory_bytes) if limit is None else parse_memory(limit) for limit in given]
-    for what, some in (("numbers of devices", devices), ("memory limits", limits), ("combinations of settings", choices)):
-        if not some:
-            raise UsageError(f"there are no {what} to plan for", "give at least one")
     if isinstance(target, Graph) and settings:
         raise UsageError("a captured graph has no settings", "give a function that makes the model from them")
-    for count in devices:
-        list(candidate_meshes(None, count))
+    counts, limits = _several(devices), _several(memory)
+    machine = resolve_hardware(hardware)
+    memory_limits = [read_memory_limit(limit, machine) for limit in limits]
+    grid = Grid(combinations(settings or {}), tuple(dict.fromkeys(counts)), tuple(dict.fromkeys(memory_limits)))
+    options = PlanOptions(
+        hardware=machine, devices=grid.devices[0], mode=mode, compute_dtype=compute_dtype, optimizer=optimizer,
+        pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches, effort=effort,
+        time_limit=time_limit, seed=seed, progress=progress, name=name,
+    )  # fmt: skip
+    return plan_sweep(target, options, grid, done)
 
-    number, pins = 1 if microbatches == AUTO else check_number(microbatches), check_pins(constraints)
 
-    def captured(chosen: Mapping[str, Any]) -> tuple[Target, Captures | None]:
-        if isinstance(target, Graph):
-            return Target(target, ()), None
-        made = Target.made(target, chosen)
-        captures = captures_of(made.model, made.args, made.kwargs, mode, made.loss, made.loss_args, compute_dtype, pins)
-        captures.of(number)
-        return made, captures
-
-    def within(captured: tuple[Target, Captures | None], count: int) -> Within:
-        made, captures = captured
-        return planner(
-            made.model, made.args, made.kwargs, devices=count, hardware=resolved, mode=mode, loss=made.loss, loss_args=made.loss_args,
-            compute_dtype=compute_dtype, optimizer=optimizer, constraints=pins, cost_model=cost_model, recompute=recompute,
-            microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, target=name, captures=captures,
-        )  # fmt: skip
-
-    points = walk(choices, list(dict.fromkeys(devices)), list(dict.fromkeys(limits)), captured, within, ends, done)
-    own_name = "graph" if isinstance(target, Graph) else str(getattr(target, "__name__", type(target).__name__))
-    return Sweep(name or own_name, mode, points)
+def _several(given: Any) -> list[Any]:
+    """The values of a list, or the one value that was given."""
+    return [given] if given is None or isinstance(given, str | int | float) else list(given)
 
 
 def compile(

@@ -1,4 +1,4 @@
-"""What a user may give: hardware, meshes, amounts of memory, pins and numbers, as values or as errors in words."""
+"""What a user may say of how to plan, as checked values or as errors in words: ``PlanOptions``, and hardware, meshes, memory and pins."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
+from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import FileError, UsageError
-from cost_models import CostModelError, Hardware, Mesh, load_hardware
+from autopar.seeds import check_seed
+from cost_models import COST_MODELS, CostModelError, Hardware, Mesh, find_optimizer, load_hardware
+
+if TYPE_CHECKING:
+    from autopar.search import Progress
 
 DEFAULT_HARDWARE = "h100-sxm"
 """What is planned for when no hardware is named; the plan and the command line say so."""
 
 RECOMPUTE = ("auto", "off")
 """Whether operators may run a second time in backward."""
+
+Mode = Literal["train", "inference"]
+"""What is planned: forward, backward and optimizer, or the forward alone."""
 
 MESH_NAMES = ("x", "y", "z", "w")
 
@@ -24,6 +34,65 @@ AUTO = "auto"
 
 MeshLike = str | Mapping[str, int] | Mesh | Any
 """``"dp=2,tp=4"``, ``"2x4"``, ``{"dp": 2, "tp": 4}``, a Mesh, or torch's DeviceMesh."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to plan, whatever the model and the memory limit: checked values, made once from a user's words.
+
+    Args:
+        hardware: the machine's.
+        mesh: the mesh; or ``devices``, the number of ranks, to try several meshes.
+        mode, compute_dtype: of the capture.
+        pins: name or glob to spec, as the user wrote them.
+        microbatches: a number, or ``auto``.
+        time_limit: seconds for the whole call.
+        progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
+        name: what plans call the model; its class where None.
+
+    Raises:
+        UsageError: a value that is none of the choices, or no mesh.
+    """
+
+    hardware: Hardware
+    mesh: Mesh | None = None
+    devices: int | None = None
+    mode: Mode = "train"
+    compute_dtype: str | None = None
+    optimizer: str = "adamw"
+    pins: Mapping[str, str] = field(default_factory=dict)
+    cost_model: str = "roofline"
+    recompute: str = "auto"
+    microbatches: int | str = 1
+    effort: Effort = DEFAULT_EFFORT
+    time_limit: float = 60.0
+    seed: int = 0
+    progress: Progress | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.meshes
+        check_one_of("cost model", self.cost_model, tuple(COST_MODELS))
+        check_one_of("way to recompute", self.recompute, RECOMPUTE)
+        with user_errors():
+            find_optimizer(self.optimizer)
+        check_effort(self.effort)
+        check_seconds(self.time_limit)
+        check_seed(self.seed)
+        if self.microbatches != AUTO:
+            check_number(self.microbatches)
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The mesh, or every one of one and two axes of so many devices."""
+        return tuple(candidate_meshes(self.mesh, self.devices))
+
+    @cached_property
+    def spare_meshes(self) -> tuple[Mesh, ...]:
+        """Meshes of three axes, tried in time that the others leave."""
+        if self.mesh is not None or self.devices is None or self.cost_model == "communication":
+            return ()
+        return tuple(of_three_axes(self.devices, self.hardware.devices_per_node))
 
 
 def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:
@@ -55,6 +124,16 @@ def parse_memory(memory: str | float) -> int:
     if not 1 <= found <= 2**62:
         raise UsageError(f"{memory!r} is {value * (1024 if match[3] else 1000) ** power:g} bytes, counted are 1 to 2^62", hint)
     return found
+
+
+def read_memory_limit(memory: str | float | None, hardware: Hardware) -> int:
+    """The memory limit in bytes per rank: the one given, else the hardware's own memory."""
+    return int(hardware.memory_bytes) if memory is None else parse_memory(memory)
+
+
+def read_mesh(mesh: MeshLike | None) -> Mesh | None:
+    """The mesh, if one is given. Raises UsageError."""
+    return None if mesh is None else parse_mesh(mesh)
 
 
 def parse_mesh(mesh: MeshLike) -> Mesh:

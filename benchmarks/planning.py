@@ -71,7 +71,7 @@ def measure(target: str, mesh: str, memory: str, mode: str, again: str = "", *, 
     from autopar.recording import record
 
     with tempfile.TemporaryDirectory() as folder:
-        record(result, target=target, memory_bytes=parse_memory(memory)).save(str(Path(folder, "plan.json")))
+        record(result, target=target, memory_limit=parse_memory(memory)).save(str(Path(folder, "plan.json")))
     lap("write")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {

@@ -126,7 +126,7 @@ def machine(mesh: str, cost_model: str = "roofline") -> Machine:
 def two_layer_plan(mesh: str = "dp=2,tp=2", cost_model: str = "communication") -> Plan:
     """What the search finds for two layers; under the communication model operators must be split, so there are collectives."""
     found = find_plan(two_layers(), machine(mesh, cost_model), time_limit=600.0)
-    return record(found, target="two_layers", memory_bytes=10**9)
+    return record(found, target="two_layers", memory_limit=10**9)
 
 
 def random_schedule(graph: Graph, where: Machine, seed: int, limits: Limits | None = None, again: float = 0.0) -> Schedule:
@@ -138,7 +138,7 @@ def plan_of(schedule: Schedule, optimizer: str = "adamw") -> Plan:
     """A schedule as if a search had found it."""
     seconds = step_seconds(schedule, optimizer) if schedule.machine.cost_model != "communication" else schedule.communication_seconds()
     found = Found(schedule, seconds, seconds, 0.0, "optimal", 0.0, "random", optimizer, memory(schedule, optimizer), {})
-    return record(found, target="two_layers", memory_bytes=10**9)
+    return record(found, target="two_layers", memory_limit=10**9)
 
 
 def bucket_graph() -> Graph:

@@ -19,7 +19,7 @@ from autopar import zoo
 from autopar.effort import Effort
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
 from autopar.options import factorizations, of_three_axes, parse_memory, parse_mesh
-from autopar.planning import UnknownOperatorWarning
+from autopar.planning.cautions import UnknownOperatorWarning
 from cost_models import Hardware, Link, Machine, load_hardware
 
 
@@ -189,8 +189,8 @@ def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outco
         return FoundIn(outcome, outcome == 3.0)
 
     monkeypatch.setattr("autopar.search.find_plan", find)
-    monkeypatch.setattr("autopar.planning._warn_unknown", lambda found: None)
-    monkeypatch.setattr("autopar.planning._warn_microbatches", lambda found: None)
+    monkeypatch.setattr("autopar.planning.session.warn_unknown_operators", lambda found: None)
+    monkeypatch.setattr("autopar.planning.session.warn_microbatches", lambda found: None)
     kept = SimpleNamespace(remember_loss=lambda loss: None)
     monkeypatch.setattr("autopar.recording.record", lambda found, **options: setattr(kept, "seconds", found.seconds) or kept)
     plan = autopar.plan(graph, devices=8, time_limit=900.0)

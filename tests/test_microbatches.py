@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar import planning, zoo
+from autopar import zoo
 from autopar.check import check
 from autopar.compare import explain
-from autopar.errors import TimeLimitError, UsageError
+from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
 from autopar.importer.microbatches import COUNTED
 from autopar.plan import Plan
-from autopar.planning import MicrobatchWarning
+from autopar.planning.cautions import MicrobatchWarning
 from autopar.schedule import Limits, memory
 from autopar.verify import verify
 from autopar.verify.comparison import planned
@@ -357,78 +357,6 @@ def test_auto_takes_more_where_memory_is_short_and_one_where_it_is_not() -> None
     assert "the bound over these" in str(short)
 
 
-@pytest.mark.parametrize(("takes", "asked"), [(0.5, [1.2 / 4, 2 * 1.2 / 4]), (9.0, [1.2 / 4, 2 * 1.2 / 4, 1.2 / 4])])
-def test_little_time_makes_one_plan_rather_than_parts_of_several(
-    monkeypatch: pytest.MonkeyPatch, takes: float, asked: list[float]
-) -> None:
-    """Of four numbers, each of which takes so long and no less."""
-    now = [0.0]
-    monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
-    given: list[tuple[int, float]] = []
-
-    def find(number: int, seconds: float) -> Any:
-        given.append((number, seconds))
-        now[0] += min(seconds, takes)
-        if seconds < takes:
-            raise TimeLimitError("no plan was found", "allow more time")
-        return SimpleNamespace(seconds=1.0, interrupted=False)
-
-    monkeypatch.setattr(planning, "replace", lambda found, **_: found)
-    if takes < 1:
-        assert planning._best_of([1, 2, 4, 8], find, 1.2).seconds == 1.0
-    else:
-        with pytest.raises(TimeLimitError):
-            planning._best_of([1, 2, 4, 8], find, 1.2)
-    assert [seconds for number, seconds in given if number == 1] == pytest.approx(asked)
-
-
-@pytest.mark.parametrize(("takes", "asked"), [(0.3, [0.3, 0.9]), (0.1, [0.3])])
-@pytest.mark.parametrize("ends", [None, TimeLimitError("no plan was found", "allow more time"), KeyboardInterrupt()], ids=repr)
-def test_the_only_number_looked_at_has_all_the_time(
-    monkeypatch: pytest.MonkeyPatch, takes: float, asked: list[float], ends: BaseException | None
-) -> None:
-    """If its share was too short; and how that then ends does not lose the plan."""
-    now, given = [0.0], list[float]()
-    monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
-
-    def find(number: int, seconds: float) -> Any:
-        given.append(seconds)
-        if len(given) > 1 and ends is not None:
-            raise ends
-        now[0] += takes
-        return SimpleNamespace(seconds=1.0 / len(given), interrupted=False)
-
-    monkeypatch.setattr(planning, "replace", lambda found, **changed: SimpleNamespace(**{**vars(found), **changed}))
-    found = planning._best_of([1, 2, 4, 8], find, 1.2, enough=lambda: True)
-    assert given == pytest.approx(asked)
-    again = len(asked) > 1
-    assert found.seconds == (0.5 if again and ends is None else 1.0)
-    assert found.interrupted is (again and isinstance(ends, KeyboardInterrupt))
-
-
-@pytest.mark.parametrize("changed", [False, True], ids=["enough", "changed"])
-@pytest.mark.parametrize(("takes", "again"), [((0.4, 0.4), [1]), ((0.4, 0.1), [1]), ((0.1, 0.4), [])], ids=str)
-def test_the_time_that_is_left_is_the_best_ones(
-    monkeypatch: pytest.MonkeyPatch, takes: tuple[float, float], again: list[int], changed: bool
-) -> None:
-    """Of four numbers the search ends after two, of which the first is the better: it is looked at again if its share was too short."""
-    now, given = [0.0], list[int]()
-    monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(planning, "replace", lambda found, **_: found)
-
-    def find(number: int, seconds: float) -> Any:
-        if number == 4:
-            raise planning._Changed("rows meet")
-        now[0] += [*takes, 0.0][len(given)]
-        given.append(number)
-        return SimpleNamespace(seconds=number / len(given), interrupted=False)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MicrobatchWarning)
-        found = planning._best_of([1, 2, 4, 8], find, 1.2, enough=lambda: len(given) > 1 and not changed)
-    assert given == [1, 2, *again] and found.seconds == pytest.approx(1 / 3 if again else 1.0)
-
-
 class Edges(nn.Linear):
     """Sums what lies at the ends of edges, which number the rows of the whole batch."""
 
@@ -474,7 +402,7 @@ def test_more_memory_never_costs_more() -> None:
     assert found.plans[-1].predicted.peak_memory_bytes_per_rank <= limits[-1]
     rows = json.loads(found.to_json())["rows"]
     assert [row["objective_seconds"] for row in rows] == steps and len(str(found).splitlines()) == 4
-    with pytest.raises(UsageError, match="1 rungs"):
+    with pytest.raises(UsageError, match="rungs must be at least 2, got 1"):
         autopar.pareto(target.model, target.args, mesh="dp=2", rungs=1)
 
 

@@ -80,7 +80,7 @@ def test_the_objective_is_the_step() -> None:
 
 def test_baselines_that_a_pin_rules_out_say_so() -> None:
     found = find_plan(two_layers(), machine("dp=2"), time_limit=600.0)
-    plan = record(replace(found, contradicted={"hsdp": "x is pinned to 'R R'"}), target="two_layers", memory_bytes=10**9)
+    plan = record(replace(found, contradicted={"hsdp": "x is pinned to 'R R'"}), target="two_layers", memory_limit=10**9)
     assert plan.baselines["hsdp"].reason == "x is pinned to 'R R'" and not plan.baselines["hsdp"].feasible
     assert plan.baselines["ddp"].step_seconds == found.baselines["ddp"].seconds
     assert re.search(r"^hsdp +- +- +no: x is pinned to 'R R'$", str(plan), re.MULTILINE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,11 +25,13 @@ from autopar.cli.planning import (
     read_microbatches,
     read_mode,
     say_cut,
+    say_default_hardware,
 )
 from autopar.cli.terminal import columns, out
-from autopar.effort import DEFAULT_EFFORT
+from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.files import STANDARD
+from autopar.options import PlanOptions, read_memory_limit, read_mesh, resolve_hardware
 from autopar.pareto import Pareto
 from autopar.report import summary
 from autopar.report.frontier import frontier_html
@@ -73,13 +75,16 @@ def plan(
     if html is not None:
         check_writable(html)
         check_apart(html, output)
-    options: dict[str, Any] = {
-        "mesh": mesh, "devices": devices, "hardware": hardware, "mode": read_mode(mode), "memory": memory, "optimizer": optimizer,
-        "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,
-        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "effort": effort,
-        "time_limit": time_limit, "seed": seed,
-    }  # fmt: skip
-    found = pareto_target(target, rungs=rungs or 8, **options) if pareto else plan_target(target, **options)
+    if pareto and memory is not None:
+        raise UsageError("--memory and --pareto exclude each other", "drop one of them")
+    options = PlanOptions(
+        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
+        optimizer=optimizer, pins=open_pins(pin or []), cost_model=cost_model, recompute=recompute,
+        microbatches=read_microbatches(microbatches), effort=check_effort(effort), time_limit=time_limit, seed=seed,
+    )  # fmt: skip
+    memory_limit = read_memory_limit(memory, options.hardware)
+    say_default_hardware(hardware)
+    found = pareto_target(target, options, rungs or 8) if pareto else plan_target(target, options, memory_limit)
     say_cut(found.plans if isinstance(found, Pareto) else (found,))
     if html is not None and isinstance(found, Pareto):
         write_result(html, frontier_html(found))

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
 
-from autopar import api, planning
 from autopar.cli.terminal import Line, note, printing_aside
-from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.garbage import young_garbage_only
-from autopar.options import AUTO, DEFAULT_HARDWARE, factorizations, parse_memory, parse_mesh, resolve_hardware
+from autopar.options import AUTO, DEFAULT_HARDWARE, PlanOptions
 from autopar.pareto import Pareto
 from autopar.plan import Plan
+from autopar.planning.cautions import CAUTIONS
+from autopar.planning.grid import Grid, plan_sweep
+from autopar.planning.memory_ladder import plan_ladder
+from autopar.planning.session import PlanSession, open_session
 from autopar.report import units
 from autopar.search import Progress
-from autopar.sweeping import Sweep
+from autopar.sweeping import Point, Sweep
 from autopar.target import Target
 
 HardwareOption = Annotated[str | None, typer.Option(help=f"a built-in name or a TOML file [default: {DEFAULT_HARDWARE}]")]
@@ -70,68 +73,52 @@ def open_pins(pins: Sequence[str]) -> dict[str, str]:
 
 
 @young_garbage_only()
-def plan_target(target: str, *, mode: Literal["train", "inference"], **options: Any) -> Plan:
-    """Loads, captures and plans a target, checking the options that need no model first; options as for ``api.plan``."""
-    from autopar.cli.target import load_target
-
-    check_options(**options)
-    if options.get("hardware") is None:
-        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
-    say_first_use()
-    line = Line()
-    with words_on_stderr(), printing_aside(), line:
-        line.say(f"capturing {target}", now=True)
-        found = load_target(target, mode, device="meta")
-        return api.plan(
-            found.model,
-            found.args,
-            found.kwargs,
-            mode=mode,
-            loss=found.loss,
-            loss_args=found.loss_args,
-            progress=progress(line),
-            target=target,
-            **options,
-        )
+def plan_target(target: str, options: PlanOptions, memory_limit: int) -> Plan:
+    """The plan of a target, captured here."""
+    with _words() as line:
+        session = _open_session(target, options, line)
+        return session.plan(memory_limit, session.deadline).plan
 
 
 @young_garbage_only()
-def pareto_target(target: str, *, mode: Literal["train", "inference"], memory: str | None = None, **options: Any) -> Pareto:
-    """Loads, captures and plans a target under a ladder of memory limits; options as for ``api.pareto``."""
-    from autopar.cli.target import load_target
-
-    if memory is not None:
-        raise UsageError("a ladder of memory limits has no one limit", "leave --memory out, or plan without --pareto")
-    check_options(**options)
-    if options.get("hardware") is None:
-        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
-    say_first_use()
-    line = Line()
-    with words_on_stderr(), printing_aside(), line:
-        line.say(f"capturing {target}", now=True)
-        found = load_target(target, mode, device="meta")
-        return api.pareto(
-            found.model, found.args, found.kwargs, mode=mode, loss=found.loss, loss_args=found.loss_args, progress=progress(line),
-            target=target, **options,
-        )  # fmt: skip
+def pareto_target(target: str, options: PlanOptions, rungs: int) -> Pareto:
+    """The plans of a target under a ladder of memory limits."""
+    with _words() as line:
+        session = _open_session(target, options, line)
+        return plan_ladder(session.plan, rungs, session.deadline)
 
 
 @young_garbage_only()
-def sweep_target(target: str, *, mode: Literal["train", "inference"], **options: Any) -> Sweep:
-    """Plans a target over a grid of its settings and others; options as for ``api.sweep``."""
+def sweep_target(target: str, options: PlanOptions, grid: Grid, done: Callable[[Point], None]) -> Sweep:
+    """The plans of a target over a grid; its settings are those of the target's text."""
     from autopar.cli.target import load_target
 
-    if options.get("hardware") is None:
-        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
+    with _words() as line:
+
+        def load(**settings: Any) -> Target:
+            line.say(f"capturing {target} {' '.join(f'{key}={value}' for key, value in settings.items())}".rstrip(), now=True)
+            return load_target(target, options.mode, device="meta", given={key: str(value) for key, value in settings.items()})
+
+        named = replace(options, name=target, progress=progress(line))
+        return plan_sweep(load, named, grid, done)
+
+
+def _open_session(target: str, options: PlanOptions, line: Line) -> PlanSession:
+    """Loads and captures a target."""
+    from autopar.cli.target import load_target
+
+    line.say(f"capturing {target}", now=True)
+    loaded = load_target(target, options.mode, device="meta")
+    return open_session(loaded, replace(options, name=target, progress=progress(line)))
+
+
+@contextmanager
+def _words() -> Iterator[Line]:
+    """Warnings, the user's own printing and a line of progress, all on stderr."""
     say_first_use()
     line = Line()
-
-    def load(**settings: Any) -> Target:
-        line.say(f"capturing {target} {' '.join(f'{key}={value}' for key, value in settings.items())}".rstrip(), now=True)
-        return load_target(target, mode, device="meta", given={key: str(value) for key, value in settings.items()})
-
     with words_on_stderr(), printing_aside(), line:
-        return api.sweep(load, mode=mode, name=target, progress=progress(line), **options)
+        yield line
 
 
 def say_cut(plans: Iterable[Plan]) -> None:
@@ -147,16 +134,10 @@ def say_first_use() -> None:
     compiled.announce = lambda: note("first very large problem on this machine: compiling the solver, which takes up to a minute, once")
 
 
-def check_options(**options: Any) -> None:
-    """Raises what is wrong with mesh, hardware, memory and effort before a model is loaded."""
-    if options.get("mesh") is not None:
-        parse_mesh(options["mesh"])
-    if options.get("devices") is not None:
-        list(factorizations(options["devices"]))
-    resolve_hardware(options.get("hardware"))
-    if options.get("memory") is not None:
-        parse_memory(options["memory"])
-    check_effort(options.get("effort", DEFAULT_EFFORT))
+def say_default_hardware(hardware: str | None) -> None:
+    """Says which hardware is planned for where none is named."""
+    if hardware is None:
+        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
 
 
 def progress(line: Line, ctrl_c: str = "keeps the best so far") -> Progress:
@@ -181,10 +162,8 @@ def words_on_stderr() -> Iterator[None]:
 
     usual = warnings.showwarning
     with warnings.catch_warnings():
-        warnings.simplefilter("always", planning.UnknownAxisWarning)
-        warnings.simplefilter("always", planning.UnlikelyHardwareWarning)
-        warnings.simplefilter("always", planning.UnknownOperatorWarning)
-        warnings.simplefilter("always", planning.MicrobatchWarning)
+        for category in CAUTIONS:
+            warnings.simplefilter("always", category)
         warnings.showwarning = show
         try:
             yield

@@ -20,19 +20,20 @@ from autopar.cli.planning import (
     PinOption,
     RecomputeOption,
     SeedOption,
-    check_options,
     open_pins,
     read_microbatches,
     read_mode,
     say_cut,
+    say_default_hardware,
     sweep_target,
 )
 from autopar.cli.target import read_value
 from autopar.cli.terminal import note, out
-from autopar.effort import DEFAULT_EFFORT
+from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.files import STANDARD
-from autopar.options import factorizations, parse_memory
+from autopar.options import PlanOptions, factorizations, read_memory_limit, resolve_hardware
+from autopar.planning.grid import Grid, combinations
 from autopar.sweeping import Point, Sweep
 
 FORMS: Mapping[str, Callable[[Sweep], str]] = {".json": Sweep.to_json, ".csv": Sweep.to_csv, ".svg": Sweep.to_svg}
@@ -60,20 +61,20 @@ def sweep(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the table as FILE.csv or JSON, or drawn as FILE.svg")] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    options: dict[str, Any] = {
-        "devices": _counts(devices), "settings": _varied(vary or []), "hardware": hardware,
-        "memory": None if memory is None else [parse_memory(word) for word in memory.split(",")],
-        "optimizer": optimizer, "compute_dtype": compute_dtype, "cost_model": cost_model, "recompute": recompute,
-        "microbatches": read_microbatches(microbatches), "constraints": open_pins(pin or []), "effort": effort,
-        "time_limit": time_limit, "seed": seed,
-        "mode": read_mode(mode),
-    }  # fmt: skip
     if output is not None:
         check_writable(output)
         if output != STANDARD and output.suffix not in FORMS:
             raise UsageError(f"there is no form of the table for {output.name}", f"name it as one of {', '.join(FORMS)}")
-    check_options(hardware=hardware, effort=effort)
-    found = sweep_target(target, done=_say, **options)
+    machine = resolve_hardware(hardware)
+    memory_limits = [read_memory_limit(word, machine) for word in (memory.split(",") if memory is not None else [None])]
+    grid = Grid(combinations(_varied(vary or [])), tuple(dict.fromkeys(_counts(devices))), tuple(dict.fromkeys(memory_limits)))
+    options = PlanOptions(
+        hardware=machine, devices=grid.devices[0], mode=read_mode(mode), compute_dtype=compute_dtype, optimizer=optimizer,
+        pins=open_pins(pin or []), cost_model=cost_model, recompute=recompute, microbatches=read_microbatches(microbatches),
+        effort=check_effort(effort), time_limit=time_limit, seed=seed,
+    )  # fmt: skip
+    say_default_hardware(hardware)
+    found = sweep_target(target, options, grid, _say)
     say_cut(point.plan for point in found.points if point.plan is not None)
     if output is not None:
         write_result(output, FORMS.get(output.suffix, Sweep.to_json)(found))

@@ -31,7 +31,7 @@ def schedule(data: dict[str, Any], name: str) -> tuple[Plan, str]:
     made, held = _fitting(old)
     summed = old.created_by.cost_model == "communication"
     plan = write(
-        made, held, target=old.model.target, optimizer=old.model.optimizer, memory_bytes=old.memory_limit_bytes_per_rank, pins=old.pins,
+        made, held, target=old.model.target, optimizer=old.model.optimizer, memory_limit=old.memory_limit_bytes_per_rank, pins=old.pins,
         bound_seconds=old.objective.bound_seconds if summed else 0.0, solve_seconds=old.objective.solve_seconds,
         created_by=old.created_by,
         baselines={baseline: BaselinePlan(feasible=row.feasible, reason=unpriced) for baseline, row in old.baselines.items()},

@@ -44,13 +44,13 @@ PROOF = 1e-6
 
 
 def record(
-    found: Found, *, target: str, memory_bytes: int, pins: Mapping[str, str] | None = None, tried: tuple[int, ...] | None = None
+    found: Found, *, target: str, memory_limit: int, pins: Mapping[str, str] | None = None, tried: tuple[int, ...] | None = None
 ) -> Plan:
     """The plan of what a search found.
 
     Args:
         target: what was planned, as the user named it.
-        memory_bytes: the limit per rank that the search respected.
+        memory_limit: bytes per rank that the search kept to.
         pins: the constraints as the user wrote them.
         tried: the numbers of microbatches that the bound is over, where several were tried.
     """
@@ -66,7 +66,7 @@ def record(
     baselines |= {name: BaselinePlan(feasible=False, reason=reason) for name, reason in found.contradicted.items()}
     cost_model = found.schedule.machine.cost_model
     return write(
-        found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_bytes=memory_bytes, pins=pins or {},
+        found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_limit=memory_limit, pins=pins or {},
         bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
         baselines=dict(sorted(baselines.items())),
         created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model), tried=tried,
@@ -85,7 +85,7 @@ def write(
     *,
     target: str,
     optimizer: str,
-    memory_bytes: int,
+    memory_limit: int,
     pins: Mapping[str, str],
     bound_seconds: float,
     solve_seconds: float,
@@ -111,7 +111,7 @@ def write(
         microbatches=graph.microbatches,
         microbatches_tried=tried,
         accumulation=_accumulation(graph),
-        memory_limit_bytes_per_rank=memory_bytes,
+        memory_limit_bytes_per_rank=memory_limit,
         pins=dict(pins),
         objective=Objective(
             seconds=seconds,

@@ -30,16 +30,16 @@ WIDTH, HEIGHT, EDGE, LINE = 640, 220, 70, 15
 
 def table(sweep: Sweep) -> Table:
     """A row a point. Efficiency: steps a second and rank against the first number of devices with the same settings and limit."""
-    varied, several = _settings(sweep), len({point.memory_bytes for point in sweep.points}) > 1
+    varied, several = _settings(sweep), len({point.memory_limit for point in sweep.points}) > 1
     cut = any(point.plan is not None and point.plan.microbatches > 1 for point in sweep.points)
     rows, first = [], dict[object, tuple[int, float]]()
     for point in sweep.points:
-        named = [str(point.settings[key]) for key in varied] + [units.size(point.memory_bytes)] * several + [str(point.devices)]
+        named = [str(point.settings[key]) for key in varied] + [units.size(point.memory_limit)] * several + [str(point.devices)]
         if point.plan is None:
             rows.append((*named, *["-"] * (5 + cut), "does not fit" if point.fits is False else "no plan"))
             continue
         step = point.plan.predicted.step_seconds
-        ranks, before = first.setdefault((tuple(point.settings.items()), point.memory_bytes), (point.devices, step))
+        ranks, before = first.setdefault((tuple(point.settings.items()), point.memory_limit), (point.devices, step))
         scaling = before * ranks / (step * point.devices) if step > 0 else 1.0
         mesh = ",".join(f"{name}={size}" for name, size in point.plan.mesh.items())
         rows.append((
@@ -92,8 +92,8 @@ def _across(sweep: Sweep) -> tuple[str, Callable[[Point], float]]:
         values = [point.settings[key] for point in sweep.points]
         if len(set(map(str, values))) > 1 and all(_number(value) for value in values):
             return key, lambda point, key=key: float(point.settings[key])
-    if len({point.memory_bytes for point in sweep.points}) > 1:
-        return "memory limit", lambda point: point.memory_bytes
+    if len({point.memory_limit for point in sweep.points}) > 1:
+        return "memory limit", lambda point: point.memory_limit
     return "devices", lambda point: point.devices
 
 
@@ -107,8 +107,8 @@ def _number(value: object) -> bool:
 def _label(sweep: Sweep, point: Point, across: str) -> str:
     """The words of what differs beside what the drawing goes over."""
     words = [f"{key} {value}" for key, value in point.settings.items() if key != across]
-    if across != "memory limit" and len({other.memory_bytes for other in sweep.points}) > 1:
-        words.append(f"limit {units.size(point.memory_bytes)}")
+    if across != "memory limit" and len({other.memory_limit for other in sweep.points}) > 1:
+        words.append(f"limit {units.size(point.memory_limit)}")
     return ", ".join(words)
 
 

@@ -70,7 +70,7 @@ class Programs:
         main: the planned one.
         training, settings: the training flags and the attributes it was captured with.
         loss: as planned; needed to capture again.
-        optimizer, memory_bytes: what the others are planned for: the optimizer by name, the limit per rank with the optimizer's states.
+        optimizer, memory_limit: what the others are planned for: the optimizer by name, the limit per rank with the optimizer's states.
         states_bytes: of the optimizer, which lie beside a program without a backward.
         bind: a capture and its schedule -> what runs them; None without the model, when there is nothing to capture.
     """
@@ -79,7 +79,7 @@ class Programs:
     training: tuple[bool, ...]
     loss: Callable[..., Any] | None = None
     optimizer: str = "none"
-    memory_bytes: int = 0
+    memory_limit: int = 0
     states_bytes: int = 0
     bind: Callable[[Capture, Schedule], Step] | None = None
     settings: Settings = field(default_factory=Settings)
@@ -211,10 +211,10 @@ class Programs:
         outcome: list[Any] = [None]
         if team.rank == 0:
             machine = self.main.executable.schedule.machine
-            limit = self.memory_bytes - (self.states_bytes if graph.mode == "inference" else 0)
+            memory_limit = self.memory_limit - (self.states_bytes if graph.mode == "inference" else 0)
             try:
-                found = self._found(graph, machine, limit, self._pins(graph, model))
-                outcome = [record(found, target="a further call", memory_bytes=limit).to_json()]
+                found = self._found(graph, machine, memory_limit, self._pins(graph, model))
+                outcome = [record(found, target="a further call", memory_limit=memory_limit).to_json()]
             except AutoparError as error:
                 outcome = [(type(error), error.message, error.hint)]
             except Exception as error:  # the others wait to hear of it
@@ -226,13 +226,13 @@ class Programs:
             raise kind(*words)
         return Plan.from_json(outcome[0])
 
-    def _found(self, graph: Graph, machine: Machine, limit: int, pins: Mapping[str, str]) -> Found:
+    def _found(self, graph: Graph, machine: Machine, memory_limit: int, pins: Mapping[str, str]) -> Found:
         """The plan of the search. Raises what the search raises."""
         seconds, shared = SECONDS, Shared()
         while True:
             try:
                 return find_plan(
-                    graph, machine, memory_bytes=limit, optimizer=self.optimizer, constraints=pins, time_limit=seconds,
+                    graph, machine, memory_bytes=memory_limit, optimizer=self.optimizer, constraints=pins, time_limit=seconds,
                     baselines=False, shared=shared,
                 )  # fmt: skip
             except TimeLimitError:

@@ -106,7 +106,7 @@ def test_the_trace_has_modules_arguments_memory_and_the_optimizer() -> None:
 def pinned(mesh: str, pins: dict[str, str]) -> dict[str, str]:
     """The words for the weights of two layers pinned so."""
     found = find_plan(two_layers(width=64, hidden=256), machine(mesh), constraints=pins, baselines=False)
-    return {way.name: way.words for way in ways(record(found, target="two", memory_bytes=2**34))}
+    return {way.name: way.words for way in ways(record(found, target="two", memory_limit=2**34))}
 
 
 def test_ways_are_named_as_by_those_who_write_them() -> None:
@@ -115,7 +115,7 @@ def test_ways_are_named_as_by_those_who_write_them() -> None:
     tensor = {"input:x": "R R", "module:layers.0": "R S0"}
     tensor |= {"layers.0.weight": "S0 R", "layers.1.weight": "R S0"}
     found = find_plan(two_layers(width=64, hidden=256), machine("tp=2"), constraints=tensor, baselines=False)
-    rows = ways(record(found, target="two", memory_bytes=2**34))
+    rows = ways(record(found, target="two", memory_limit=2**34))
     assert [(row.layers[0], row.words) for row in rows] == [
         ("layers.0.weight", "column parallel over tp"), ("layers.1.weight", "row parallel over tp"),
     ]  # fmt: skip

@@ -126,8 +126,8 @@ def test_show_of_a_plan_without_a_record_is_refused(tmp_path: Path, capsys: pyte
 
 
 def test_plan_says_that_the_limit_cut_its_search(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.api.plan", lambda *args, **options: recorded(cut=True))
+    monkeypatch.setattr("autopar.cli.plan.plan_target", lambda *given: recorded(cut=True))
     ran = autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2")
     assert ran.status == 0 and "warning: the time limit cut the search" in ran.err
-    monkeypatch.setattr("autopar.api.plan", lambda *args, **options: recorded())
+    monkeypatch.setattr("autopar.cli.plan.plan_target", lambda *given: recorded())
     assert "cut" not in autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2").err

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import RuleError, UsageError
-from autopar.planning import UnknownOperatorWarning
+from autopar.planning.cautions import UnknownOperatorWarning
 from autopar.rules import find_rule, why_once
 from autopar.rules.lookup import OWN, find_rule_of_shapes
 from autopar.verify import verify

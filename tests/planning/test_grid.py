@@ -14,9 +14,10 @@ import autopar
 from autopar import zoo
 from autopar.errors import CaptureError, InfeasibleError, UsageError
 from autopar.graph import Graph
-from autopar.pareto import Made
 from autopar.plan import Plan
-from autopar.sweeping import Point, Sweep, walk
+from autopar.planning.grid import Grid, plan_grid
+from autopar.planning.session import Planned
+from autopar.sweeping import Point, Sweep
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,12 @@ def walked(
     asked: list[tuple[int, int]] = []
 
     def planner(graph: Graph, count: int) -> Any:
-        def within(limit: int, until: float) -> Made:
+        def within(limit: int, until: float) -> Planned:
             outcome = ends.get(len(asked), False)
             asked.append((count, limit))
             if isinstance(outcome, BaseException):
                 raise outcome
-            return Made(plan, outcome)
+            return Planned(plan, outcome)
 
         return within
 
@@ -45,14 +46,15 @@ def walked(
         if settings["batch"] == 0:
             raise CaptureError("no batch", "give one")
 
-    return asked, walk([{"batch": 8}, {"batch": 0}], [4, 2], [70, 30], graph_of, planner, float("inf"), done)
+    grid = Grid(({"batch": 8}, {"batch": 0}), (4, 2), (70, 30))
+    return asked, plan_grid(grid, graph_of, planner, float("inf"), done)
 
 
 def test_every_point_in_its_order_the_least_memory_first(plan: Plan) -> None:
     said: list[Point] = []
     asked, points = walked(plan, {1: InfeasibleError("large", "allow more")}, said.append)
     assert asked == [(4, 30), (4, 70), (2, 30), (2, 70)]
-    assert [(point.settings["batch"], point.devices, point.memory_bytes) for point in points] == [
+    assert [(point.settings["batch"], point.devices, point.memory_limit) for point in points] == [
         (batch, count, limit) for batch in (8, 0) for count in (4, 2) for limit in (70, 30)
     ]
     assert [point.plan is not None for point in points] == [False, True, True, True, False, False, False, False]
@@ -61,8 +63,8 @@ def test_every_point_in_its_order_the_least_memory_first(plan: Plan) -> None:
 
 
 def test_ctrl_c_ends_it_with_what_is_there(plan: Plan) -> None:
-    assert [point.memory_bytes for point in walked(plan, {1: True})[1]] == [70, 30], "the plan so far is the last"
-    assert [point.memory_bytes for point in walked(plan, {1: KeyboardInterrupt()})[1]] == [30]
+    assert [point.memory_limit for point in walked(plan, {1: True})[1]] == [70, 30], "the plan so far is the last"
+    assert [point.memory_limit for point in walked(plan, {1: KeyboardInterrupt()})[1]] == [30]
     with pytest.raises(KeyboardInterrupt):
         walked(plan, {0: KeyboardInterrupt()})
 
@@ -79,15 +81,15 @@ def test_a_wrong_use_ends_it_as_long_as_there_is_no_plan(plan: Plan) -> None:
 def test_the_points_share_the_time(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one leaves is for the others."""
     now, given = [0.0], list[float]()
-    monkeypatch.setattr("autopar.sweeping.perf_counter", lambda: now[0])
+    monkeypatch.setattr("autopar.planning.grid.perf_counter", lambda: now[0])
 
-    def within(limit: int, until: float) -> Made:
+    def within(limit: int, until: float) -> Planned:
         given.append(until - now[0])
         now[0] += 0.5 * given[-1]
-        return Made(plan)
+        return Planned(plan)
 
     graph: Any = None
-    walk([{}], [2, 4], [30, 70], lambda settings: graph, lambda graph, count: within, 80.0, lambda point: None)
+    plan_grid(Grid(({},), (2, 4), (30, 70)), lambda settings: graph, lambda graph, count: within, 80.0, lambda point: None)
     assert given == pytest.approx([20.0, 70 / 3, 175 / 6, 43.75])
 
 
@@ -101,7 +103,7 @@ def test_a_sweep_is_what_plan_finds(more: dict[str, Any]) -> None:
     assert isinstance(found, Sweep) and len(found.points) == 4
     for point in found.points:
         target = make(point.settings["batch"])
-        alone = autopar.plan(target.model, target.args, devices=2, memory=point.memory_bytes, **options)
+        alone = autopar.plan(target.model, target.args, devices=2, memory=point.memory_limit, **options)
         assert point.plan is not None and point.plan.objective.seconds == pytest.approx(alone.objective.seconds, rel=1e-9)
         assert point.plan.microbatches == alone.microbatches and point.plan.model.arguments == alone.model.arguments
     for more, less in pairwise(found.points):

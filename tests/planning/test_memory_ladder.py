@@ -9,8 +9,9 @@ import pytest
 import autopar
 from autopar import zoo
 from autopar.errors import InfeasibleError
-from autopar.pareto import Made, climb
 from autopar.plan import Plan
+from autopar.planning.memory_ladder import plan_ladder
+from autopar.planning.session import Planned
 
 LEAST, MOST = 1000, 1400
 FOUND = {1000: (9.0, 1000), 1100: (7.0, 1050), 1200: (8.0, 1200), 1300: (7.5, 1100), 1400: (5.5, 1350)}
@@ -26,18 +27,18 @@ def plan() -> Plan:
 def test_a_plan_for_less_memory_stands_where_nothing_better_was_found(plan: Plan) -> None:
     asked = []
 
-    def within(limit: int, ends: float) -> Made:
-        asked.append(limit)
-        if limit < LEAST:
+    def within(memory_limit: int, deadline: float) -> Planned:
+        asked.append(memory_limit)
+        if memory_limit < LEAST:
             error = InfeasibleError("no plan fits", "allow more")
             error.least = LEAST
             raise error
-        seconds, peak = FOUND.get(limit, (5.0, MOST))
-        objective = plan.objective.model_copy(update={"seconds": seconds, "bound_seconds": 4.0 + limit % 7 / 10})
+        seconds, peak = FOUND.get(memory_limit, (5.0, MOST))
+        objective = plan.objective.model_copy(update={"seconds": seconds, "bound_seconds": 4.0 + memory_limit % 7 / 10})
         predicted = plan.predicted.model_copy(update={"peak_memory_bytes_per_rank": peak})
-        return Made(plan.model_copy(update={"objective": objective, "predicted": predicted}))
+        return Planned(plan.model_copy(update={"objective": objective, "predicted": predicted}))
 
-    ladder = climb(within, 5, float("inf")).plans
+    ladder = plan_ladder(within, 5, float("inf")).plans
     assert sorted(asked[2:]) == sorted(FOUND)
     assert [one.memory_limit_bytes_per_rank for one in ladder] == sorted(FOUND)
     assert [one.objective.seconds for one in ladder] == [9.0, 7.0, 7.0, 7.0, 5.0]
@@ -53,24 +54,24 @@ def test_a_plan_for_less_memory_stands_where_nothing_better_was_found(plan: Plan
 def test_ctrl_c_ends_it_with_what_is_there(plan: Plan, at: int, rungs: int, raises: bool) -> None:
     asked = []
 
-    def within(limit: int, ends: float) -> Made:
-        asked.append(limit)
+    def within(memory_limit: int, deadline: float) -> Planned:
+        asked.append(memory_limit)
         ended = len(asked) > at
         if ended and raises:
             raise KeyboardInterrupt
-        if limit < LEAST:
+        if memory_limit < LEAST:
             error = InfeasibleError("no plan fits", "allow more")
             error.least = LEAST
             raise error
-        peak = min(limit, MOST)
+        peak = min(memory_limit, MOST)
         predicted = plan.predicted.model_copy(update={"peak_memory_bytes_per_rank": peak})
-        return Made(plan.model_copy(update={"predicted": predicted}), ended)
+        return Planned(plan.model_copy(update={"predicted": predicted}), ended)
 
     if at == 0 and raises:
         with pytest.raises(KeyboardInterrupt):
-            climb(within, 5, float("inf"))
+            plan_ladder(within, 5, float("inf"))
         return
-    found = climb(within, 5, float("inf")).plans
+    found = plan_ladder(within, 5, float("inf")).plans
     assert found and len(asked) <= at + 1 + (at == 1 and not raises), "nothing is asked after it"
     assert len(found) <= rungs
     assert all(one.predicted.peak_memory_bytes_per_rank <= one.memory_limit_bytes_per_rank for one in found)

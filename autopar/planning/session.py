@@ -1,0 +1,195 @@
+"""PlanSession: one captured model on its machines, planned within one memory limit after another.
+
+Straight down: ``open_session`` captures the model and collects its pins; ``PlanSession.plan`` races numbers of microbatches; each of
+these races meshes; each of these is one search; the best of all becomes a Plan.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from autopar.ending import put_together
+from autopar.errors import TimeLimitError, UsageError
+from autopar.garbage import young_garbage_only
+from autopar.graph import Graph
+from autopar.options import AUTO, PlanOptions, check_number, user_errors
+from autopar.placements import placed_pins, written_pins
+from autopar.plan import Plan
+from autopar.planning.capturing import CapturedGraph, Graphs, captures_of
+from autopar.planning.cautions import MicrobatchWarning, warn_hardware, warn_microbatches, warn_unknown_operators
+from autopar.planning.race import StopRace, race
+from autopar.target import Target
+from cost_models import Machine
+
+if TYPE_CHECKING:
+    from autopar.importer import Captures
+    from autopar.search import Found, Shared
+
+AMPLE = 0.8
+"""Share of the memory limit. A plan that peaks below it gains nothing from more microbatches, which only launch and gather more often."""
+
+PATIENCE = 2
+"""Numbers of microbatches in a row without a gain, after which no further one is tried."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and whether Ctrl-C ended its search."""
+
+    plan: Plan
+    interrupted: bool = False
+
+
+PlanWithin = Callable[[int, float], Planned]
+"""Plans within a memory limit, in bytes per rank, until a deadline of ``perf_counter``."""
+
+
+@dataclass(frozen=True)
+class PlanSession:
+    """One model, captured, on the machines to plan for.
+
+    Args:
+        captures: the model's graphs by number of microbatches.
+        numbers: of microbatches, to be tried in this order.
+        machines: to be tried in this order; the last ``options.spare_meshes`` of them only in time that others leave.
+        pins: name to spec: the user's, and those that stand in the model.
+        name: what the plans call the model.
+        loss: the model's; plans remember it for ``compile``.
+        capture_seconds: spent on the capture, where it counts towards the time limit.
+        deadline: when the time limit passes that the session was opened with, of ``perf_counter``.
+        shared: what searches with as many microbatches on one machine have in common, whatever the memory limit.
+    """
+
+    captures: Graphs
+    numbers: tuple[int, ...]
+    machines: tuple[Machine, ...]
+    options: PlanOptions
+    pins: Mapping[str, str]
+    name: str
+    loss: Callable[..., Any] | None = None
+    capture_seconds: float = 0.0
+    deadline: float = 0.0
+    shared: dict[tuple[int, Machine], Shared] = field(default_factory=dict)
+
+    @young_garbage_only()
+    def plan(self, memory_limit: int, deadline: float) -> Planned:
+        """The best plan within a memory limit.
+
+        Args:
+            memory_limit: bytes per rank.
+            deadline: when the searches end, of ``perf_counter``.
+
+        Raises:
+            InfeasibleError: nothing fits. TimeLimitError: no answer in time. KeyboardInterrupt: Ctrl-C before there was a plan.
+        """
+        tried: dict[int, Found] = {}
+        search = partial(self._plan_microbatches, memory_limit, tried)
+        try:
+            found = race(self.numbers, search, deadline, enough=lambda: _is_enough(tried, memory_limit))
+        except TimeLimitError as error:
+            if not self.capture_seconds:
+                raise
+            capture = f"{self.capture_seconds:.1f} s of it while the model was captured"
+            said = f"the time limit of {self.options.time_limit:g} s passed, {capture}"
+            raise TimeLimitError(f"{said}: {error.message}", error.hint) from None
+        if len(tried) > 1:
+            found = _with_bound(found, min(item.bound_seconds for item in tried.values()))
+        warn_unknown_operators(found)
+        warn_microbatches(found)
+        return self._record(found, memory_limit, tuple(tried))
+
+    def _plan_microbatches(self, memory_limit: int, tried: dict[int, Found], number: int, seconds: float) -> Found:
+        """The best plan of so many microbatches in so many seconds, or of an earlier call; kept in ``tried``."""
+        deadline = perf_counter() + seconds
+        graph = self.captures.of(number)
+        if self.options.microbatches == AUTO and not graph.accumulation.whole:
+            said = f"{number} microbatches and more are not tried: {graph.accumulation.reason}"
+            warnings.warn(said, MicrobatchWarning, stacklevel=5)
+            raise StopRace
+        search = partial(self._search, graph, number, memory_limit)
+        found = race(self.machines, search, deadline, spare=len(self.options.spare_meshes))
+        tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
+        return tried[number]
+
+    def _search(self, graph: Graph, number: int, memory_limit: int, machine: Machine, seconds: float) -> Found:
+        from autopar.search import Shared, find_plan  # for start-up time: imports the solvers
+
+        options = self.options
+        with user_errors():
+            return find_plan(
+                graph,
+                machine,
+                memory_bytes=memory_limit,
+                optimizer=options.optimizer,
+                constraints=self.pins,
+                time_limit=seconds,
+                seed=options.seed,
+                progress=options.progress,
+                recompute=options.recompute == "auto",
+                effort=options.effort,
+                shared=self.shared.setdefault((number, machine), Shared()),
+            )
+
+    def _record(self, found: Found, memory_limit: int, tried: tuple[int, ...]) -> Planned:
+        from autopar.recording import record  # for start-up time: imports the passes
+
+        numbers = tried if self.options.microbatches == AUTO else None
+        make = partial(record, found, target=self.name, memory_limit=memory_limit, pins=self.pins, tried=numbers)
+        plan, interrupted = put_together(make)
+        plan.remember_loss(self.loss)
+        return Planned(plan, found.interrupted or interrupted)
+
+
+def open_session(target: Target, options: PlanOptions, captures: Captures | None = None) -> PlanSession:
+    """Captures the model, and collects the pins that stand in it.
+
+    Args:
+        target: its model may be a captured Graph.
+        captures: the model's graphs, where several sessions share them; they were captured with the same pins.
+
+    Raises:
+        CaptureError: the model cannot be captured. UsageError: a pin that fits no mesh, or a number of microbatches that the step cannot be
+            made of. TimeLimitError: the time limit passed meanwhile.
+    """
+    began, given = perf_counter(), target.model
+    if isinstance(given, Graph):
+        if options.microbatches not in (1, given.microbatches):
+            message = f"the graph is one of {given.microbatches} microbatches, asked are {options.microbatches}"
+            raise UsageError(message, "capture the model with microbatches=")
+        graphs: Graphs = CapturedGraph(given)
+        numbers: tuple[int, ...] = (given.microbatches,)
+    else:
+        made = captures or captures_of(target, mode=options.mode, compute_dtype=options.compute_dtype, pins=options.pins)
+        graphs, numbers = made, made.numbers() if options.microbatches == AUTO else (check_number(options.microbatches),)
+    graph = graphs.of(numbers[0])
+    spent = 0.0 if isinstance(given, Graph) or captures is not None else perf_counter() - began
+    if spent >= options.time_limit:
+        message = f"the time limit of {options.time_limit:g} s passed while the model was captured, which took {spent:.1f} s"
+        raise TimeLimitError(message, "allow more time (--time-limit), or capture once and plan the graph")
+    meshes = (*options.meshes, *options.spare_meshes)
+    pins = {**written_pins(graph, meshes), **options.pins}
+    if not isinstance(given, Graph):
+        pins = {**placed_pins(given, target.args, dict(target.kwargs), target.loss_args, graph, meshes), **pins}
+    warn_hardware(options.hardware, meshes, options.cost_model)
+    name = options.name or ("graph" if isinstance(given, Graph) else type(given).__name__)
+    machines = tuple(Machine(mesh, options.hardware, options.cost_model) for mesh in meshes)
+    return PlanSession(graphs, numbers, machines, options, pins, name, target.loss, spent, began + options.time_limit)
+
+
+def _is_enough(tried: Mapping[int, Found], memory_limit: int) -> bool:
+    """Whether more microbatches can be expected to gain nothing."""
+    best = min(tried.values(), key=lambda found: found.seconds)
+    recomputes = any(item.phase == "recompute" for item in best.schedule.instructions)
+    ample = best.memory.peak <= AMPLE * memory_limit and not recomputes
+    return ample or (len(tried) > PATIENCE and best in list(tried.values())[:-PATIENCE])
+
+
+def _with_bound(found: Found, bound_seconds: float) -> Found:
+    """With a bound over all numbers of microbatches that were tried."""
+    gap = (found.seconds - bound_seconds) / found.seconds if found.seconds > 0 else 0.0
+    return replace(found, bound_seconds=bound_seconds, gap=gap)
