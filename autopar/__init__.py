@@ -10,6 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from autopar.display import set_views
+from autopar.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from autopar.api import capture, compile, load, pareto, plan, sweep
     from autopar.check import check
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
     from autopar.sharding import ShardingSpec
     from autopar.verify import verify
     from cost_models import Hardware, Mesh
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
@@ -57,6 +58,17 @@ _HOME = {
     "sweep": "autopar.api",
     "verify": "autopar.verify",
 }
+
+
+set_views({
+    "Plan.__str__": "autopar.report.summary",
+    "Plan._repr_html_": "autopar.report.fragment",
+    "Pareto.__str__": "autopar.report.frontier.frontier",
+    "Pareto._repr_html_": "autopar.report.frontier.frontier_html",
+    "Sweep.__str__": "autopar.report.curve.text",
+    "Sweep.to_csv": "autopar.report.curve.csv_table",
+    "Sweep.to_svg": "autopar.report.curve.drawing",
+})  # fmt: skip
 
 
 def _own_siblings() -> None:

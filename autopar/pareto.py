@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from autopar.display import render
 from autopar.plan import Plan
 
 
@@ -29,11 +30,7 @@ class Pareto:
         return json.dumps({"schema": "autopar.pareto/1", "target": target, "rows": rows}, indent=1) + "\n"
 
     def __str__(self) -> str:
-        from autopar.report.frontier import frontier
-
-        return frontier(self)
+        return render("Pareto.__str__", self)
 
     def _repr_html_(self) -> str:
-        from autopar.report.frontier import frontier_html
-
-        return frontier_html(self)
+        return render("Pareto._repr_html_", self)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
+from autopar.display import render
 from autopar.errors import FileError
 from autopar.files import loads, parse_json, write_whole
 from autopar.graph import DTYPE_BYTES
@@ -249,9 +250,7 @@ class Plan(Row):
         return plan.model_copy(update=unread)
 
     def __str__(self) -> str:
-        from autopar.report import summary
-
-        return summary(self)
+        return render("Plan.__str__", self)
 
     def __repr__(self) -> str:
         """On one line; ``print(plan)`` shows the tables."""
@@ -264,9 +263,7 @@ class Plan(Row):
         return [*type(self).model_fields, *(name for name in vars(Plan) if not name.startswith(("_", "model_")))]
 
     def _repr_html_(self) -> str:
-        from autopar.report import fragment
-
-        return fragment(self)
+        return render("Plan._repr_html_", self)
 
 
 def _unreadable(text: str, name: str, error: ValidationError) -> FileError:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.display import render
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.plan import Plan
 
@@ -64,20 +65,15 @@ class Sweep:
         return json.dumps({"target": self.target, "mode": self.mode, "rows": rows}, indent=1) + "\n"
 
     def to_csv(self) -> str:
-        from autopar.report.curve import csv_table
-
-        return csv_table(self)
+        """One line a point."""
+        return render("Sweep.to_csv", self)
 
     def to_svg(self) -> str:
         """A drawing of step and memory against the devices or, where these are all the same, what else differs."""
-        from autopar.report.curve import drawing
-
-        return drawing(self)
+        return render("Sweep.to_svg", self)
 
     def __str__(self) -> str:
-        from autopar.report.curve import table
-
-        return "\n".join(table(self).lines())
+        return render("Sweep.__str__", self)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()

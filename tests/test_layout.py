@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import networkx as nx
@@ -19,9 +19,9 @@ ROOT = Path(autopar.__file__).resolve().parents[1]  # of the packages under test
 CONFIGURATION = Path(__file__).resolve().parents[1]
 PACKAGES = ("autopar", "solvers", "cost_models")
 BACKWARDS = {
-    ("autopar.plan", "autopar.report"): "print(plan) is a table, and a notebook's page: Python asks the value, which asks the report then",
+    ("autopar.search.paths", "autopar.search.model"): "for types alone; it goes when both are in rooms of their own",
 }
-"""Imports, each in a function, that close a circle, with the reason why they may."""
+"""Imports that close a circle, with the reason why they may."""
 HOME_OF_PRIVATE_TORCH = ROOT / "autopar" / "torch_compat.py"
 
 
@@ -30,31 +30,21 @@ def sources() -> Iterator[Path]:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
-def imported(path: Path, *, for_types: bool = True) -> Iterator[str]:
-    """Every module or name imported in a file, wherever in it; with ``for_types`` also what only type checkers read."""
-    for node in _nodes(ast.parse(path.read_text(encoding="utf-8")), for_types):
+def imported(path: Path) -> Iterator[str]:
+    """Every module or name imported in a file: at its top, in a function, or for types alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _nodes(node: ast.AST, for_types: bool) -> Iterator[ast.AST]:
-    yield node
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
-        children: Iterable[ast.AST] = node.orelse
-    else:
-        children = ast.iter_child_nodes(node)
-    for child in children:
-        yield from _nodes(child, for_types)
-
-
 def import_graph() -> nx.DiGraph:
-    """Module -> module it imports, at its top or in a function. That Python loads a module's package first is not counted."""
+    """Module -> module it imports. That Python loads a module's package first is not counted."""
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in sources()}
     graph = nx.DiGraph()
     for module, path in modules.items():
-        for name in imported(path, for_types=False):
+        for name in imported(path):
             found = name if name in modules else name.rpartition(".")[0]  # a module, or a name in one
             if found in modules:
                 graph.add_edge(module, found)

@@ -59,7 +59,7 @@ def _main(words: list[str]) -> int:
         out(_help())
         return 0 if words else 2
     if words[0] == "--version":
-        from autopar import __version__
+        from autopar.version import __version__
 
         out(f"autopar {__version__}")
         return 0

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from autopar import __version__
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.pricing import whole_axes
@@ -35,6 +34,7 @@ from autopar.rows import (
 )
 from autopar.schedule import AGAIN, Collective, Instruction, Layout, Memory, Schedule, step_seconds
 from autopar.schedule.collectives import Part
+from autopar.version import __version__
 
 if TYPE_CHECKING:
     from autopar.search import Found

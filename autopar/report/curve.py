@@ -7,13 +7,10 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from autopar.report import units
 from autopar.report.tables import Table
-
-if TYPE_CHECKING:
-    from autopar.sweeping import Point, Sweep
+from autopar.sweeping import Point, Sweep
 
 COLUMNS = (
     "devices", "feasible", "mesh", "step_seconds", "gap", "peak_memory_bytes_per_rank", "received_bytes_per_rank", "objective_seconds",
@@ -50,18 +47,23 @@ def table(sweep: Sweep) -> Table:
     return Table(header, tuple(rows), frozenset(header) - {"mesh", "status"})
 
 
+def text(sweep: Sweep) -> str:
+    """The table as text."""
+    return "\n".join(table(sweep).lines())
+
+
 def csv_table(sweep: Sweep) -> str:
     """One line a point, its settings first, ``settings.KEY`` where one has a column's name; empty where no plan was found."""
     named = {key: f"settings.{key}" if key in COLUMNS else key for key in _settings(sweep)}
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*named.values(), *COLUMNS], extrasaction="ignore", lineterminator="\n")
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, [*named.values(), *COLUMNS], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for point in sweep.points:
         row = point.row()
         mesh = row.get("mesh")
         flat = ",".join(f"{name}={size}" for name, size in mesh.items()) if isinstance(mesh, Mapping) else ""
         writer.writerow({**row, **{name: point.settings[key] for key, name in named.items()}, "mesh": flat})
-    return text.getvalue()
+    return lines.getvalue()
 
 
 def drawing(sweep: Sweep) -> str:

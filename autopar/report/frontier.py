@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
+from autopar.pareto import Pareto
 from autopar.report import units
 from autopar.report.page import style, table_html
 from autopar.report.tables import Table
-
-if TYPE_CHECKING:
-    from autopar.pareto import Pareto
 
 _WIDTH, _HEIGHT, _LEFT, _FOOT = 1000.0, 420.0, 90.0, 40.0
 _TICKS = 4
