@@ -38,7 +38,7 @@ def read_text(path: str | os.PathLike[str], what: str, hint: str) -> str:
 def check_path(path: object, what: str, hint: str) -> None:
     """Raises UsageError: something else than a path was given."""
     if not isinstance(path, str) and not (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
-        raise UsageError(f"{what} is {path!r}, which is no path", hint)
+        raise UsageError(f"{what} is {path!r}, which is not a path", hint)
 
 
 def check_writable(path: Path, *sources: Path | None) -> None:
@@ -117,7 +117,7 @@ def parse_json(text: str, name: str, hint: str) -> Any:
         what = "it ends too early, as if truncated," if cut else broken.msg
         raise FileError(f"{name} is not a whole JSON file: {what} at line {broken.lineno}, column {broken.colno}", hint) from broken
     except RecursionError:
-        raise FileError(f"{name} is no file of autopar: its lists are nested too deep to be read", hint) from None
+        raise FileError(f"{name} is not a file of autopar: its lists are nested too deep to be read", hint) from None
     except ValueError as error:  # a number of thousands of digits
         raise FileError(f"{name} cannot be read: {str(error).partition(';')[0]}", hint) from error
 

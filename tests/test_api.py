@@ -322,8 +322,8 @@ def test_compile_refuses_what_does_not_fit(one_rank: None) -> None:
         (lambda: autopar.plan(Block(), (X,), mesh="dp=2", seed=2**31), "the seed is 2147483648"),
         (lambda: autopar.plan(Block(), (X,), mesh="dp=2", optimizer=["adamw"]), r"unknown optimizer \['adamw'\]"),
         (lambda: autopar.plan(Block(), (X,), kwargs=[1], mesh="dp=2"), "kwargs is a list, not a mapping"),
-        (lambda: autopar.compile(Block(), {}), "a dict is no plan"),
-        (lambda: autopar.check("plan.json"), "a str is no plan"),
+        (lambda: autopar.compile(Block(), {}), "a dict is not a plan"),
+        (lambda: autopar.check("plan.json"), "a str is not a plan"),
     ],
     ids=[
         "axis of a number", "no optimizer", "seed too large", "list of optimizers", "list of kwargs", "compile a dict", "check a path",

@@ -81,7 +81,7 @@ def test_buckets_and_gathering_ahead_are_left_out_where_memory_is_short(tmp_path
     with pytest.warns(OldPlanWarning):
         found = load(write({**data, "memory_limit_bytes_per_rank": least}, tmp_path))
     assert found.limits.bucket_bytes == found.limits.ahead_bytes == 0 and found.predicted.peak_memory_bytes_per_rank == least
-    with pytest.warns(OldPlanWarning, match=f"it needs {least} bytes a rank, over its limit of {least - 1}"):
+    with pytest.warns(OldPlanWarning, match=f"it needs {least} bytes per rank, over its limit of {least - 1}"):
         load(write({**data, "memory_limit_bytes_per_rank": least - 1}, tmp_path))
 
 

@@ -204,7 +204,7 @@ def test_prints_what_a_person_asks_first() -> None:
         "(collectives alone), bound",
         "0 s (0 %) of it hidden",
         "optimal",
-        "a rank at the peak",
+        "per rank at the peak",
         "this plan",
         "ddp",
         "all_reduce",

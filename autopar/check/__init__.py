@@ -44,7 +44,7 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
         FileError: a plan whose hardware cannot be read. UsageError: no plan at all.
     """
     if not isinstance(plan, Plan):
-        raise UsageError(f"a {type(plan).__name__} is no plan", "check what autopar.plan or autopar.load returns")
+        raise UsageError(f"a {type(plan).__name__} is not a plan", "check what autopar.plan or autopar.load returns")
     found: list[Difference] = []
     if graph is not None and graph.sha256 != plan.model.graph_sha256:
         found.append(

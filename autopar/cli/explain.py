@@ -61,4 +61,4 @@ def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
         share = f", {100 * more / plan.objective.seconds:+.2g} %" if plan.objective.seconds else ""
         sign = "-" if more < 0 else "+"
         added = f"{sign}{units.seconds(abs(more))}{share}"
-        yield f"  {row.words}: {units.seconds(row.seconds)} ({added}), {units.size(row.peak)} a rank at the peak"
+        yield f"  {row.words}: {units.seconds(row.seconds)} ({added}), {units.size(row.peak)} per rank at the peak"

@@ -157,7 +157,7 @@ def _from_file(path: Path) -> ModuleType:
 def _from_package(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         file = Path(f"{name}.py")
-        raise UsageError(f"{name!r} is no module's name", f"did you mean {file}:function?" if file.is_file() else _FORMS)
+        raise UsageError(f"{name!r} is not the name of a module", f"did you mean {file}:function?" if file.is_file() else _FORMS)
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -41,7 +41,7 @@ def schedule(data: dict[str, Any], name: str) -> tuple[Plan, str]:
         "without the old bound, which was one on the sum"
     )  # fmt: skip
     fits = plan.predicted.peak_memory_bytes_per_rank <= plan.memory_limit_bytes_per_rank
-    more = "" if fits else f"; it needs {held.peak} bytes a rank, over its limit of {plan.memory_limit_bytes_per_rank}"
+    more = "" if fits else f"; it needs {held.peak} bytes per rank, over its limit of {plan.memory_limit_bytes_per_rank}"
     return plan, f"{name} is of schema {schema}: it was scheduled on load, and {words}{more}"
 
 

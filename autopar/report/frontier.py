@@ -77,5 +77,5 @@ def _drawing(found: Pareto) -> str:
     drawn = "".join((*marks, line(bounds, "bound"), line(steps, "step"), *dots))
     return (
         f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role=img aria-label="step over memory">{drawn}</svg>'
-        "<p class=note>Seconds of a step over the memory allowed on a rank: the plans (blue) and what no plan goes below (orange).</p>"
+        "<p class=note>Seconds per step over the memory limit per rank: the plans (blue) and the bound on all plans (orange).</p>"
     )

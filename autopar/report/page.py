@@ -90,8 +90,8 @@ def _tiles(plan: Plan) -> str:
     found = (
         (units.seconds(objective.seconds), what),
         (gap, f"proved: not below {units.seconds(objective.bound_seconds)}"),
-        (units.size(predicted.peak_memory_bytes_per_rank), f"a rank at the peak, {units.percent(used)} of the limit"),
-        (units.size(predicted.received_bytes_per_rank), "received a rank and step"),
+        (units.size(predicted.peak_memory_bytes_per_rank), f"per rank at the peak, {units.percent(used)} of the limit"),
+        (units.size(predicted.received_bytes_per_rank), "received per rank and step"),
         (" x ".join(f"{name}={size}" for name, size in plan.mesh.items()), f"mesh on {plan.hardware.get('name')}"),
     )  # fmt: skip
     return "<div class=tiles>" + "".join(f"<div class=tile><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in found) + "</div>"
@@ -115,7 +115,7 @@ def _ways(plan: Plan) -> str:
     table = table_html(Table(("layer", "how it lies", "spec", "shape", "times"), rows, frozenset({"times"})))
     said = [f"<li>{escape(sentence)}</li>" for sentence in differing(plan)]
     if not said:
-        return table + "<p class=note>Equal layers lie alike.</p>"
+        return table + "<p class=note>Equal layers share one sharding.</p>"
     return f"{table}<p class=note>Equal layers that lie in different ways:</p><ul>{''.join(said)}</ul>"
 
 

@@ -79,25 +79,26 @@ def overview(plan: Plan) -> Table:
         ("schedule", _schedule(plan)),
         (
             "memory",
-            f"{units.size(predicted.peak_memory_bytes_per_rank)} a rank at the peak, limit {units.size(plan.memory_limit_bytes_per_rank)}",
+            f"{units.size(predicted.peak_memory_bytes_per_rank)} per rank at the peak, "
+            f"limit {units.size(plan.memory_limit_bytes_per_rank)}",
         ),
         ("", ", ".join(f"{name} {units.size(value)}" for name, value in parts)),
         *([("microbatches", _microbatches(plan))] if plan.microbatches > 1 or plan.microbatches_tried else []),
         *([("recompute", _again(plan))] if plan.recomputed else []),
-        ("received", f"{units.size(predicted.received_bytes_per_rank)} a rank and step"),
+        ("received", f"{units.size(predicted.received_bytes_per_rank)} per rank and step"),
     ]
     if max(plan.sizes) > 1 and _is_whole(plan):
-        rows.append(("note", "no work is split: at these sizes every rank does it all sooner than it could share it"))
+        rows.append(("note", "nothing is sharded: at these sizes communication costs more than it saves"))
     rows += [("unequal", f"{words}; time and memory are those of the largest part") for words in _unequal(plan)]
     rows += [("pin", f"{name} = {spec!r}") for name, spec in plan.pins.items()]
     return Table(("autopar", "plan"), tuple(rows))
 
 
 def _tied(plan: Plan) -> str:
-    """What it costs that equal layers lie alike."""
+    """What it costs that equal layers share one sharding."""
     more = plan.objective.tied_seconds or 0.0
     share = units.percent(more / plan.objective.seconds)
-    return f"equal ones lie alike, which takes {units.seconds(more)} ({share}) more than the best found"
+    return f"equal layers share one sharding; costs {units.seconds(more)} ({share}) over the best plan"
 
 
 def _step(plan: Plan) -> str:

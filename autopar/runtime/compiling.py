@@ -74,7 +74,7 @@ def compile_plan(
     if inputs not in get_args(Inputs):
         raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
     if plan is not None and not isinstance(plan, Plan):
-        raise UsageError(f"a {type(plan).__name__} is no plan", "pass what autopar.plan or autopar.load returns, or the path of its file")
+        raise UsageError(f"a {type(plan).__name__} is not a plan", "pass what autopar.plan or autopar.load returns, or a file's path")
     check_seed(seed)
     plan = shared_plan(plan, mesh, device)
     check_torch(plan)

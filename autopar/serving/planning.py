@@ -105,7 +105,7 @@ def load_serving(folder: str | os.PathLike[str]) -> Serving:
     for file in files:
         made = load(file)
         if not {"input_ids", "attention_mask"} <= set(made.inputs):
-            raise FileError(f"{file} is no plan of a model with a cache", "give the folder that Serving.save wrote")
+            raise FileError(f"{file} is not a plan of a model with a cache", "give the folder that Serving.save wrote")
         plans[made.inputs["attention_mask"].shape[1], made.inputs["input_ids"].shape[1]] = made
     return Serving(plans)
 

@@ -108,7 +108,7 @@ class Verification:
             lines.append(f"  rounding     beyond the tolerance in {self.beyond}; compared in {self.compared_in} above")
         same = "as planned" if self.planned == self.observed else f"{len(self.planned)} planned"
         lines.append(f"  collectives  {len(self.observed)} executed, {same}")
-        lines.append(f"  peak memory  {self.measured_bytes:,} bytes a rank measured, {self.predicted_bytes:,} predicted")
+        lines.append(f"  peak memory  {self.measured_bytes:,} bytes per rank measured, {self.predicted_bytes:,} predicted")
         return "\n".join([*lines, *(f"  problem      {problem}" for problem in self.problems)])
 
 
@@ -187,7 +187,7 @@ def compare(
     most, least = (predicted - spared_bytes(schedule, plan.model.optimizer, observed) for observed in ((), first.observed))
     less = even or len(trials) == mesh.ranks  # of simulated ranks the mean is measured, which is less than the largest of unequal parts
     if measured - most > MEMORY_TOLERANCE * most or (less and least - measured > MEMORY_TOLERANCE * least):
-        problems.append(f"peak memory is {measured:,} bytes a rank, predicted {predicted:,}: more than {MEMORY_TOLERANCE:.0%} apart")
+        problems.append(f"peak memory is {measured:,} bytes per rank, predicted {predicted:,}: more than {MEMORY_TOLERANCE:.0%} apart")
     return Verification(
         not problems, mesh.ranks, values.output_error, values.gradients, tuple(single.losses), tuple(first.losses), rows_planned, rows[0],
         predicted, measured, tuple(problems), "float64" if wide else dtype, dtype if wide else "",

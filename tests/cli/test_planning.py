@@ -331,9 +331,9 @@ def test_a_module_named_as_a_path_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     ran = autopar(capsys, "plan", "./own:make", "--mesh", "dp=2")
-    refused(ran, 2, "'./own' is no module's name")
+    refused(ran, 2, "'./own' is not the name of a module")
     assert "did you mean own.py:function?" in ran.err
-    refused(autopar(capsys, "plan", "./absent:make", "--mesh", "dp=2"), 2, "'./absent' is no module's name")
+    refused(autopar(capsys, "plan", "./absent:make", "--mesh", "dp=2"), 2, "'./absent' is not the name of a module")
 
 
 OWN = """
@@ -342,3 +342,9 @@ import torch
 def make(width=4):
     return torch.nn.Linear(width, width), (torch.empty(2, width),)
 """
+
+
+def test_memory_and_pareto_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2", "--pareto", "--memory", "1GiB")
+    refused(ran, 2, "--memory and --pareto exclude each other")
+    assert "hint: drop one of them" in ran.err

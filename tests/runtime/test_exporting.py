@@ -123,7 +123,7 @@ def test_meta_models_are_filled_from_files_block_by_block(tmp_path: Path) -> Non
 @pytest.mark.parametrize("folder", [5, None, b"program"])
 def test_what_is_no_path_is_refused(folder: object) -> None:
     for load in (autopar.load, autopar.load_program):
-        with pytest.raises(UsageError, match="which is no path"):
+        with pytest.raises(UsageError, match="which is not a path"):
             load(folder)
 
 
