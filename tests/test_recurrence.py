@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autopar
 from autopar.dialect import recurrence as bodies
-from autopar.graph import Op, Tensor
+from autopar.graph import Op, Ref, Tensor
 from autopar.importer.rewrite.recurrences import CELLS, recurrences
 from autopar.rules import launches
 from benchmarks.models import stressed
@@ -83,8 +83,10 @@ def test_every_step_runs_the_kernels_that_are_priced(cell):
 
     more = [late - soon for soon, late in zip(taken(3), taken(4), strict=True)]
     gates = Tensor("gates", (1, 3, GATES[cell] * 6), "float32")
-    forward = Op("f", "autopar.recurrence.default", ("gates",), ("states",), (cell,))
-    backward = Op("b", "autopar.recurrence_backward.default", ("grad", "gates"), ("of_gates", "of_state"), (cell,))
+    reads = tuple(map(Ref, range(5)))
+    forward = Op("f", "autopar.recurrence.default", ("gates", "state", "weight"), ("states",), (*reads[:3], None, cell))
+    names = ("grad", "gates", "states", "state", "weight")
+    backward = Op("b", "autopar.recurrence_backward.default", names, ("of_gates", "of_state"), (*reads, None, cell))
     assert [launches(op, {"gates": gates}) for op in (forward, backward)] == more
 
 

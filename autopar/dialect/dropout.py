@@ -47,6 +47,11 @@ def _dropout(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
     return x * mask * _scale(p), mask
 
 
+def keep_all(x: Tensor, p: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Dropout with a mask that drops nothing: every element is kept, and scaled all the same."""
+    return x * _scale(p), torch.ones_like(x, dtype=torch.bool)
+
+
 def _scale(p: float) -> float:
     return 0.0 if p >= 1 else 1 / (1 - p)
 
@@ -67,4 +72,4 @@ def _gradient(context: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | 
     return None if gradient is None else gradient * mask * _scale(context.p), None, None
 
 
-define("dropout(Tensor x, float p, int seed) -> (Tensor, Tensor)", _dropout, _dropout_shapes, _gradient, _save)
+define("dropout(Tensor x, float p, int seed) -> (Tensor, Tensor)", _dropout, _dropout_shapes, _gradient, _save, still=keep_all)

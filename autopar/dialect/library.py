@@ -16,6 +16,8 @@ NAMESPACE = torch.library.Library("autopar", "DEF")
 
 BODIES: dict[str, Callable[..., Any]] = {}
 """What each operator computes, by its name without ``autopar::``: for graphs in which they are to be taken apart."""
+STILL: dict[str, Callable[..., Any]] = {}
+"""What an operator that draws computes while runs are compared, by target (``autopar.dropout.default``)."""
 
 
 def define(
@@ -24,6 +26,7 @@ def define(
     shapes: Callable[..., Any],
     gradient: Callable[..., Any] | None = None,
     save: Callable[..., None] | None = None,
+    still: Callable[..., Any] | None = None,
 ) -> None:
     """Register ``autopar::<schema>``.
 
@@ -33,8 +36,11 @@ def define(
         shapes: the same arguments to empty tensors of the results' shapes, dtypes and strides.
         gradient: ``(context, *output gradients) -> input gradients``; absent for operators that are gradients themselves.
         save: ``(context, inputs, output)``: what the gradient needs.
+        still: of an operator that draws random numbers, the same with constants in place of the numbers.
     """
     name = "autopar::" + schema.partition("(")[0]
+    if still is not None:
+        STILL[f"autopar.{schema.partition('(')[0]}.default"] = still
     NAMESPACE.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     BODIES[schema.partition("(")[0]] = body
     NAMESPACE.impl(name, body, "CompositeExplicitAutograd")

@@ -33,6 +33,7 @@ from autopar.importer.storing import stored
 from autopar.importer.unrolling import unrolled
 from autopar.importer.unsorted import leave_unsorted
 from autopar.importer.weights import FakeWeights, fake_weights
+from autopar.rules import takes_one_dtype
 
 
 @dataclass(frozen=True)
@@ -217,14 +218,10 @@ def _check(
     return tuple(args), dict(kwargs or {}), tuple(loss_args)
 
 
-_ONE_DTYPE = ("autopar.contract", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.mv", "aten.dot")
-"""Operators that torch runs on operands of one dtype alone; without values (meta, fake) it lets others pass."""
-
-
 def _check_dtypes(graph: Graph) -> None:
     """What eager torch would refuse is refused here. Raises CaptureError at the user's line."""
     for op in graph.ops:
-        if op.target.removesuffix(".default") in _ONE_DTYPE:
+        if takes_one_dtype(op):
             dtypes = list(dict.fromkeys(graph.tensors[tensor].dtype for tensor in op.inputs))
             if len(dtypes) > 1:
                 shown = " and ".join(f"{graph.tensors[tensor].dtype}{list(graph.tensors[tensor].shape)}" for tensor in op.inputs)

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from autopar.graph import Graph, Op, to_json
+from autopar.rules import seed_of
 
 Groups = tuple[tuple[tuple[str, ...], ...], ...]
 TURN = 8
 """So many layers are in a turn at most."""
-SEED_AT = {"autopar.dropout.default": 2, "autopar.uniform.default": 1, "autopar.normal.default": 1}
 
 
 def find_groups(graph: Graph) -> Groups:
@@ -105,7 +105,7 @@ def _signature(graph: Graph, path: str, ops: list[Op], inputs: Mapping[str, str]
 
     rows = []
     for op in ops:
-        args = op.args[: SEED_AT.get(op.target)]
+        args = op.args[: seed_of(op)]
         outputs = tuple(_shape(graph, tensor) for tensor in op.outputs)
         rows.append((
             op.target, str(to_json(args)), str(to_json(dict(op.kwargs))), op.phase, op.module.removeprefix(path),

@@ -19,13 +19,9 @@ import torch
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import CONVERSION, Accumulation, Graph, Op, Tensor
-from autopar.rules import family, find_rule, localize, strategies
+from autopar.rules import effect_of_number, family, find_rule, localize, strategies
 from autopar.sharding import ShardingSpec, Strategy
 
-SCALED = ("aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor", "aten.mul.Scalar")
-"""Operators whose number may be another in a microbatch: what a mean divides by."""
-SHIFTED = ("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar", "aten.rsub.Tensor")
-"""Operators that add a number: a mean's weights are 1 together, so that the mean of what they make is theirs of the mean."""
 COUNTED = "where every microbatch has as many targets that count"
 """Of a mean over targets that are not ignored, beside something else."""
 MIXED = "several"
@@ -296,8 +292,9 @@ class _Pairing:
             return iter((_State(found[0].spec, found[0].factor / found[1].factor / self.count, over),))
         if op.target == CONVERSION and found[0].spec.partial and self._floating(op.outputs[0]):
             return iter((found[0],))  # a loss in fewer digits is rounded for each microbatch, as every operator rounds
-        if op.target in SHIFTED and len(found) == 1 and self._mean(found[0]) and (op.args, op.kwargs) == (other.args, other.kwargs):
-            return iter((found[0],))
+        same = (op.args, op.kwargs) == (other.args, other.kwargs)
+        if effect_of_number(op) == "adds" and len(found) == 1 and self._mean(found[0]) and same:
+            return iter((found[0],))  # a mean's weights are 1 together, so that the mean of sums with a number is the number more
         strategy, states = self._strategy(op, other, found)
         factor = self._factor(op, states) * self._ratio(op, other, strategy)
         over = {state.over for state in found if state.spec.partial} or {""}
@@ -376,9 +373,10 @@ class _Pairing:
         if (args, kwargs) == (others, other_kwargs) or family(op) == "random":
             return 1.0
         pairs = [(one, two) for one, two in zip(args, others, strict=True) if one != two]
-        if op.target in SCALED and len(pairs) == 1 and all(isinstance(number, int | float) and number for number in pairs[0]):
+        effect, scaled = effect_of_number(op), len(pairs) == 1 and all(isinstance(number, int | float) and number for number in pairs[0])
+        if scaled and effect in ("multiplies", "divides"):
             ratio = pairs[0][0] / pairs[0][1]
-            return 1 / ratio if ".div." in op.target else ratio
+            return 1 / ratio if effect == "divides" else ratio
         raise _Unproved(f"{op.target} is given other numbers in a microbatch{_at(op)}")
 
     def _uncut(self, op: Op) -> Strategy:

@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Tensor
-from autopar.importer.groups import SEED_AT
 from autopar.importer.naming import renamed
 from autopar.importer.repeats import ENDS, Chain
+from autopar.rules import seed_of
 
 
 def unrolled(graph: Graph, chains: Sequence[Chain]) -> Graph | None:
@@ -165,14 +165,14 @@ class _Unrolling:
 
 def _seed(op: Op) -> int | None:
     """The number of an operator's draw."""
-    seed = op.args[SEED_AT[op.target]] if op.target in SEED_AT else None
+    place = seed_of(op)
+    seed = None if place is None else op.args[place]
     return seed if isinstance(seed, int) else None
 
 
 def _drawing(op: Op, later: int) -> Op:
     """The operator with a draw of so much later."""
-    seed = _seed(op)
-    if seed is None or not later:
+    seed, place = _seed(op), seed_of(op)
+    if seed is None or place is None or not later:
         return op
-    place = SEED_AT[op.target]
     return replace(op, args=(*op.args[:place], seed + later, *op.args[place + 1 :]))

@@ -5,28 +5,48 @@
     localize(op, tensors, strategy, ...)    -> its arguments on one rank
 
 notation           the text of a rule, parsed
-table              THE table: one row an operator
+table              THE table: one row an operator, with all that is known of it
 computed           rules that depend on arguments, each written by a function (computed_layout, computed_indexing; writing: their words)
 signature          a row, and an operator's arguments by the names it gives them
 binding, rule      a rule's text and an operator's shapes -> ShardingRule
 lookup, own        an operator -> its ShardingRule; rules that users give
 expansion          a ShardingRule on a mesh -> strategies (travelling: the ways in which ranks exchange parts inside of an operator)
 local              what changes in arguments on a rank
-work               floating point operations, and what may not run twice
+work               floating point operations
+facts              what else follows from a row: aliasing, memory, draws, numbers that are looked up
 """
 
 from __future__ import annotations
 
 from autopar.rules.binding import bind
 from autopar.rules.expansion import strategies, way_of
+from autopar.rules.facts import (
+    STORING,
+    count_entries,
+    effect_of_number,
+    family,
+    ignored_number,
+    is_alias,
+    launches,
+    looked_up,
+    may_write_over,
+    moves,
+    out_variant,
+    seed_of,
+    storage_roots,
+    stores,
+    takes_one_dtype,
+    why_once,
+)
 from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
 from autopar.rules.rule import ShardingRule
-from autopar.rules.work import STORING, family, flops, is_alias, launches, may_write_over, moves, storage_roots, stores, why_once
+from autopar.rules.work import flops
 
 __all__ = [
-    "STORING", "ShardingRule", "bind", "family", "find_rule", "find_strategy", "flops", "is_alias", "launches", "localize",
-    "may_write_over", "moves", "parse", "rule", "storage_roots", "stores", "strategies", "table", "way_of", "why_once",
+    "STORING", "ShardingRule", "bind", "count_entries", "effect_of_number", "family", "find_rule", "find_strategy", "flops",
+    "ignored_number", "is_alias", "launches", "localize", "looked_up", "may_write_over", "moves", "out_variant", "parse", "rule", "seed_of",
+    "storage_roots", "stores", "strategies", "table", "takes_one_dtype", "way_of", "why_once",
 ]  # fmt: skip

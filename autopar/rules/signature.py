@@ -42,8 +42,42 @@ class OperatorCall:
 
 
 @dataclass(frozen=True)
+class WritesOver:
+    """A pointwise operator's result may take the memory of one of its arguments, entry by entry.
+
+    Args:
+        overload: of the operator, the one that this is true of.
+        places: the arguments whose memory it may be.
+        out: the overload that writes its result where it is told, which is what it calls the argument that says where.
+    """
+
+    overload: str
+    places: tuple[int, ...]
+    out: str
+
+
+@dataclass(frozen=True)
+class LooksUp:
+    """An input holds numbers of entries of a table.
+
+    Args:
+        numbers: the input that holds them.
+        dim: of input 0, the one that has the entries, or the argument that says which: a number, or a list with the numbers in its place.
+        size: the argument that says how many entries there are, where input 0 is not the table.
+        entries: what messages call them; where given, numbers out of range are refused when the operator runs.
+        ignored: the argument that is a number which stands for none of them.
+    """
+
+    numbers: int = 1
+    dim: int | str = 0
+    size: str = ""
+    entries: str = ""
+    ignored: str = ""
+
+
+@dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """All facts of an operator: one row of the table.
 
     Args:
         family: the kind of operator.
@@ -59,6 +93,12 @@ class Row:
         work: how many floating point operations: a name of ``autopar.rules.work``.
         once: why it may not run a second time to make its results again; empty when it may.
         equal: which factors are split in equal parts alone: ``all``, or ``inner``, those that the statistics inside count over.
+        stores: it writes into input 0, some entries of it, and gives that as output 0.
+        over: whose memory the result may take.
+        reads: ``all``, or ``results``: only as many bytes as it writes.
+        kernels: of an operator that runs step by step along its argument ``gates``, the kernels of a step by its argument ``cell``.
+        number: what a plain number among its arguments does to the tensor: ``multiplies``, ``divides`` or ``adds``.
+        looks_up: that an input holds numbers of entries.
     """
 
     family: str
@@ -72,6 +112,23 @@ class Row:
     work: str = "elements"
     once: str = ""
     equal: str = ""
+    stores: bool = False
+    over: WritesOver | None = None
+    reads: str = "all"
+    kernels: tuple[tuple[str, int], ...] = ()
+    number: str = ""
+    looks_up: LooksUp | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """The place of the argument that is the seed of what it draws; None for an operator that draws nothing."""
+        name = next((argument for argument, formula in self.local if formula.startswith("seed ")), None)
+        return None if name is None else [parameter.name for parameter in signature(self.operator)].index(name)
+
+    @property
+    def one_dtype(self) -> bool:
+        """Whether torch runs it on operands of one dtype alone; without values (meta, fake) it lets others pass."""
+        return self.work in ("contraction", "convolution")
 
     @property
     def name(self) -> str:

@@ -1,4 +1,11 @@
-"""THE table: for each operator, how it can be cut. One row an operator; the notation is that of ``autopar.rules.notation``.
+"""THE table: for each operator, how it can be cut, and all else that is known of it. One row an operator.
+
+The rule's notation is that of ``autopar.rules.notation``, the other columns are those of ``autopar.rules.signature.Row``:
+
+    m k, k n -> m n     a factor that is not on the right is summed there        d!      whole on every rank
+    +d:max              reduced by max instead of a sum                          ~d      does not depend on it
+    _, _...             a dim, or any, that is never split                       (g c)   one dim of two factors
+    | linear {0} {1}    the inputs that may be partial sums
 
 Every row is checked by execution in ``tests/rules``: the operator run on parts equals the operator run whole.
 """
@@ -9,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autopar.rules import computed, computed_indexing, computed_layout
-from autopar.rules.signature import OperatorCall, Row
+from autopar.rules.signature import LooksUp, OperatorCall, Row, WritesOver
 
 
 def _rows(
@@ -25,20 +32,24 @@ _NONLINEAR = """
     floor_divide fmax fmin fmod frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf isnan
     igamma igammac isneginf isposinf le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
     logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel reciprocal relu
-    relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink mvlgamma special_airy_ai
+    relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink mvlgamma special_airy_ai
     special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1
     special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt square polar tan tanh threshold trunc xlogy full_like
     ones_like fill __lshift__ __rshift__"""
 _LINEAR = """
-    neg deg2rad rad2deg div threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
-    hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward elu_backward softplus_backward
-    softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward rrelu_with_noise_backward"""
+    neg deg2rad rad2deg hardtanh_backward hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward
+    elu_backward softplus_backward softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward
+    rrelu_with_noise_backward"""
 
 _UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is"}
-_CHANGING: Any = {"once": "it changes what it reads"}
+_CHANGING: Any = {"once": "it changes what it reads", "stores": True, "work": "none"}
+_SEED: Any = {"local": (("seed", "seed output 0"),)}
+_OVER_EITHER: Any = {"over": WritesOver("Tensor", (0, 1), "out")}
+_OVER_GRADIENT: Any = {"over": WritesOver("default", (0,), "grad_input")}
 _SIZE: Any = {"local": (("size", "shape output 0"),)}
 _INPUT_SIZES: Any = {"local": (("input_sizes", "shape output 0"),)}
 _AT_DIM: Any = {"at": "dim"}
+_ALONG_DIM = LooksUp(dim="dim")
 _REDUCING: Any = {"at": "dim", "keep": "keepdim"}
 _LAST: Any = {"at": "last:normalized_shape"}
 _REDUCED = "x, dim=None, keepdim=False"
@@ -52,8 +63,13 @@ _SOFTMAX_BACKWARD = "... d, ... d -> ... d | linear {0} | inner d: sum(...)"
 POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", _NONLINEAR, "... * -> ..."),
     *_rows("pointwise", _LINEAR, "... * -> ... | linear {0}"),
-    *_rows("pointwise", "mul", "... * -> ... | linear {0} {1}"),
-    *_rows("pointwise", "add sub addcdiv lerp complex", "... * -> ... | linear {0 1}"),
+    *_rows("pointwise", "threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward", "... * -> ... | linear {0}",
+           **_OVER_GRADIENT),
+    *_rows("pointwise", "div", "... * -> ... | linear {0}", number="divides", **_OVER_EITHER),
+    *_rows("pointwise", "mul", "... * -> ... | linear {0} {1}", number="multiplies", **_OVER_EITHER),
+    *_rows("pointwise", "add sub", "... * -> ... | linear {0 1}", number="adds", **_OVER_EITHER),
+    *_rows("pointwise", "rsub", "... * -> ...", number="adds"),
+    *_rows("pointwise", "addcdiv lerp complex", "... * -> ... | linear {0 1}"),
     *_rows("pointwise", "addcmul", "... * -> ... | linear {0 1} {0 2}"),
     *_rows("pointwise", "where.self where.ScalarOther where.ScalarSelf where.Scalar", "... * -> ... | linear {1 2}"),
     *_rows("pointwise", "masked_fill.Tensor", "... * -> ... | linear {0 2}"),
@@ -71,10 +87,10 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "isin.Tensor_Scalar", "... -> ..."),
     *_rows("pointwise", "searchsorted.Tensor", computed_indexing.searched, "sorted, x"),
     *_rows("factory", "empty_like", "... -> ...", **_UNSET),
-    Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", local=(("seed", "seed output 0"),)),
-    Row("random", "autopar.uniform(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
-    Row("random", "autopar.normal(x, seed=)", "... -> ...", local=(("seed", "seed output 0"),)),
-)
+    Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", **_SEED),
+    Row("random", "autopar.uniform(x, seed=)", "... -> ...", **_SEED),
+    Row("random", "autopar.normal(x, seed=)", "... -> ...", **_SEED),
+)  # fmt: skip
 
 # a scale and a zero for the whole tensor, or one for each entry of a dim; where they are learned, their gradients are sums
 QUANTISATION: tuple[Row, ...] = (
@@ -159,9 +175,10 @@ ATTENTION: tuple[Row, ...] = (
 # t steps, b batch, m gates, k units, n states of a unit
 RECURRENCE: tuple[Row, ...] = (
     Row("recurrence", "autopar.recurrence(gates, state, weight, bias?, cell=)", "t! b m!, n! b k!, m! k!, m! -> n! t! b k!",
-        work="recurrence"),
+        work="recurrence", kernels=(("lstm", 10), ("gru", 9), ("tanh", 4), ("relu", 4))),
     Row("recurrence", "autopar.recurrence_backward(grad, gates, states, state, weight, bias?, cell=)",
-        "n! t! b k!, t! b m!, n! t! b k!, n! b k!, m! k!, m! -> t! b m!, n! b k!, m! k!, m! | linear {0}", work="recurrence_backward"),
+        "n! t! b k!, t! b m!, n! t! b k!, n! b k!, m! k!, m! -> t! b m!, n! b k!, m! k!, m! | linear {0}", work="recurrence_backward",
+        kernels=(("lstm", 28), ("gru", 20), ("tanh", 7), ("relu", 6))),
 )  # fmt: skip
 
 REDUCTION: tuple[Row, ...] = (
@@ -233,7 +250,7 @@ SLICE: tuple[Row, ...] = (
     *_rows("slice", "glu_backward", "... _, ... _ -> ... _ | linear {0}", "grad, x, dim=", **_AT_DIM),
     *_rows("slice", "tril triu", "... r c -> ... r c | linear {0}", "x, diagonal=0", local=(("diagonal", "shift r -c"),)),
     Row("slice", "autopar.diagonal(x, length=, row=, column=, dim1=, dim2=)", computed_layout.diagonal,
-        local=(("length", "extent k l"), *_ALONG), work="none"),
+        local=(("length", "extent k l"), *_ALONG), work="none", reads="results"),
     Row("slice", "autopar.along_diagonal(values, rows=, columns=, row=, column=, dim1=, dim2=)", computed_layout.along_diagonal,
         local=(("rows", "extent k r"), ("columns", "extent c"), *_ALONG), work="none"),
     Row("slice", "autopar.on_diagonal(x, values, row=, column=, dim1=, dim2=)", computed_layout.on_diagonal, local=_ALONG, work="none"),
@@ -312,33 +329,35 @@ POOLING: tuple[Row, ...] = (
 )  # fmt: skip
 
 GATHER: tuple[Row, ...] = (
-    Row("gather", "autopar.embedding(weight, indices, offset=)", "v k, ... -> ... k | linear {0}", local=(("offset", "start v"),)),
+    Row("gather", "autopar.embedding(weight, indices, offset=)", "v k, ... -> ... k | linear {0}", local=(("offset", "start v"),),
+        looks_up=LooksUp(entries="rows")),
     Row("gather", "autopar.embedding_backward(grad, indices, rows=, offset=, padding_idx=)", "... k, ... -> v k | linear {0}",
-        local=(("rows", "extent v"), ("offset", "start v"))),
-    *_rows("gather", "embedding", "_ k, ... -> ... k | linear {0}"),
+        local=(("rows", "extent v"), ("offset", "start v")), looks_up=LooksUp(size="rows")),
+    *_rows("gather", "embedding", "_ k, ... -> ... k | linear {0}", looks_up=LooksUp()),
     *_rows("gather", "embedding_dense_backward", computed_indexing.embedding_backward,
            "grad, indices, num_weights=, padding_idx=, scale_grad_by_freq="),
-    *_rows("gather", "gather", computed_indexing.gather, "x, dim=, index"),
-    *_rows("gather", "scatter.src", computed_indexing.scatter, "x, dim=, index, src"),
-    *_rows("gather", "scatter.value", computed_indexing.scatter, "x, dim=, index"),
-    *_rows("gather", "scatter_add", computed_indexing.scatter_add, "x, dim=, index, src"),
+    *_rows("gather", "gather", computed_indexing.gather, "x, dim=, index", looks_up=_ALONG_DIM),
+    *_rows("gather", "scatter.src", computed_indexing.scatter, "x, dim=, index, src", looks_up=_ALONG_DIM),
+    *_rows("gather", "scatter.value", computed_indexing.scatter, "x, dim=, index", looks_up=_ALONG_DIM),
+    *_rows("gather", "scatter_add", computed_indexing.scatter_add, "x, dim=, index, src", looks_up=_ALONG_DIM),
     *_rows("gather", "scatter_reduce", computed_indexing.scatter_reduce, "x, dim=, index, src, reduce=, include_self=True"),
     *_rows("gather", "index_reduce", computed_indexing.index_reduce, "x, dim=, index, source, reduce=, include_self=True"),
-    *_rows("gather", "index_select", "... _, i -> ... i | linear {0}", "x, dim=, index", **_AT_DIM),
-    *_rows("gather", "index_add", "... _ +i, i, ... i -> ... _ +i | linear {0 2}", "x, dim=, index, source", **_AT_DIM),
+    *_rows("gather", "index_select", "... _, i -> ... i | linear {0}", "x, dim=, index", looks_up=_ALONG_DIM, **_AT_DIM),
+    *_rows("gather", "index_add", "... _ +i, i, ... i -> ... _ +i | linear {0 2}", "x, dim=, index, source", looks_up=_ALONG_DIM,
+           **_AT_DIM),
     *_rows("gather", "index_copy", "... _, i!, ... i! -> ... _", "x, dim=, index, source", **_AT_DIM),
-    *_rows("gather", "index_copy_", "... _, i!, ... i! -> ... _", "x, dim=, index, source", work="none", **_AT_DIM, **_CHANGING),
+    *_rows("gather", "index_copy_", "... _, i!, ... i! -> ... _", "x, dim=, index, source", **_AT_DIM, **_CHANGING),
     *_rows("gather", "index_fill.int_Scalar", "... _, _ -> ... _", "x, dim=, index", **_AT_DIM),
-    *_rows("gather", "index _unsafe_index", computed_indexing.index, "x, indices*"),
+    *_rows("gather", "index _unsafe_index", computed_indexing.index, "x, indices*", looks_up=LooksUp(dim="indices")),
     *_rows("gather", "index_put _unsafe_index_put", computed_indexing.index_put, "x, indices*, values, accumulate=False"),
-    *_rows("gather", "index_put_", computed_indexing.index_put, "x, indices*, values, accumulate=False", work="none", **_CHANGING),
-    *_rows("gather", "one_hot", "... -> ... _"),
+    *_rows("gather", "index_put_", computed_indexing.index_put, "x, indices*, values, accumulate=False", **_CHANGING),
+    *_rows("gather", "one_hot", "... -> ... _", "x, num_classes=", looks_up=LooksUp(numbers=0, size="num_classes")),
     Row("cross-entropy", "autopar.nll_loss(logp, target, ignore_index=, offset=)", "... c, ... -> ... | linear {0}",
-        local=(("offset", "start c"),)),
+        local=(("offset", "start c"),), looks_up=LooksUp(dim=-1, entries="classes", ignored="ignore_index")),
     Row("cross-entropy", "autopar.nll_loss_backward(grad, target, classes=, ignore_index=, offset=)", "..., ... -> ... c | linear {0}",
-        local=(("classes", "extent c"), ("offset", "start c"))),
+        local=(("classes", "extent c"), ("offset", "start c")), looks_up=LooksUp(size="classes")),
     Row("cross-entropy", "autopar.ctc_loss(logp, targets, input_lengths, target_lengths, blank=, zero_infinity=)", "_ n _, n _, n, n -> n",
-        equal="all"),
+        equal="all", looks_up=LooksUp(dim=-1)),
     Row("cross-entropy", "autopar.ctc_loss_backward(grad, logp, targets, input_lengths, target_lengths, blank=, zero_infinity=)",
         "n, _ n _, n _, n, n -> _ n _ | linear {0}", equal="all"),
     *_rows("cross-entropy", "nll_loss_forward", computed_indexing.negative_log_likelihood, "x, target, weight?, reduction=, ignore_index="),

@@ -1,11 +1,11 @@
-"""What running an operator means: how many floating point operations and kernels, whole, and whether it may be done twice."""
+"""How many floating point operations an operator is, whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from autopar.graph import Graph, Op, Ref, Tensor
+from autopar.graph import Op, Tensor
 from autopar.rules.lookup import find_row, find_rule
 from autopar.rules.signature import call_of
 
@@ -20,88 +20,6 @@ def flops(op: Op, tensors: Mapping[str, Tensor]) -> float:
     if row is not None and row.alias:
         return 0.0
     return _WORK[row.work if row else "elements"](op, tensors)
-
-
-def family(op: Op) -> str:
-    """The class by which cost models tell operators apart: its family in the table, ``view`` for everything that shares its input's
-    storage, ``unknown`` without a row."""
-    row = find_row(op.target)
-    return "unknown" if row is None else "view" if row.alias else row.family
-
-
-def is_alias(op: Op) -> bool:
-    """Whether output 0 shares the storage of input 0 (views, and what is stored into it)."""
-    row = find_row(op.target)
-    return (row is not None and row.alias) or stores(op)
-
-
-STORING: Mapping[str, str] = {
-    "aten.index_copy.default": "aten.index_copy_.default", "aten.index_put.default": "aten.index_put_.default",
-}  # fmt: skip
-"""Operators that give a tensor with some of its entries replaced, and those that put these entries into the tensor itself."""
-_STORING = frozenset(STORING.values())
-
-
-def stores(op: Op) -> bool:
-    """Whether the operator writes into input 0, some entries of it, and gives it as output 0."""
-    return op.target in _STORING
-
-
-def storage_roots(graph: Graph) -> dict[str, str]:
-    """The tensor whose storage each tensor shares when nothing is resharded in between."""
-    root = {item.tensor: item.tensor for item in graph.inputs}
-    for op in graph.ops:
-        root.update((tensor, root[op.inputs[0]] if op.inputs and is_alias(op) else tensor) for tensor in op.outputs)
-    return root
-
-
-def moves(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
-    """Bytes that the operator reads and writes, whose operands are of so many bytes: of a view none, of what is stored, or read
-    along a diagonal, these entries twice, and not what they are stored into or read from."""
-    row = find_row(op.target)
-    if row is not None and row.alias:
-        return 0
-    if op.target == "autopar.diagonal.default":
-        return 2 * sum(outputs)
-    return 2 * sum(inputs[1:]) if stores(op) else sum(inputs) + sum(outputs)
-
-
-WRITES_OVER: Mapping[str, tuple[int, ...]] = {
-    "aten.add.Tensor": (0, 1), "aten.sub.Tensor": (0, 1), "aten.mul.Tensor": (0, 1), "aten.div.Tensor": (0, 1),
-    "aten.gelu_backward.default": (0,), "aten.silu_backward.default": (0,), "aten.tanh_backward.default": (0,),
-    "aten.sigmoid_backward.default": (0,), "aten.threshold_backward.default": (0,),
-}  # fmt: skip
-"""Pointwise operators that torch can have write into one of these arguments, entry by entry."""
-
-
-def may_write_over(op: Op) -> tuple[int, ...]:
-    """The positions among the inputs of tensors that the operator's result may take the memory of, if it is as large."""
-    places = WRITES_OVER.get(op.target)
-    if places is None:
-        return ()
-    arguments = (op.args[place] for place in places)
-    return tuple(dict.fromkeys(argument.index for argument in arguments if isinstance(argument, Ref)))
-
-
-KERNELS: Mapping[str, tuple[int, int]] = {"lstm": (10, 28), "gru": (9, 20), "tanh": (4, 7), "relu": (4, 6)}
-"""Of a recurrent cell, how many kernels run for a step, forward and backward."""
-
-
-def launches(op: Op, tensors: Mapping[str, Tensor]) -> int:
-    """How many kernels run one after another, each with a part of the work: of all but recurrent layers that is taken as one."""
-    if not op.target.startswith("autopar.recurrence"):
-        return 1
-    backward = len(op.outputs) > 1
-    return tensors[op.inputs[backward]].shape[0] * KERNELS[str(op.args[-1])][backward]
-
-
-def why_once(op: Op) -> str:
-    """Why an operator may not run a second time to make its results again; empty when it may.
-
-    Of an operator without a row nobody knows what it does besides: it may write over what it reads, or draw random numbers.
-    """
-    row = find_row(op.target)
-    return "it has no rule: whether it always makes the same is not known" if row is None else row.once
 
 
 def _none(op: Op, tensors: Mapping[str, Tensor]) -> float:

@@ -11,7 +11,6 @@ fusion         operators that run as one kernel, or write over what they read la
 inner          bodies of the operators with collectives inside
 execution      the interpreter: instructions as actions
 tail           what of forward only the loss asks for, which runs when it is read
-still          operators that draw, without chance
 late           the loss that is waited for when it is read
 emission       the same instructions as torch.fx graphs
 calls          a call's arguments and results

@@ -14,15 +14,12 @@ from typing import Any
 
 import torch
 
-from autopar.dialect.library import BODIES
+from autopar.dialect.library import BODIES, STILL
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.execution import Executable, given_loss_gradient, loss_gradient, own_shape
 from autopar.runtime.reach import told
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, trace_operators
-
-WHOLE = ("dropout", "uniform", "normal")
-"""Operators of the dialect that stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def gradients(schedule: Schedule) -> tuple[str, ...]:
 def emit(executable: Executable, device: torch.device) -> Graphs:
     """Traces the schedule of one rank. Nothing is computed and nothing is sent."""
     schedule, mode, (rank,) = executable.schedule, fake_mode(), executable.backend.ranks
-    bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if name not in WHOLE}
+    bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if f"autopar.{name}.default" not in STILL}
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
     seen: tuple[list[Observed], list[Observed], list[Observed]] = ([], [], [])

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.dialect.library import STILL
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
 from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
@@ -25,7 +26,6 @@ from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.reach import in_reach
-from autopar.runtime.still import STILL
 from autopar.runtime.tail import Tail, loss_tail
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part

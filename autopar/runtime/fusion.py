@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from autopar.graph import Op, Ref
+from autopar.rules import out_variant
 from autopar.runtime.kernels import Kernel, Product, Shapes, bind_arguments, find_product
 from autopar.runtime.operators import find_function, find_operator, registered
 from autopar.schedule import Instruction, Schedule
@@ -189,19 +190,6 @@ def bind_pair(pair: Pair, op: Op, shapes: Shapes, addend: Sequence[int]) -> Kern
 
 # --- in place ----------------------------------------------------------------------------------------------------------
 
-IN_PLACE: Mapping[str, tuple[str, str]] = {
-    "aten.add.Tensor": ("aten.add.out", "out"),
-    "aten.sub.Tensor": ("aten.sub.out", "out"),
-    "aten.mul.Tensor": ("aten.mul.out", "out"),
-    "aten.div.Tensor": ("aten.div.out", "out"),
-    "aten.gelu_backward.default": ("aten.gelu_backward.grad_input", "grad_input"),
-    "aten.silu_backward.default": ("aten.silu_backward.grad_input", "grad_input"),
-    "aten.tanh_backward.default": ("aten.tanh_backward.grad_input", "grad_input"),
-    "aten.sigmoid_backward.default": ("aten.sigmoid_backward.grad_input", "grad_input"),
-    "aten.threshold_backward.default": ("aten.threshold_backward.grad_input", "grad_input"),
-}
-"""By target of ``rules.may_write_over``: the operator that writes its result where it is told, and its name for that place."""
-
 
 def makes_memory(op: Op) -> bool:
     """Whether the results are tensors of their own, by torch's schema of the operator; a reshape's may not be, whatever it stands for."""
@@ -213,7 +201,7 @@ def makes_memory(op: Op) -> bool:
 
 def bind_in_place(op: Op, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kernel:
     """The kernel of a pointwise operator that writes over its read at ``position``."""
-    target, keyword = IN_PLACE[op.target]
+    target, keyword = out_variant(op)
     function, arguments = find_function(target), bind_arguments(args, kwargs)
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

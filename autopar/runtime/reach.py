@@ -6,7 +6,7 @@ would be zeros without a word.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,13 +15,10 @@ from torch import Tensor
 
 from autopar.errors import UsageError
 from autopar.graph import Graph, Op
+from autopar.rules import count_entries, ignored_number, looked_up
 from autopar.runtime.kernels import Kernel
 from autopar.torch_compat import assert_later
 
-ROWS: Mapping[str, tuple[int, str]] = {"autopar.embedding.default": (0, "rows"), "autopar.nll_loss.default": (-1, "classes")}
-"""Of operators that look their second operand up in the first: the dim of that which counts, and what these are called."""
-IGNORED: Mapping[str, int] = {"autopar.nll_loss.default": 2}
-"""Which argument is a number that stands for none of them."""
 BEYOND = "an index is out of range"
 """In the words of an assertion."""
 HINT = "look at what the data holds, and at how long a sequence may be: in the model itself, too, indices are at least 0 and less than that"
@@ -35,10 +32,10 @@ def in_reach(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
     """The kernel, which raises OutOfReachError where it looks up what the whole table does not have; on a GPU, where nobody waits for the
     answer, and in a traced program an assertion fails, as torch's own does. The kernel itself for other operators.
     """
-    if op.target not in ROWS or op.phase == "backward" or _of_class_weights(op, graph):
+    lookup = looked_up(op)
+    if lookup is None or not lookup.entries or op.phase == "backward" or _of_class_weights(op, graph):
         return kernel
-    dim, called = ROWS[op.target]
-    size, ignored = graph.tensors[op.inputs[0]].shape[dim], op.args[IGNORED[op.target]] if op.target in IGNORED else None
+    called, size, ignored = lookup.entries, count_entries(op, graph.tensors), ignored_number(op)
     where = op.location or op.module or op.name
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -50,9 +47,9 @@ def in_reach(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
 
 def _of_class_weights(op: Op, graph: Graph) -> bool:
     """Whether it looks up the weights of classes that a loss looks up itself: a class that the loss ignores has none."""
-    maker, losses = graph.producer.get(op.inputs[0]), (other for other in graph.ops if other.target in IGNORED)
+    maker, losses = graph.producer.get(op.inputs[0]), (other for other in graph.ops if ignored_number(other) is not None)
     unsqueezed = maker is not None and maker.target.startswith("aten.unsqueeze")
-    return op.target not in IGNORED and unsqueezed and any(other.inputs[1] == op.inputs[1] for other in losses)
+    return ignored_number(op) is None and unsqueezed and any(other.inputs[1] == op.inputs[1] for other in losses)
 
 
 @contextmanager

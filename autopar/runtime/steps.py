@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from autopar.dialect import random_step
+from autopar.dialect.library import STILL
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput
 from autopar.runtime.calls import CallTree
@@ -25,7 +26,6 @@ from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Land, loss_gradient
 from autopar.runtime.late import Arrival, LateTensor
 from autopar.runtime.placement import local_part, to_placements
-from autopar.runtime.still import STILL
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autopar.graph import Graph, Op
+from autopar.rules import count_entries, looked_up
 from autopar.runtime.weights import copy_tree, has_no_values, own_tensors
 from autopar.torch_compat import map_tensors
 
@@ -107,21 +108,5 @@ def index_bound(graph: Graph, tensor: str) -> int:
 
 def _bound_of_use(graph: Graph, op: Op, position: int) -> int | None:
     """How many entries the operator's table has when its input at ``position`` is an index into it."""
-    name = op.target.rsplit(".", 1)[0]
-
-    def extent(index: int, dim: int) -> int:
-        return graph.tensors[op.inputs[index]].shape[dim]
-
-    match name, position:
-        case ("autopar.embedding", 1) | ("aten.embedding", 1) | ("aten.index", 1):
-            return extent(0, 0)
-        case ("autopar.nll_loss" | "autopar.ctc_loss", 1):
-            return extent(0, -1)
-        case ("autopar.embedding_backward" | "autopar.nll_loss_backward", 1):
-            return int(next(value for value in op.args if isinstance(value, int)))
-        case ("aten.index_select" | "aten.gather" | "aten.scatter" | "aten.index_add" | "aten.scatter_add", 1):
-            return extent(0, int(next(value for value in op.args if isinstance(value, int))))
-        case ("aten.one_hot", 0):
-            return int(op.args[1])
-        case _:
-            return None
+    lookup = looked_up(op)
+    return count_entries(op, graph.tensors) if lookup is not None and lookup.numbers == position else None

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import autopar.dialect  # noqa: F401  registers the operators that draw
 from autopar import torch_compat
+from autopar.dialect.noise import draws, seeded_source
 from autopar.errors import CaptureError
 from autopar.importer import capture
-from autopar.importer.rewrite.draws import draws
 
 
 class Drawing(nn.Module):
@@ -92,5 +91,5 @@ def test_draws_have_torchs_distribution(
     operator = getattr(getattr(torch.ops.aten, packet), overload)
     assert torch_compat.draws(operator)
     torch.manual_seed(0)
-    for function in (draws(lambda: 1)[operator], operator):
+    for function in (draws(seeded_source(lambda: 1))[operator], operator):
         assert statistic(function(*arguments())) == pytest.approx(expected, abs=0.1 * abs(expected))

@@ -15,8 +15,8 @@ from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.importer import capture_graph
 from autopar.plan import Plan
 from autopar.rules import find_rule, may_write_over, strategies
-from autopar.rules.work import WRITES_OVER
-from autopar.runtime.fusion import IN_PLACE
+from autopar.rules.table import ROWS
+from autopar.runtime.operators import registered
 from autopar.runtime.simulation import simulate
 from autopar.schedule import Assignment, Schedule, make_schedule, memory, run_passes
 from autopar.schedule.freeing import free
@@ -119,8 +119,15 @@ def over(schedule: Schedule) -> dict[str, str]:
     return {item.of: item.over for item in schedule.instructions if item.kind == "run" and item.over}
 
 
-def test_the_table_is_what_runs_in_place() -> None:
-    assert WRITES_OVER.keys() == IN_PLACE.keys()
+def test_operators_that_write_over_an_argument_have_an_overload_that_writes_there() -> None:
+    found = [row for row in ROWS if row.over is not None]
+    assert len(found) == 9
+    for row in found:
+        assert row.over is not None
+        schema = registered(f"{row.name}.{row.over.out}")._schema
+        (place,) = [item.name for item in schema.arguments if item.is_out]
+        assert place == row.over.out, row.name
+        assert max(row.over.places) < len([item for item in schema.arguments if str(item.type) == "Tensor" and not item.is_out])
 
 
 def test_only_what_is_dead_is_written_over() -> None:

@@ -3,7 +3,7 @@
 One table at the end: torch operator to a function of the same arguments. The functions run under the joint tracing, so
 that what they call is what the graph holds, and autograd sees the dialect's own gradients.
 
-contractions, convolutions, attentions, normalisation, losses, reductions, extremes, diagonals, draws, recurrences, strides, selection,
+contractions, convolutions, attentions, normalisation, losses, reductions, extremes, diagonals, recurrences, strides, selection,
 bags, experts, concatenation, factorisations, statistics: the functions, by kind.
 called: those that are swapped where the model calls them.
 patterns: dialect operators that a model writes out.
@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from autopar.dialect.noise import draws, seeded_source
 from autopar.importer.rewrite.attentions import attention_replacement
 from autopar.importer.rewrite.concatenation import cat
 from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear, einsum, linear, matmul, vdot
 from autopar.importer.rewrite.convolutions import convolution, convolve, convolve_steps
 from autopar.importer.rewrite.diagonals import DIAGONALS, trace
-from autopar.importer.rewrite.draws import draws
 from autopar.importer.rewrite.experts import registered
 from autopar.importer.rewrite.extremes import aminmax, extreme, kth_value, place, ranked
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
@@ -56,7 +56,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 def seeded(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
     """What is taken apart below autograd, wherever it stands: draws inside of torch's own operators and gradients, means, diagonals,
     what is read by strides, and checks of what was factorised."""
-    return {**DECOMPOSITIONS, **DIAGONALS, **STRIDED, **draws(next_seed), aten._linalg_check_errors.default: _nothing}
+    return {**DECOMPOSITIONS, **DIAGONALS, **STRIDED, **draws(seeded_source(next_seed)), aten._linalg_check_errors.default: _nothing}
 
 
 def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
@@ -131,5 +131,5 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten._assert_tensor_metadata.default: _nothing,
         **registered(),
         **recurrences(next_seed),
-        **draws(next_seed),
+        **draws(seeded_source(next_seed)),
     }
