@@ -254,11 +254,11 @@ def autocast_on_cpu() -> Iterator[None]:
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
         plain(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, enabled, cache_enabled)
 
-    torch.amp.autocast_mode.autocast.__init__ = init  # type: ignore[method-assign]
+    torch.amp.autocast_mode.autocast.__init__ = init
     try:
         yield
     finally:
-        torch.amp.autocast_mode.autocast.__init__ = plain  # type: ignore[method-assign]
+        torch.amp.autocast_mode.autocast.__init__ = plain
 
 
 @cache
@@ -363,12 +363,12 @@ def replaced_module_hooks(entered: Callable[..., Any], left: Callable[..., Any])
     from torch.utils.hooks import BackwardHook
 
     enter, leave = BackwardHook.setup_input_hook, BackwardHook.setup_output_hook
-    BackwardHook.setup_input_hook = lambda self, args: entered(self, lambda values: enter(self, values), args)  # type: ignore[method-assign]
-    BackwardHook.setup_output_hook = lambda self, args: left(self, lambda values: leave(self, values), args)  # type: ignore[method-assign]
+    BackwardHook.setup_input_hook = lambda self, args: entered(self, lambda values: enter(self, values), args)
+    BackwardHook.setup_output_hook = lambda self, args: left(self, lambda values: leave(self, values), args)
     try:
         yield
     finally:
-        BackwardHook.setup_input_hook, BackwardHook.setup_output_hook = enter, leave  # type: ignore[method-assign]
+        BackwardHook.setup_input_hook, BackwardHook.setup_output_hook = enter, leave
 
 
 @contextmanager
@@ -503,11 +503,11 @@ def kept_modules(owned: Container[torch.nn.Module], refuse: Callable[[torch.nn.M
             refuse(self)
         return plain(self, fn, recurse)
 
-    torch.nn.Module._apply = applied  # type: ignore[method-assign]
+    torch.nn.Module._apply = applied
     try:
         yield
     finally:
-        torch.nn.Module._apply = plain  # type: ignore[method-assign]
+        torch.nn.Module._apply = plain
 
 
 def _stays(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
@@ -793,7 +793,7 @@ def make_orthogonal() -> None:
         return made
 
     kind = parametrizations._Orthogonal
-    kind.forward, kind.right_inverse = whole(kind.forward), whole(kind.right_inverse)  # type: ignore[method-assign]
+    kind.forward, kind.right_inverse = whole(kind.forward), whole(kind.right_inverse)
 
 
 @cache
@@ -857,8 +857,8 @@ def write_through_views() -> None:
         several = isinstance(made, (list, tuple))
         for index, one in enumerate(made if several else [made]):
             if isinstance(one, DTensor) and one is not of:
-                one.__class__ = View  # type: ignore[assignment]
-                one.of, one.taken = of, (*before, (*taken, index if several else None))  # type: ignore[attr-defined]
+                one.__class__ = View
+                one.of, one.taken = of, (*before, (*taken, index if several else None))
 
     def written_by(operator: Any, args: tuple[Any, ...]) -> list[Any]:
         pairs = zip(operator._schema.arguments, args, strict=False)
@@ -1066,9 +1066,9 @@ def place_states() -> None:
             return made
         mesh = param.device_mesh
         whole: torch.Tensor = DTensor.from_local(made, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return whole.redistribute(placements=param.placements).clone()  # type: ignore[operator]
+        return whole.redistribute(placements=param.placements).clone()
 
-    Optimizer._process_value_according_to_param_policy = staticmethod(placed)  # type: ignore[method-assign]
+    Optimizer._process_value_according_to_param_policy = staticmethod(placed)
 
 
 @cache
@@ -1081,8 +1081,8 @@ def format_numbers() -> None:
     def formatted(self: Any, spec: str) -> str:
         return format(self.item(), spec) if spec and self.dim() == 0 else plain(self, spec)
 
-    DTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
-    DTensor.tolist = lambda self: self.full_tensor().tolist()  # type: ignore[method-assign]
+    DTensor.__format__ = formatted
+    DTensor.tolist = lambda self: self.full_tensor().tolist()
 
 
 def transforms_run() -> bool:

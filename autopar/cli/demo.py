@@ -47,7 +47,8 @@ def demo(
     torch.set_num_threads(1)
     torch.manual_seed(0)
     mesh = {"dp": ranks // 2, "tp": 2} if ranks >= 4 else {"dp": ranks}
-    target = zoo.build("gpt2", **{key: str(value) for key, value in SIZES.items()})
+    sizes: dict[str, Any] = {key: str(value) for key, value in SIZES.items()}
+    target = zoo.build("gpt2", **sizes)
     batches = list(_batches(_text(), steps))
     line = Line()
     note(f"planning a byte-level GPT for {ranks} local ranks")

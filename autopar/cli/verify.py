@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -32,7 +32,7 @@ def verify(
     torch.manual_seed(check_seed(seed))
     with printing_aside(), Line() as line:
         line.say(f"loading {target}", now=True)
-        found = run(read, load_target(target, read.model.mode), backend=backend, steps=steps, seed=seed, progress=line.elapsed)
+        found = run(read, load_target(target, read.model.mode), backend=cast(Any, backend), steps=steps, seed=seed, progress=line.elapsed)
     out(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
     if not found.passed:
         first, *more = found.problems

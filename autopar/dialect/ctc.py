@@ -15,7 +15,7 @@ from autopar.dialect.library import define
 
 
 def _ctc_loss(logp: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool) -> Tensor:
-    return torch.ops.aten._ctc_loss.Tensor(logp, targets, input_lengths, target_lengths, blank, zero_infinity)[0]  # type: ignore[no-any-return]
+    return torch.ops.aten._ctc_loss.Tensor(logp, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
 
 
 def _ctc_loss_shapes(logp: Tensor, *_: Any) -> Tensor:
@@ -27,7 +27,7 @@ def _ctc_loss_backward(
 ) -> Tensor:
     call = logp, targets, input_lengths, target_lengths
     likelihood, table = torch.ops.aten._ctc_loss.Tensor(*call, blank, zero_infinity)
-    return torch.ops.aten._ctc_loss_backward.Tensor(  # type: ignore[no-any-return]
+    return torch.ops.aten._ctc_loss_backward.Tensor(
         grad.contiguous(), *call, likelihood, table, blank, zero_infinity
     )
 

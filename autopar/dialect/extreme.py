@@ -40,7 +40,7 @@ def put_back(gradient: Tensor, places: Tensor, size: int, dim: int, keepdim: boo
     """The gradient where the value was found along a dim of so many entries, as that of a picked class."""
     if keepdim:
         gradient, places = gradient.squeeze(dim), places.squeeze(dim)
-    return torch.ops.autopar.nll_loss_backward.default(-gradient, places, size, -1, offset).movedim(-1, dim)  # type: ignore[no-any-return]
+    return torch.ops.autopar.nll_loss_backward.default(-gradient, places, size, -1, offset).movedim(-1, dim)
 
 
 define(

@@ -58,13 +58,13 @@ class PaddedEmbedding(torch.autograd.Function):
     """``autopar.embedding`` whose row ``padding_idx`` gets no gradient."""
 
     @staticmethod
-    def forward(context: Any, weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:  # type: ignore[override]
+    def forward(context: Any, weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
         context.rows, context.padding_idx = weight.shape[0], padding_idx
         context.save_for_backward(indices)
         return torch.ops.autopar.embedding.default(weight, indices, 0)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (indices,) = context.saved_tensors
         backward = torch.ops.autopar.embedding_backward.default
         return backward(gradient, indices, context.rows, 0, context.padding_idx), None, None

@@ -60,7 +60,7 @@ class InBlocks:
             table: what runs in the place of operators.
         """
         if is_whole(node):
-            return values[node.args[0]]  # type: ignore[index]
+            return values[node.args[0]]
         if is_piece(node) or is_cutter(node):
             return cut(node, values[source_of(node)], self.nodes[source_of(node)])
         carrier = carrier_of(node)

@@ -42,7 +42,7 @@ def carrier_of(node: Node) -> Carrier | None:
         return None
     found = _CARRIERS.get(node.target)
     if found is None and torch_compat.is_operator(node.target) and not torch_compat.schema_of(node.target).is_mutable:
-        return _ELEMENTWISE if node.target in _LIKE_ELEMENTWISE or torch.Tag.pointwise in node.target.tags else None  # type: ignore[union-attr]
+        return _ELEMENTWISE if node.target in _LIKE_ELEMENTWISE or torch.Tag.pointwise in node.target.tags else None
     return found
 
 
@@ -77,50 +77,50 @@ def _run_elementwise(node: Node, out: Blocks, given: Given, call: Callable[..., 
 
 def _reads_linear(node: Node, out: Blocks) -> Wanted:
     _, weight, *bias = node.args
-    if out.dim != node.meta["val"].dim() - 1 or weight.meta["val"].dim() != 2:  # type: ignore[union-attr]
+    if out.dim != node.meta["val"].dim() - 1 or weight.meta["val"].dim() != 2:
         return {}
     return {source: Blocks(0, out.count) for source in (weight, *bias) if isinstance(source, Node)}
 
 
 def _run_linear(node: Node, out: Blocks, given: Given, call: Callable[..., Any]) -> Any:
-    return linear(*(given.get(source) for source in node.args))  # type: ignore[arg-type]
+    return linear(*(given.get(source) for source in node.args))
 
 
 def _reads_product(node: Node, out: Blocks) -> Wanted:
     """Of ``matmul(a, b)`` and ``addmm(bias, a, b)``: the last dim of ``b``, and of the bias where it has it."""
     *bias, _, b = node.args
-    rank = b.meta["val"].dim()  # type: ignore[union-attr]
+    rank = b.meta["val"].dim()
     if out.dim != node.meta["val"].dim() - 1 or rank < 2:
         return {}
     extent = node.meta["val"].shape[-1]
     found = {b: Blocks(rank - 1, out.count)}
     for source in bias:
-        shape = source.meta["val"].shape  # type: ignore[union-attr]
+        shape = source.meta["val"].shape
         if shape and shape[-1] != extent:
             return {}
         if shape:
-            found[source] = Blocks(len(shape) - 1, out.count)  # type: ignore[index]
-    return found  # type: ignore[return-value]
+            found[source] = Blocks(len(shape) - 1, out.count)
+    return found
 
 
 def _run_product(node: Node, out: Blocks, given: Given, call: Callable[..., Any]) -> Any:
     function = addmm if len(node.args) == 3 else matmul
-    return function(*(given[source] for source in node.args), **node.kwargs, blocks=True)  # type: ignore[index, operator, arg-type]
+    return function(*(given[source] for source in node.args), **node.kwargs, blocks=True)
 
 
 def _reads_experts(node: Node, out: Blocks) -> Wanted:
     """Of a product of rows by their experts' matrices: the dim of the matrices that is the result's."""
-    _, matrices, _, result = experts.parse(node.args[3])  # type: ignore[arg-type]
+    _, matrices, _, result = experts.parse(node.args[3])
     name = result[out.dim]
-    return {node.args[1]: Blocks(matrices.index(name), out.count)} if name in matrices else {}  # type: ignore[dict-item]
+    return {node.args[1]: Blocks(matrices.index(name), out.count)} if name in matrices else {}
 
 
 def _run_experts(node: Node, out: Blocks, given: Given, call: Callable[..., Any]) -> Any:
-    first, second, rows, result = experts.parse(node.args[3])  # type: ignore[arg-type]
+    first, second, rows, result = experts.parse(node.args[3])
     name = result[out.dim]
     parted = {name: (f"{name}block", name)}
     second, result = (tuple(part for one in term for part in parted.get(one, (one,))) for term in (second, result))
-    tensors = (given[source] for source in node.args[:3])  # type: ignore[index]
+    tensors = (given[source] for source in node.args[:3])
     return call(*tensors, experts.write(first, second, rows, result), *node.args[4:])
 
 
@@ -128,25 +128,25 @@ def _order(node: Node) -> list[int]:
     """Of an operator that moves dims, the input's dim in the place of each of the result's."""
     rank = node.meta["val"].dim()
     if node.target is aten.permute.default:
-        return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
+        return [dim % rank for dim in node.args[1]]
     a, b = (0, -1) if node.target in (aten.t.default, aten.numpy_T.default) else (-1, -2) if len(node.args) == 1 else node.args[1:]
     order = list(range(rank))
     if rank > 1:
-        order[a], order[b] = order[b], order[a]  # type: ignore[index]
+        order[a], order[b] = order[b], order[a]
     return order
 
 
 def _reads_moved(node: Node, out: Blocks) -> Wanted:
     if node.target is aten.numpy_T.default and node.meta["val"].dim() > 2:
         return {}
-    return {node.args[0]: Blocks(_order(node)[out.dim], out.count)}  # type: ignore[dict-item]
+    return {node.args[0]: Blocks(_order(node)[out.dim], out.count)}
 
 
 def _run_moved(node: Node, out: Blocks, given: Given, call: Callable[..., Any]) -> Any:
     order = _order(node)
     at = order[out.dim]
     places = [place for dim in order for place in ((at, at + 1) if dim == at else (dim + (dim > at),))]
-    return given[node.args[0]].permute(places)  # type: ignore[index]
+    return given[node.args[0]].permute(places)
 
 
 def _reads_viewed(node: Node, out: Blocks) -> Wanted:
@@ -160,7 +160,7 @@ def _reads_viewed(node: Node, out: Blocks) -> Wanted:
 
 
 def _run_viewed(node: Node, out: Blocks, given: Given, call: Callable[..., Any]) -> Any:
-    return given[node.args[0]].reshape(out.shape(node.meta["val"].shape))  # type: ignore[index]
+    return given[node.args[0]].reshape(out.shape(node.meta["val"].shape))
 
 
 _ELEMENTWISE = Carrier(_reads_elementwise, _run_elementwise)

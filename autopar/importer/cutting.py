@@ -43,22 +43,22 @@ def place_of(piece: Node) -> tuple[int, int, int]:
     shape = source_of(piece).meta["val"].shape
     if piece.target is operator.getitem:
         cutter, index = piece.args
-        given = cutter.args[-1] if len(cutter.args) > (1 if cutter.target in _ONE_AT else 2) else cutter.kwargs.get("dim", 0)  # type: ignore[union-attr]
-        dim = given % len(shape)  # type: ignore[operator]
-        if cutter.target in _ONE_AT:  # type: ignore[union-attr]
-            return dim, index, index + 1  # type: ignore[return-value, operator]
-        sizes = [part.shape[dim] for part in cutter.meta["val"]]  # type: ignore[union-attr]
-        start = sum(sizes[:index])  # type: ignore[misc]
-        return dim, start, start + sizes[index]  # type: ignore[index]
-    dim, *rest = (piece.args[1:] or (0,))  # type: ignore[misc]
-    dim %= len(shape)  # type: ignore[operator]
+        given = cutter.args[-1] if len(cutter.args) > (1 if cutter.target in _ONE_AT else 2) else cutter.kwargs.get("dim", 0)
+        dim = given % len(shape)
+        if cutter.target in _ONE_AT:
+            return dim, index, index + 1
+        sizes = [part.shape[dim] for part in cutter.meta["val"]]
+        start = sum(sizes[:index])
+        return dim, start, start + sizes[index]
+    dim, *rest = (piece.args[1:] or (0,))
+    dim %= len(shape)
     if piece.target is aten.select.int:
-        start = rest[0] % shape[dim]  # type: ignore[operator]
+        start = rest[0] % shape[dim]
         return dim, start, start + 1
     if piece.target is aten.narrow.default:
-        start = rest[0] % shape[dim]  # type: ignore[operator]
-        return dim, start, start + rest[1]  # type: ignore[operator]
-    first, last, step = slice(*(*rest, None, None)[: max(len(rest), 2)]).indices(shape[dim])  # type: ignore[misc]
+        start = rest[0] % shape[dim]
+        return dim, start, start + rest[1]
+    first, last, step = slice(*(*rest, None, None)[: max(len(rest), 2)]).indices(shape[dim])
     return (dim, first, max(first, last)) if step == 1 else (dim, 0, 1)
 
 
@@ -86,7 +86,7 @@ def cut(node: Node, value: Tensor, blocks: Blocks) -> Any:
 
 def is_whole(node: Node) -> bool:
     """Whether a node is a slice of all that there is (``x[:, ...]`` takes one for each dim)."""
-    return node.target is aten.slice.Tensor and node.meta["val"].shape == node.args[0].meta["val"].shape and len(node.args) < 5  # type: ignore[union-attr]
+    return node.target is aten.slice.Tensor and node.meta["val"].shape == node.args[0].meta["val"].shape and len(node.args) < 5
 
 
 def before(node: Any) -> Any:

@@ -198,12 +198,12 @@ class _Hooked(torch.autograd.Function):
     """A tensor whose gradient goes through hooks."""
 
     @staticmethod
-    def forward(context: Any, tensor: Tensor, hooks: list[Callable[..., Any]]) -> Tensor:  # type: ignore[override]
+    def forward(context: Any, tensor: Tensor, hooks: list[Callable[..., Any]]) -> Tensor:
         context.hooks = hooks
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         for hook in context.hooks:
             changed = hook(gradient)
             gradient = gradient if changed is None else changed
@@ -212,7 +212,7 @@ class _Hooked(torch.autograd.Function):
 
 def with_hooks(tensor: Tensor, hooks: Sequence[Callable[..., Any]], users: Users) -> Tensor:
     """The joint trace's tensor of a parameter that has hooks of its own."""
-    return _Hooked.apply(tensor, [*map(users, hooks)]) if hooks and tensor.requires_grad else tensor  # type: ignore[no-any-return]
+    return _Hooked.apply(tensor, [*map(users, hooks)]) if hooks and tensor.requires_grad else tensor
 
 
 def check_hooks(model: nn.Module) -> None:
@@ -368,9 +368,9 @@ def _accumulated(*_: Any, **__: Any) -> Any:
 REPLACED: dict[Any, Callable[..., Any]] = {
     Tensor.register_hook: _register_hook,
     Tensor.requires_grad_: _set_requires_grad,
-    Tensor.requires_grad.__set__: _assign_requires_grad,  # type: ignore[attr-defined]
-    Tensor.data.__get__: _data,  # type: ignore[attr-defined]
-    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__set__: _assign_requires_grad,
+    Tensor.data.__get__: _data,
+    Tensor.data.__set__: _set_data,
     Tensor.register_post_accumulate_grad_hook: _accumulated,
     Tensor.backward: _backward,
     torch.autograd.backward: _backward,

@@ -113,6 +113,8 @@ class Carried(Exception):
     Export attaches the graph so far to the exceptions that pass through it, and prints that graph; this one takes no attributes.
     """
 
+    error: Exception
+
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         object.__setattr__(self, "error", error)
@@ -174,7 +176,7 @@ def user_place(error: BaseException) -> tuple[str, int] | None:
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     users = [place for place in frames if is_user_file(place[0])]
     layers = [place for place in frames if os.path.dirname(place[0]) == _LAYERS and os.path.basename(place[0]) not in _CALLERS]
-    return (users or layers or [None])[-1]
+    return next(reversed(users or layers), None)
 
 
 def is_user_file(file: str) -> bool:

@@ -185,7 +185,7 @@ def argument_names(
         UsageError: the arguments do not fit the signature of ``forward`` or of the loss.
     """
     positional = _positional_names(torch_compat.forward_of(model), args, kwargs, "the model's forward")
-    names = {("0", str(index)): name for index, name in enumerate(positional)}
+    names: dict[tuple[str, ...], str] = {("0", str(index)): name for index, name in enumerate(positional)}
     names |= {("1", key): key for key in kwargs}
     if loss is not None:
         call = loss.forward if isinstance(loss, nn.Module) else loss
@@ -400,7 +400,7 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], An
     nodes = program.graph_module.graph.output_node().args[0]
     out_spec = program.call_spec.out_spec
     assert out_spec is not None
-    result = torch_compat.unflatten(list(nodes), out_spec)  # type: ignore[arg-type]
+    result = torch_compat.unflatten(list(nodes), out_spec)
     leaves, _ = torch_compat.flatten_with_paths(result)
     scalar = [_is_scalar(leaf) for _, leaf in leaves]
     single = len(leaves) == 1

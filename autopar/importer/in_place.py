@@ -48,7 +48,7 @@ class InPlace:
             CaptureError: the value is part of what another is, as the model runs, and a copy of it here.
         """
         if node.target in _VIEWS and replacement is not node.target:
-            return node.target(*torch.fx.node.map_arg(node.args, values.__getitem__), **node.kwargs)  # type: ignore[operator]
+            return node.target(*torch.fx.node.map_arg(node.args, values.__getitem__), **node.kwargs)
         value = run()
         if not isinstance(value, Tensor) or _changed(node) or node.target in _HIDDEN:
             return value

@@ -112,7 +112,7 @@ class DialectProgram(nn.Module):
                 self.running = node
                 self._check_collectives(node)
                 if node.target is torch.ops.aten.copy_.default and node.args[0] in written:
-                    values[node.args[0]] = written[node.args[0]]  # type: ignore[index]
+                    values[node.args[0]] = written[node.args[0]]
                 target, args, kwargs = recognised(node)
                 args = torch.fx.node.map_arg(args, values.__getitem__)
                 kwargs = torch.fx.node.map_arg(kwargs, values.__getitem__)
@@ -145,10 +145,10 @@ class DialectProgram(nn.Module):
         with origin(node.name):
             results = call.run(list(tensors), _users(table, lambda: origin(node.name)))
         if call.requires_grad is not None:
-            (source,) = node.args[0]  # type: ignore[misc]
-            first = self.leaves.setdefault(source, values[source])  # type: ignore[arg-type, index]
+            (source,) = node.args[0]
+            first = self.leaves.setdefault(source, values[source])
             kept = call.requires_grad and first.requires_grad
-            values[source] = first if kept else first.detach().requires_grad_(call.requires_grad)  # type: ignore[index]
+            values[source] = first if kept else first.detach().requires_grad_(call.requires_grad)
         return results
 
     def _check_collectives(self, node: torch.fx.Node) -> None:
@@ -158,7 +158,7 @@ class DialectProgram(nn.Module):
 
     def _region(self, node: torch.fx.Node, args: Any, table: Mapping[Any, Replacement], origin: Callable[[str], Any]) -> Any:
         """A stretch of the model under ``torch.no_grad()`` or ``torch.autocast``, which export keeps as a sub-graph."""
-        name = node.target.name()  # type: ignore[union-attr]
+        name = node.target.name()
         if name == "wrap_with_set_grad_enabled":
             enabled, body, *inputs = args
             with torch.set_grad_enabled(enabled):

@@ -142,11 +142,11 @@ class Lowering:
         """The sum whose kept dims of size 1 a view drops (the gradient of a broadcast): one operator that does not keep them."""
         if node.target is not aten.view.default:
             return None
-        source = self._root(node.args[0])  # type: ignore[arg-type]
+        source = self._root(node.args[0])
         if source.target is not aten.sum.dim_IntList or len(source.users) != 1 or tuple(source.args[2:]) != (True,):
             return None
         before, after = source.meta["val"], node.meta["val"]
-        dims = {dim % before.dim() for dim in source.args[1]}  # type: ignore[union-attr]
+        dims = {dim % before.dim() for dim in source.args[1]}
         if not dims or [size for dim, size in enumerate(before.shape) if dim not in dims] != list(after.shape):
             return None
         self.squeezed[source] = after
@@ -192,7 +192,7 @@ class Lowering:
             name = value.name
             if value.kind in ("input", "constant") and (public.count(name) > 1 or name in self.taken):
                 name = f"{value.kind}:{name}"
-            found.append(self._input(node, value.kind, name, value.name, value.aliases, value))  # type: ignore[arg-type]
+            found.append(self._input(node, value.kind, name, value.name, value.aliases, value))
         for node, index in self.roles.tangents.items():
             if index != self.exported.loss:
                 output = self.exported.outputs[index]
@@ -302,7 +302,7 @@ class Lowering:
         node = self._root(node)
         if node.target is operator.getitem:
             source, index = node.args
-            return self.names[self._root(source), index]  # type: ignore[arg-type, index]
+            return self.names[self._root(source), index]
         return self.names[node, 0]
 
     def _provenance(self, node: Node) -> tuple[str, str]:
@@ -312,7 +312,7 @@ class Lowering:
             found = module_path(origin), source_line(origin)
         else:
             sources = [self._root(source) for source in node.all_input_nodes]
-            sources = [source.args[0] if source.target is operator.getitem else source for source in sources]  # type: ignore[misc]
+            sources = [source.args[0] if source.target is operator.getitem else source for source in sources]
             known = [self.provenance[source] for source in sources if source in self.provenance]
             found = known[-1] if known else ("", "")
         self.provenance[node] = found
@@ -348,10 +348,11 @@ def _still(node: Node) -> bool:
 
 def _spelled_out(node: Node) -> list[Any]:
     """A slice's arguments with its dim, start and end as they are for this size: not negative, not beyond, not left out."""
-    source, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    given: list[Any] = list(node.args)
+    source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
     assert not node.kwargs, "export passes a slice's arguments by position"
-    shape = source.meta["val"].shape  # type: ignore[union-attr]
-    dim = dim % len(shape)  # type: ignore[operator]
+    shape = source.meta["val"].shape
+    dim = dim % len(shape)
     first, last, _ = slice(start, end).indices(shape[dim])
     return [source, dim, first, max(first, last), step]
 

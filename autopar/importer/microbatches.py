@@ -37,7 +37,12 @@ def divisors(batch: int) -> str:
 def batch_of(call: Any) -> int:
     """The size of dim 0 of the first tensor of a call. Raises UsageError: there is none."""
     sizes: list[int] = []
-    torch_compat.map_tensors(lambda tensor: sizes.extend(tensor.shape[:1]) or tensor, call)
+
+    def note_size(tensor: Any) -> Any:
+        sizes.extend(tensor.shape[:1])
+        return tensor
+
+    torch_compat.map_tensors(note_size, call)
     if not sizes:
         raise UsageError("no input has a dim that could be cut into microbatches", "plan without --microbatches")
     return sizes[0]
@@ -297,8 +302,8 @@ class _Pairing:
             return iter((found[0],))  # a mean's weights are 1 together, so that the mean of sums with a number is the number more
         strategy, states = self._strategy(op, other, found)
         factor = self._factor(op, states) * self._ratio(op, other, strategy)
-        over = {state.over for state in found if state.spec.partial} or {""}
-        shared = MIXED if len(over) > 1 else over.pop()
+        divisors = {state.over for state in found if state.spec.partial} or {""}
+        shared = MIXED if len(divisors) > 1 else divisors.pop()
         return (_State(spec, factor, shared) for spec in strategy.outputs)
 
     def _strategy(self, op: Op, other: Op, states: list[_State]) -> tuple[Strategy, list[_State]]:

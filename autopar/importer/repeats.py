@@ -103,7 +103,7 @@ class Chain:
     def running(self, instead: Callable[..., Any]) -> Iterator[None]:
         """Within, the modules left out do this instead."""
         for module in self.modules_left_out:
-            module.forward = instead  # type: ignore[method-assign]
+            module.forward = instead
         try:
             yield
         finally:

@@ -64,7 +64,7 @@ def roles(graph: torch.fx.Graph, exported: Exported) -> Roles:
     gradients: list[tuple[Value, Node]] = []
     buffers: list[tuple[Value, Node]] = []
     output = graph.output_node()
-    for result, descriptor in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
+    for result, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
         kind, index = torch_compat.role(descriptor)
         if not isinstance(result, Node):
             continue
@@ -137,7 +137,7 @@ def attached(exported: Exported) -> set[str]:
 
 def _without_gradients(node: Node) -> bool:
     runs = node.op == "call_function" and torch_compat.runs_a_graph(node.target)
-    return runs and node.target.name() == "wrap_with_set_grad_enabled" and node.args[0] is False  # type: ignore[union-attr]
+    return runs and node.target.name() == "wrap_with_set_grad_enabled" and node.args[0] is False
 
 
 def _writes_to(user: Node, node: Node) -> bool:

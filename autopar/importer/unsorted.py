@@ -135,7 +135,7 @@ def _written(node: Any) -> bool:
 def _shares(node: Node) -> bool:
     """Whether a node may be a view of its first argument."""
     if node.target is operator.getitem:
-        return _shares(node.args[0])  # type: ignore[arg-type]
+        return _shares(node.args[0])
     known = torch_compat.is_operator(node.target) and any(item.alias_info for item in torch_compat.schema_of(node.target).returns)
     return known or node.target in _VIEWS or node.target in _CONVERSIONS
 
@@ -204,7 +204,7 @@ def _filled(region: _Region, node: Node) -> bool:
     """``blank[order] = arange``: the inverse; ``base[order] += rows``: the rows go back."""
     if node.target in (aten.index_put.default, aten.index_put_.default):
         base, indices, values = node.args[:3]
-        index = indices[0] if len(indices) == 1 else None  # type: ignore[arg-type, index]
+        index = indices[0] if len(indices) == 1 else None
         adds = bool((node.args[3:] or (node.kwargs.get("accumulate", False),))[0])
     else:
         base, dim, index, values = node.args[:4]
@@ -245,7 +245,7 @@ def _product(region: _Region, node: Node) -> bool:
     if _state(region, x, "rows") is None or weights in region.states or ends is None:
         return False
     extra = [item for item in rest[1:] if item not in (None, 0)] + [item for key, item in node.kwargs.items() if key != "offs" and item]
-    if extra or weights.meta["val"].dim() != 3 or not _ends_of(region, ends, int(weights.meta["val"].shape[0])):  # type: ignore[union-attr]
+    if extra or weights.meta["val"].dim() != 3 or not _ends_of(region, ends, int(weights.meta["val"].shape[0])):
         return False
     region.states[node] = _State("rows")
     region.products += 1
@@ -298,7 +298,7 @@ def _chosen(region: _Region, node: Node, experts: int) -> bool:
         return False
     column, numbers = node.args
     spread = isinstance(column, Node) and column.target is aten.unsqueeze.default and column.args[1] in (1, -1)
-    return spread and _counts_up(numbers, experts) and _is_ids(region, column.args[0])  # type: ignore[arg-type, union-attr]
+    return spread and _counts_up(numbers, experts) and _is_ids(region, column.args[0])
 
 
 def _is_ids(region: _Region, node: Any) -> bool:
@@ -317,7 +317,7 @@ def _same(one: Any, other: Any) -> bool:
         return False
     if not torch_compat.is_operator(one.target) or torch_compat.schema_of(one.target).is_mutable:
         return False
-    tags = one.target.tags  # type: ignore[union-attr]
+    tags = one.target.tags
     return torch.Tag.nondeterministic_seeded not in tags and all(map(_same, one.args, other.args))
 
 
@@ -340,7 +340,7 @@ _LIKE_POINTWISE = frozenset({*_CONVERSIONS, aten.masked_fill.Scalar, aten.masked
 def _keeps_rows(region: _Region, node: Node) -> bool:
     """Whether each row of the result is made of the same rows of what is in the sort's order, and of nothing else's rows."""
     if node.target is operator.getitem:
-        return node.args[0].target in _CUT_AT  # type: ignore[union-attr]
+        return node.args[0].target in _CUT_AT
     rows = [source for source in node.all_input_nodes if source in region.states]
     rest = [source for source in node.all_input_nodes if source not in region.states]
     results = list(torch_compat.leaves_of(node.meta["val"]))
@@ -355,7 +355,7 @@ def _keeps_rows(region: _Region, node: Node) -> bool:
     if node.target in (aten.linear.default, aten.matmul.default, aten.mm.default):
         return node.args[0] in rows and len(rows) == 1
     if node.target is aten.layer_norm.default or node.target is aten.rms_norm.default:
-        return node.args[0] in rows and len(rows) == 1 and len(node.args[1]) < rows[0].meta["val"].dim()  # type: ignore[arg-type]
+        return node.args[0] in rows and len(rows) == 1 and len(node.args[1]) < rows[0].meta["val"].dim()
     tags = getattr(node.target, "tags", ())
     if node.target not in _LIKE_POINTWISE and (torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags):
         return False
@@ -402,10 +402,10 @@ def _by_expert(region: _Region, at: Node) -> Node:
     """The grouped product as one that is told each row's expert; matrices that were turned for it are read as they lie."""
     x, weights = at.args[:2]
     matrices = "e k n"
-    if weights.target in (aten.transpose.int, aten.mT.default) and {dim % 3 for dim in (*weights.args[1:], -1, -2)} == {1, 2}:  # type: ignore[union-attr, operator]
-        region.spare.append(weights)  # type: ignore[arg-type]
-        weights, matrices = weights.args[0], "e n k"  # type: ignore[union-attr]
-    experts = int(weights.meta["val"].shape[0])  # type: ignore[union-attr]
+    if weights.target in (aten.transpose.int, aten.mT.default) and {dim % 3 for dim in (*weights.args[1:], -1, -2)} == {1, 2}:
+        region.spare.append(weights)
+        weights, matrices = weights.args[0], "e n k"
+    experts = int(weights.meta["val"].shape[0])
     return _made(
         region, at, torch.ops.autopar.expert_contract.default, (x, weights, region.ids, f"s k, {matrices}, s -> s n", experts, 0)
     )  # fmt: skip

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -46,7 +48,7 @@ def peaks(clock: Clock) -> Peaks:
     flops = {}
     for name, dtype in DTYPES.items():
         a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-        flops[name] = 2 * size**3 / clock.seconds(lambda a=a, b=b: a @ b)
+        flops[name] = 2 * size**3 / clock.seconds(partial(torch.matmul, a, b))
     source = torch.ones(2**28 if device.type == "cuda" else 2**24, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return Peaks(flops, 2 * source.nbytes / clock.seconds(lambda: target.copy_(source)))
@@ -75,7 +77,7 @@ def time_copies(clock: Clock) -> list[OperatorTime]:
     for rows, columns in COPIED:
         size = 2 * rows * columns * DTYPE_BYTES["float32"]
         many = itertools.cycle([torch.ones(2, rows, columns, device=clock.device) for _ in range(min(PLACES, OUT_OF_CACHE // size))])
-        seconds = clock.seconds(lambda many=many: next(many).movedim(0, 1).contiguous())
+        seconds = clock.seconds(partial(_copy_next, many))
         found.append(OperatorTime("copy", "autopar.copy", "float32", 0.0, 2.0 * size, seconds))
     return found
 
@@ -91,3 +93,7 @@ def memory_bytes(device: torch.device, per_node: int) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_node
+
+
+def _copy_next(many: Iterator[torch.Tensor]) -> torch.Tensor:
+    return next(many).movedim(0, 1).contiguous()

@@ -7,7 +7,7 @@ made, with flops and bytes counted by the planner's own functions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -97,7 +97,7 @@ def samples(models: Sequence[tuple[str, Keys]]) -> list[Sample]:
 def time_operators(given: Sequence[Sample], clock: Clock, say: Callable[[str], None]) -> tuple[list[OperatorTime], float]:
     """The times of all distinct operators, and the ranks' stretch, as this rank saw them; the same list in the same order on every rank.
     Collective."""
-    found: dict[object, OperatorTime] = {}
+    found: dict[Hashable, OperatorTime] = {}
     stretches = []
     for number, sample in enumerate(given, 1):
         say(f"operators of {sample.name} ({number} of {len(given)})")
@@ -107,15 +107,15 @@ def time_operators(given: Sequence[Sample], clock: Clock, say: Callable[[str], N
     return list(found.values()), median(mean_over_ranks(stretches))
 
 
-def _times(graph: Graph, clock: Clock) -> Iterator[tuple[object, OperatorTime]]:
+def _times(graph: Graph, clock: Clock) -> Iterator[tuple[Hashable, OperatorTime]]:
     """Each operator's time under a key that equal ones share.
 
     On a CPU the graph is run again and again and the median time of each operator counts: in a row of equal calls, caches would hold
     what they do not hold in a step. Between passes they are filled with something else, as an optimizer fills them. A GPU runs behind
     its launches, so there each operator is called many times in a row.
     """
-    runs: dict[object, list[float]] = {}
-    named: dict[object, Op] = {}
+    runs: dict[Hashable, list[float]] = {}
+    named: dict[Hashable, Op] = {}
     in_a_row = clock.device.type == "cuda"
     kernels = {op.name: _bound(op, graph, clock.device) for op in graph.ops}
     other = torch.zeros(0 if in_a_row else FILLING // 4)
@@ -123,7 +123,8 @@ def _times(graph: Graph, clock: Clock) -> Iterator[tuple[object, OperatorTime]]:
     while passes < 1 or (not in_a_row and (passes < LEAST_PASSES or (passes < MOST_PASSES and time.perf_counter() < end))):
         other.add_(1.0)
         for op, call, seconds in _run(graph, kernels, clock.device, clock.now):
-            key = (op.target, op.args, op.kwargs, tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in op.inputs))
+            inputs = tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in op.inputs)
+            key: Hashable = (op.target, op.args, op.kwargs, inputs)
             if in_a_row and key not in runs:
                 seconds = clock.seconds(call)
             if passes or in_a_row:  # a first pass warms up

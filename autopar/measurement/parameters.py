@@ -18,6 +18,7 @@ from autopar.runtime.compiling import compile_schedule
 from autopar.runtime.module import ShardedModule
 from autopar.schedule import Assignment, make_schedule
 from autopar.sharding import ShardingSpec, Strategy
+from autopar.target import Target
 from cost_models import Machine, Mesh
 
 LAYERS = (1, 12)
@@ -26,7 +27,7 @@ STEPS = 40
 
 
 @cache
-def prepared(layers: int) -> tuple[zoo.Target, Graph]:
+def prepared(layers: int) -> tuple[Target, Graph]:
     """A model of so many layers, captured: once, before ranks are forked, and not by every rank. All ranks have the same inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -70,7 +71,7 @@ def _beside_instructions(layers: int, clock: Clock) -> tuple[int, float]:
     return len(list(module.parameters())), median(seen)
 
 
-def _replicated(target: zoo.Target, graph: Graph, device: torch.device) -> ShardedModule:
+def _replicated(target: Target, graph: Graph, device: torch.device) -> ShardedModule:
     """The model whole on every rank: a step without collectives."""
 
     def whole(name: str) -> ShardingSpec:

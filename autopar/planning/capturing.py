@@ -8,6 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autopar.graph import Graph
+from autopar.options import Mode
 from autopar.target import Target
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class CapturedGraph:
         return self.graph
 
 
-def captures_of(target: Target, *, mode: str, compute_dtype: str | None, pins: Mapping[str, str]) -> Captures:
+def captures_of(target: Target, *, mode: Mode, compute_dtype: str | None, pins: Mapping[str, str]) -> Captures:
     """The model's graphs.
 
     Args:

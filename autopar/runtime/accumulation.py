@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -56,11 +57,11 @@ def run_step(
             weights.take(ranks)
             if made.microbatches > 1:
                 found = [{name: held[name].clone() for name in leaving} for held in ranks]
-                totals = [_added(weights.now, *pair) for pair in zip(totals or [{}] * len(ranks), found, strict=True)]
+                totals = [_added(weights.now, *pair) for pair in zip(totals or [Values()] * len(ranks), found, strict=True)]
                 del found
             if not trains or graph.mode != "train":
                 continue
-            for rank, held, mine in zip(at, ranks, sums or [None] * len(ranks), strict=True):
+            for rank, held, mine in zip(at, ranks, sums or repeat(None, len(ranks)), strict=True):
                 held.update(_zeros(schedule, rank, held) if mine is None else mine)
             sums = []
             with loss_gradient(torch.as_tensor(weights.now, dtype=torch.float64) if scaled and made.microbatches > 1 else None):
@@ -157,7 +158,7 @@ class AccumulatedCall(Call):
         """The outputs of the whole step; with gradients, all of it but the optimizer's part is done then."""
 
         def enter(number: int) -> list[Values]:
-            return [self.locals | {name: part(number) for name, part in self.cut.items()}]
+            return [{**self.locals, **{name: part(number) for name, part in self.cut.items()}}]
 
         (values,) = run_step(self.step.executable, (self.step.place.rank,), enter, self.observed, draw=self.number, trains=keep)
         if keep:

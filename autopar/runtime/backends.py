@@ -76,9 +76,13 @@ class Backend(Protocol):
         traced: operators are recorded in a graph, for which buffers are made by operators without side effects.
     """
 
-    mesh: Mesh
-    ranks: tuple[int, ...]
     traced: bool
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
 
     def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
         """Begins; a buffer belongs to the collective until it was waited for.
@@ -189,7 +193,8 @@ class ProcessRanks:
     def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
         (buffer,) = buffers
         if rooms is not None:
-            return Sent(*_gathered(buffer, *rooms, self.groups[exchange.axes]), buffer)
+            (room,) = rooms
+            return Sent(*_gathered(buffer, room, self.groups[exchange.axes]), buffer)
         ends = self.ends(exchange) if exchange.kind == "permute" else None
         return Sent(*_OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends), buffer)
 

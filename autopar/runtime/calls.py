@@ -95,7 +95,7 @@ class CallTree:
         extra = self.arguments.get("loss_args", [])
         if not extra:
             return args, kwargs, ()
-        by_name = {name: kwargs[name] for name in self._loss_names if name in kwargs}
+        by_name = {name: kwargs[name] for name in self._loss_names if name is not None and name in kwargs}
         count = len(extra) - len(by_name)
         if len(args) < count:
             raise UsageError(f"the call has {len(args)} arguments by position, the loss alone takes {count}", self._hint)
@@ -201,7 +201,7 @@ def _rebuild(tree: Any, outputs: Mapping[str, Any]) -> Any:
         return outputs[tree["tensor"]]
     if isinstance(tree, Mapping) and set(tree) == {NAMED_TUPLE}:
         fields = tree[NAMED_TUPLE]
-        return namedtuple("Result", fields)(*(_rebuild(child, outputs) for child in fields.values()))  # type: ignore[misc]
+        return namedtuple("Result", fields)(*(_rebuild(child, outputs) for child in fields.values()))
     if isinstance(tree, Mapping):
         return Record((key, _rebuild(child, outputs)) for key, child in tree.items())
     if isinstance(tree, (list, tuple)):

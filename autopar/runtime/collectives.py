@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -305,4 +306,8 @@ def exchange_now(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]
 def exchange_beside(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
     """A collective that is begun on one contiguous tensor of each hosted rank, which must stay as it is: what waits for each rank's."""
     wait = backend.start(exchange, [tensor.view(-1) for tensor in tensors])
-    return [lambda rank=rank, shape=tensor.shape: wait()[rank].view(shape) for rank, tensor in enumerate(tensors)]
+
+    def part(rank: int, shape: torch.Size) -> Tensor:
+        return wait()[rank].view(shape)
+
+    return [partial(part, rank, tensor.shape) for rank, tensor in enumerate(tensors)]

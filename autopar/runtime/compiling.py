@@ -17,11 +17,11 @@ from autopar.importer import Capture, capture, cut_call
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
-from autopar.runtime.backends import ProcessRanks, TracedRanks
+from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
 from autopar.runtime.checkpoints import chunks
-from autopar.runtime.emission import emit
-from autopar.runtime.execution import bind, groups_needed
+from autopar.runtime.emission import Graphs, emit
+from autopar.runtime.execution import Executable, bind, groups_needed
 from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
@@ -222,10 +222,11 @@ def bind_step(
     """
     teach_dtensors()
     checkpoint_in_chunks(chunks)
-    backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
-    executable = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
+    backend: Backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
+    bound = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
+    executable: Executable | Graphs = bound
     if execute != "eager":
-        graphs = emit(executable, place.device)
+        graphs = emit(bound, place.device)
         executable = graphs.compiled() if execute == "compiled" else graphs
     step = Step(executable, place, inputs, call, constants)
     check_gradient_specs(step)

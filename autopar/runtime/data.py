@@ -101,7 +101,7 @@ class LocalBatches:
     ) -> None:  # fmt: skip
         self.dataset, self.rows, self.seed, self.epoch = dataset, rows, seed, 0
         self.generator = torch.Generator()
-        order = RandomSampler(dataset, generator=self.generator) if shuffle else SequentialSampler(dataset)  # type: ignore[arg-type]
+        order = RandomSampler(dataset, generator=self.generator) if shuffle else SequentialSampler(dataset)
         self.batches = BatchSampler(order, batch_size or rows.size, drop_last)
         self.options = options
 
@@ -112,6 +112,6 @@ class LocalBatches:
         self.generator.manual_seed(self.seed + self.epoch)
         self.epoch += 1
         batches = [list(batch) for batch in self.batches]
-        loader = DataLoader(self.dataset, batch_sampler=LocalIndices(batches, self.rows), **self.options)  # type: ignore[arg-type]
+        loader = DataLoader(self.dataset, batch_sampler=LocalIndices(batches, self.rows), **self.options)
         for batch, loaded in zip(batches, loader, strict=True):
             yield self.rows.placed(loaded, len(batch))

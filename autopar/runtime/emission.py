@@ -86,11 +86,10 @@ class Graphs:
 
     def compiled(self, **options: Any) -> Graphs:
         """The same, run by ``torch.compile(fullgraph=True)``, which takes ``options``."""
-        made = [
-            None if graph is None else torch.compile(graph, fullgraph=True, **options)
-            for graph in (self.forward_graph, self.backward_graph, self.repeated_graph)
-        ]
-        return replace(self, run_forward=made[0], run_backward=made[1], run_repeated=made[2])
+        forward = torch.compile(self.forward_graph, fullgraph=True, **options)
+        others = (self.backward_graph, self.repeated_graph)
+        backward, repeated = (None if graph is None else torch.compile(graph, fullgraph=True, **options) for graph in others)
+        return replace(self, run_forward=forward, run_backward=backward, run_repeated=repeated)
 
 
 def leaving(schedule: Schedule) -> tuple[str, ...]:

@@ -203,7 +203,7 @@ class _Binding:
         if pair is not None:
             other = self.schedule.instructions[pair.addition]
             addend = other.reads[pair.addend]
-            shapes = [(self.shapes(reads, rank), *self.shapes([addend], rank)) for rank in self.backend.ranks]
+            shapes = [(self.shapes(reads, rank), self.shapes([addend], rank)[0]) for rank in self.backend.ranks]
             kernels = [bind_pair(pair, operation.op, *both) for both in shapes]
             reads, writes = (*reads, addend), other.writes
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ from autopar.runtime.sequences import (
 from autopar.sharding import InnerCollective, Strategy
 
 Request = tuple[InnerCollective, Tensor]
-Answer = Tensor | Callable[[], Tensor]
-Body = Generator[Request, Answer | None, Any]
+Answer: TypeAlias = Tensor | Callable[[], Tensor]
+Body: TypeAlias = Generator[Request, Answer | None, Any]
 
 
 def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:

@@ -109,11 +109,13 @@ class OwnForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         assert self.part is not None
         _Called(self.path)(self.part, args, kwargs)
-        return type(self.part).forward(self.part, *args, **kwargs)
+        kind: Any = type(self.part)
+        return kind.forward(self.part, *args, **kwargs)
 
     @property
     def __signature__(self) -> Signature:
-        return signature(MethodType(type(self.part).forward, self.part))
+        kind: Any = type(self.part)
+        return signature(MethodType(kind.forward, self.part))
 
 
 _NOBODYS = OwnForward("", None)

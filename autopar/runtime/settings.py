@@ -67,13 +67,13 @@ class _Part:
         except KeyError:
             return False
         tensors = self.tensors.items()
-        return same and (not tensors or all(held.get(name) is tensor and tensor._version == version for name, (tensor, version) in tensors))
+        return same and (not tensors or all(tensor._version == version and held.get(name) is tensor for name, (tensor, version) in tensors))
 
     def changes(self, held: dict[str, Any], kind: type, of: Callable[[Any], Hashable]) -> Iterator[tuple[str, Hashable]]:
         before = dict(zip(self.names, (self.values,) if len(self.names) == 1 else self.values, strict=True)) if self.names else {}
         for name, (tensor, version) in self.tensors.items():
             now = held.get(name)
-            if now is not tensor or tensor._version != version:
+            if tensor._version != version or now is not tensor:
                 yield name, of(now)
         for name, (_, was) in self.containers.items():
             if not still(was, now := held.get(name, _MISSING)):
@@ -94,7 +94,7 @@ class Settings:
 
     def __init__(self, parts: Sequence[nn.Module] = (), others: Sequence[Holder] = ()) -> None:
         self._others = tuple(others)
-        self._parts = [_noted(vars(part), _TORCHS, _read_by_forward(type(part))) for part in parts]
+        self._parts = [_noted(vars(part), _TORCHS, _read_by_forward(part.__class__)) for part in parts]
         self._parts += [_noted(other.attributes, other.passed_over, other.reads) for other in others]
         self._held = [(at, name, one) for at, part in enumerate(self._parts) for name, (one, _) in part.containers.items()]
         contents = {(id(one), part.reads): (one, was) for part in self._parts for one, was in part.containers.values()}
@@ -127,7 +127,7 @@ class Settings:
 
     def _token(self, value: Any) -> Hashable:
         if _is_plain(value):
-            return value  # type: ignore[no-any-return]
+            return value
         if isinstance(value, Tensor):
             return Values(hash_of(value))
         number = next((number for number, other in enumerate(self._seen) if other == value), len(self._seen))
@@ -166,7 +166,7 @@ class Holder:
         """The names in its code."""
         if isinstance(self.one, FunctionType):
             return frozenset(_names_in(self.one.__code__)) | frozenset(self.one.__code__.co_freevars)
-        return _read_by_forward(type(self.one)) if self.names is None else self.names
+        return _read_by_forward(self.one.__class__) if self.names is None else self.names
 
 
 def held_by(loss: Any, model: nn.Module) -> tuple[Holder, ...]:
@@ -199,7 +199,7 @@ def held_by(loss: Any, model: nn.Module) -> tuple[Holder, ...]:
     return tuple(found)
 
 
-def _NOBODY() -> None: ...
+_NOBODY = FunctionType((lambda: None).__code__, globals())
 
 
 def _read_by(function: FunctionType, kind: type) -> set[str]:

@@ -22,7 +22,7 @@ def equal_bags(node: Node) -> int | None:
     if not isinstance(offsets, Node) or offsets.target is not aten.arange.start_step or (node.kwargs | dict(enumerate(node.args))).get(7):
         return None
     start, end, step = offsets.args[:3]
-    return step if start == 0 and end == node.args[1].meta["val"].numel() and end % step == 0 else None  # type: ignore[union-attr]
+    return step if start == 0 and end == node.args[1].meta["val"].numel() and end % step == 0 else None
 
 
 def embedding_bag(

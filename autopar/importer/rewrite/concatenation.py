@@ -18,17 +18,17 @@ def cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
     cast = [part.to(dtype) for part in filled]
     result = torch.ops.aten.cat.default(cast, dim) if len(cast) > 1 else cast[0].clone()
     trained = [part for part in tensors if not part.numel() and part.requires_grad]
-    return _Beside.apply(result, *trained) if trained else result  # type: ignore[no-any-return]
+    return _Beside.apply(result, *trained) if trained else result
 
 
 class _Beside(torch.autograd.Function):
     """Gradients, of nothing, for parts that were left out."""
 
     @staticmethod
-    def forward(context: Any, result: Tensor, *empty: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(context: Any, result: Tensor, *empty: Tensor) -> Tensor:
         context.empty = empty
         return result.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         return gradient, *(torch.zeros_like(part) for part in context.empty)

@@ -26,13 +26,13 @@ def _place(shape: Sequence[int], offset: int, dim1: int, dim2: int) -> tuple[int
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     length, place = _place(x.shape, offset, dim1, dim2)
-    return autopar.diagonal.default(x, length, *place)  # type: ignore[no-any-return]
+    return autopar.diagonal.default(x, length, *place)
 
 
 def _backward(gradient: Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Tensor:
     _, place = _place(input_sizes, offset, dim1, dim2)
     rows, columns = (input_sizes[dim] for dim in place[2:])
-    return autopar.along_diagonal.default(gradient, rows, columns, *place)  # type: ignore[no-any-return]
+    return autopar.along_diagonal.default(gradient, rows, columns, *place)
 
 
 def _embedded(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
@@ -45,7 +45,7 @@ def _embedded(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ten
 
 def _scattered(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     _, place = _place(x.shape, offset, dim1, dim2)
-    return autopar.on_diagonal.default(x, source, *place)  # type: ignore[no-any-return]
+    return autopar.on_diagonal.default(x, source, *place)
 
 
 def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:

@@ -18,8 +18,8 @@ def extreme(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     def replacement(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         plain = torch.ops.aten.max.dim if largest else torch.ops.aten.min.dim
         if x.dim() == 0:
-            return plain(x, dim, keepdim)  # type: ignore[no-any-return]
-        return torch.ops.autopar.extreme.default(x, dim % x.dim(), keepdim, largest, 0)  # type: ignore[no-any-return]
+            return plain(x, dim, keepdim)
+        return torch.ops.autopar.extreme.default(x, dim % x.dim(), keepdim, largest, 0)
 
     return replacement
 
@@ -30,8 +30,8 @@ def place(largest: bool) -> Callable[..., Tensor]:
     def replacement(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         plain: Any = torch.ops.aten.argmax.default if largest else torch.ops.aten.argmin.default
         if x.dim() == 0 or dim is None:
-            return plain(x, dim, keepdim)  # type: ignore[no-any-return]
-        return torch.ops.autopar.extreme.default(x.detach(), dim % x.dim(), keepdim, largest, 0)[1]  # type: ignore[no-any-return]
+            return plain(x, dim, keepdim)
+        return torch.ops.autopar.extreme.default(x.detach(), dim % x.dim(), keepdim, largest, 0)[1]
 
     return replacement
 
@@ -46,21 +46,21 @@ def ranked(plain: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     """``aten.median.dim`` and others that pick an entry by its rank."""
 
     def replacement(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        return _Picked.apply(x, lambda x: plain(x, dim, keepdim), dim, keepdim)  # type: ignore[no-any-return]
+        return _Picked.apply(x, lambda x: plain(x, dim, keepdim), dim, keepdim)
 
     return replacement
 
 
 def kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """``aten.kthvalue``."""
-    return _Picked.apply(x, lambda x: torch.ops.aten.kthvalue.default(x, k, dim, keepdim), dim, keepdim)  # type: ignore[no-any-return]
+    return _Picked.apply(x, lambda x: torch.ops.aten.kthvalue.default(x, k, dim, keepdim), dim, keepdim)
 
 
 class _Picked(torch.autograd.Function):
     """Picking needs the whole dim, putting the gradient back where the entry was does not."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         context: Any, x: Tensor, pick: Callable[[Tensor], tuple[Tensor, Tensor]], dim: int, keepdim: bool
     ) -> tuple[Tensor, Tensor]:
         values, places = pick(x)
@@ -70,7 +70,7 @@ class _Picked(torch.autograd.Function):
         return values, places
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
         (places,) = context.saved_tensors
         found = gradient if not context.shape else put_back(gradient, places, context.shape[context.dim], context.dim, context.keepdim, 0)
         return found, None, None, None

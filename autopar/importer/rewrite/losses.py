@@ -17,7 +17,7 @@ def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad
     if scale_grad_by_freq:
         return torch.ops.aten.embedding.default(weight, indices, padding_idx, scale_grad_by_freq, False)
     if padding_idx >= 0 and weight.requires_grad:
-        return PaddedEmbedding.apply(weight, indices, padding_idx)  # type: ignore[no-any-return]
+        return PaddedEmbedding.apply(weight, indices, padding_idx)
     return torch.ops.autopar.embedding.default(weight, indices, 0)
 
 
@@ -225,12 +225,12 @@ class _BinaryCrossEntropy(torch.autograd.Function):
     """As torch does, logarithms are kept above -100 and what the gradient divides by above 1e-12: a probability may be 0 or 1."""
 
     @staticmethod
-    def forward(context: Any, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(context: Any, x: Tensor, target: Tensor) -> Tensor:
         context.save_for_backward(x, target)
         return -(target * x.log().clamp(min=-100) + (1 - target) * (1 - x).log().clamp(min=-100))
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         x, target = context.saved_tensors
         of_target = gradient * ((1 - x).log() - x.log()) if context.needs_input_grad[1] else None
         return gradient * (x - target) / ((1 - x) * x).clamp(min=_LEAST), of_target

@@ -73,7 +73,7 @@ def cumulative_averages() -> Iterator[None]:
         return call
 
     for kind in kinds:
-        kind.forward = counted(kind.forward)  # type: ignore[method-assign]
+        kind.forward = counted(kind.forward)
     try:
         yield
     finally:
@@ -81,4 +81,4 @@ def cumulative_averages() -> Iterator[None]:
             if forward is None:
                 del kind.forward
             else:
-                kind.forward = forward  # type: ignore[method-assign]
+                kind.forward = forward

@@ -112,12 +112,12 @@ def _merged_rows(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | No
     """A linear layer over rows ``[t b, k]`` that are ``[t, b]`` before and behind it, of a tensor whose dims were moved, as in torch's
     ``multi_head_attention_forward``: the same over the rows as they are. Merged, no dim but the first of them could be split."""
     layer = node.args[0]
-    if not _call(layer, aten.linear.default) or not _call(layer.args[0], *_RESHAPES):  # type: ignore[union-attr]
+    if not _call(layer, aten.linear.default) or not _call(layer.args[0], *_RESHAPES):
         return None
-    x, shape = layer.args[0].args[0], tuple(node.meta["val"].shape)  # type: ignore[union-attr]
+    x, shape = layer.args[0].args[0], tuple(node.meta["val"].shape)
     while _call(x, *_COPIES):
         x = x.args[0]
-    rows, out = layer.args[0].meta["val"], layer.meta["val"]  # type: ignore[union-attr]
+    rows, out = layer.args[0].meta["val"], layer.meta["val"]
     if not _call(x, *_MOVES) or rows.dim() != 2 or len(shape) < 3 or shape[-1] != out.shape[-1]:
         return None
-    return linear_over, (layer.args[0].args[0], shape[:-1], *layer.args[1:]), {}  # type: ignore[union-attr]
+    return linear_over, (layer.args[0].args[0], shape[:-1], *layer.args[1:]), {}

@@ -31,7 +31,7 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Tensor]] = {aten.mean.default: mean, 
 
 def product(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """``aten.prod``, of all entries without a dim."""
-    return _Product.apply(x if dtype is None else x.to(dtype), dim, keepdim)  # type: ignore[no-any-return]
+    return _Product.apply(x if dtype is None else x.to(dtype), dim, keepdim)
 
 
 class _Product(torch.autograd.Function):
@@ -39,13 +39,13 @@ class _Product(torch.autograd.Function):
     product over it, those beside the only 0 are the product without it, and beside one of several zeros there is another."""
 
     @staticmethod
-    def forward(context: Any, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:  # type: ignore[override]
+    def forward(context: Any, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
         context.dim, context.keepdim = dim, keepdim
         context.save_for_backward(x)
         return _prod(x, dim, keepdim)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (x,), dim = context.saved_tensors, context.dim
         if dim is not None and not context.keepdim and x.dim():
             gradient = gradient.unsqueeze(dim)
@@ -57,4 +57,4 @@ class _Product(torch.autograd.Function):
 
 
 def _prod(x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
-    return aten.prod.default(x) if dim is None else aten.prod.dim_int(x, dim, keepdim)  # type: ignore[no-any-return]
+    return aten.prod.default(x) if dim is None else aten.prod.dim_int(x, dim, keepdim)
