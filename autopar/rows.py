@@ -12,13 +12,13 @@ from autopar.effort import Effort
 from autopar.errors import SpecError
 from autopar.sharding import Blocks, ShardingSpec
 from cost_models import COST_MODELS
+from cost_models.collectives import KindName
 
 PhaseName = Literal["forward", "backward", "recompute"]
 Status = Literal["optimal", "feasible"]
 EnteringKind = Literal["input", "parameter", "buffer", "constant", "tangent"]
 LeavingKind = Literal["output", "gradient", "buffer"]
 InstructionKind = Literal["run", "start", "wait", "slice", "add", "free"]
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 
 @cache
@@ -266,7 +266,7 @@ class CollectivePlan(Row):
     """
 
     id: str | None = None
-    kind: CollectiveKind
+    kind: KindName
     axes: tuple[str, ...]
     phase: PhaseName
     stage: Count = 0

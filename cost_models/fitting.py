@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.collectives import received_bytes
+from cost_models.collectives import KINDS, received_bytes
 from cost_models.efficiency import NOTHING, Efficiency, Residual
-from cost_models.links import PASSES, STEPS, Figures, Growth
+from cost_models.links import STEPS, Figures, Growth
 
 Array = NDArray[np.float64]
 
@@ -110,8 +110,8 @@ def fit_collective(kind: str, points: Sequence[CollectiveTime], *, whole: bool =
     """
     seconds = np.array([point.seconds for point in points])
     received = np.array([received_bytes(kind, point.full_bytes, point.size) for point in points])
-    passes, sizes = PASSES.get(kind, 1), {point.size for point in points}
-    growths: tuple[Growth, ...] = ("constant",) if kind == "permute" or len(sizes) == 1 else ("constant", "tree", "ring")
+    passes, sizes = KINDS[kind].passes, {point.size for point in points}
+    growths: tuple[Growth, ...] = ("constant",) if KINDS[kind].pairs or len(sizes) == 1 else ("constant", "tree", "ring")
     best: tuple[float, Growth, Array, Array] | None = None
     for growth in growths:
         further = np.array([STEPS[growth](point.size, passes) - 1.0 for point in points])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from cost_models.collectives import KINDS
 from cost_models.efficiency import Efficiency, Residual
-from cost_models.links import KINDS, Figures, Growth, Link
+from cost_models.links import Figures, Growth, Link
 
 PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 """The names that ``peak_flops`` may hold; float32 must be there."""
@@ -47,18 +48,17 @@ class KindEntry(_Table):
         }
 
 
-class LinkEntry(_Table):
+_OfKinds = create_model("_OfKinds", __base__=_Table, **dict.fromkeys(KINDS, (KindEntry | None, None)))  # type: ignore[call-overload]
+"""A field for each kind of collective."""
+
+
+class LinkEntry(_OfKinds):
     """``[links.node]``, ``[links.network]`` and ``[axes.NAME]``."""
 
     latency_seconds: NotNegative
     bandwidth: Positive
     latency_growth: Growth = "constant"
     step_seconds: NotNegative | None = None
-    all_reduce: KindEntry | None = None
-    all_gather: KindEntry | None = None
-    reduce_scatter: KindEntry | None = None
-    all_to_all: KindEntry | None = None
-    permute: KindEntry | None = None
 
     @property
     def link(self) -> Link:

@@ -23,15 +23,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from cost_models.collectives import Group
+from cost_models.collectives import KINDS, SLICE, Group
 
 Growth = Literal["constant", "ring", "tree"]
-
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-"""The collectives that a link may have figures of its own for."""
-
-PASSES: Mapping[str, int] = {"all_reduce": 2}
-"""An all-reduce is a reduce-scatter and then an all-gather; the other kinds go over their steps once."""
 
 STEPS: Mapping[str, Callable[[int, int], int]] = {
     "constant": lambda size, passes: min(size - 1, 1),
@@ -95,11 +89,11 @@ def group_over(kind: str, links: Sequence[tuple[Link, int]]) -> Group:
     (16, 65.8, 50000000000.0)
     """
     parts = sorted(((link.figures(kind), size) for link, size in links if size > 1), key=lambda part: -part[0].latency_seconds)
+    of_kind = KINDS.get(kind, SLICE)
     size, latency, bandwidth = 1, 0.0, math.inf
     for number, (figures, more) in enumerate(parts):
-        passes = 1 if kind == "permute" else PASSES.get(kind, 1)
-        steps = STEPS["constant" if kind == "permute" else figures.latency_growth]
-        further = steps(size * more, passes) - steps(size, passes)
+        steps = STEPS["constant" if of_kind.pairs else figures.latency_growth]
+        further = steps(size * more, of_kind.passes) - steps(size, of_kind.passes)
         latency += figures.latency_seconds + (further - 1) * figures.further_step if number == 0 else further * figures.further_step
         bandwidth = min(bandwidth, figures.bandwidth)
         size *= more

@@ -99,11 +99,11 @@ class Machine:
     def collective_seconds(self, kind: str, full_bytes: float, axes: Sequence[SubAxis]) -> float:
         """Seconds of a collective over ``axes`` on a tensor of ``full_bytes`` on the group; 0 in a group of one rank."""
         group = self.group(axes, kind)
-        return collectives.SECONDS[kind](full_bytes, group) if group.size > 1 else 0.0
+        return collectives.seconds(kind, full_bytes, group) if group.size > 1 else 0.0
 
     def latency_seconds(self, kind: str, axes: Sequence[SubAxis]) -> float:
         """The part of a collective's price that is paid once a call, however many tensors share it; 0 in a group of one rank."""
-        return self.group(axes, kind).latency if kind != "slice" else 0.0
+        return self.group(axes, kind).latency if kind in collectives.KINDS else 0.0
 
     def received_bytes(self, kind: str, full_bytes: float, size: int) -> float:
         """Bytes each rank receives in a collective over ``size`` ranks."""

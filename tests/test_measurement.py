@@ -16,9 +16,10 @@ from autopar.measurement.device import Peaks
 from autopar.measurement.hardware import Times, fit
 from autopar.plan import Plan
 from cost_models import Efficiency, Hardware, Link, Machine, Mesh, Operator, load_hardware
+from cost_models.collectives import KINDS
 from cost_models.efficiency import NOTHING
 from cost_models.fitting import CollectiveTime, OperatorTime
-from cost_models.links import KINDS, Figures
+from cost_models.links import Figures
 from tests.cli.running import autopar
 
 TRUTH = Hardware(

@@ -52,6 +52,22 @@ def test_the_packages_pages_run(package: str, tmp_path: Path, monkeypatch: pytes
         exec(compile(text, str(page), "exec"), names)
 
 
+CHANGE = re.compile(r"^### ([^\n]+): (\d+) files[^\n]*\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
+LISTED = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
+
+
+def test_the_page_of_changes_lists_files_that_exist() -> None:
+    root = Path(autopar.__file__).resolve().parents[1]
+    changes = CHANGE.findall((root / "autopar" / "README.md").read_text())
+    assert {name for name, *_ in changes} >= {"A random operator", "A collective kind", "A baseline"}
+    for name, count, text in changes:
+        files = LISTED.findall(text)
+        assert len(files) == int(count), name
+        for file in files:
+            checkout = README.parent if file.startswith("tests/") else root
+            assert (checkout / file).is_file(), f"{name}: {file}"
+
+
 def test_the_training_script_trains_as_one_device_does(tmp_path: Path) -> None:
     """On four ranks: two epochs, saved, and two more on another mesh."""
     (script,) = [text for _, kind, text in BLOCK.findall(README.read_text()) if kind == " train"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from autopar.measurement.device import Peaks
 from cost_models import Efficiency, Hardware, Link, Residual
+from cost_models.collectives import KINDS
 from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency
-from cost_models.links import KINDS
 
 CLOSER = 0.75
 """An operator has figures of its own if they miss it by less than this share of what its class' figures miss."""

@@ -16,8 +16,8 @@ from autopar.measurement.clock import WINDOWS, Clock, meet, most_over_ranks
 from autopar.runtime.backends import Exchange, ProcessRanks
 from autopar.runtime.groups import group_of
 from cost_models import Mesh
+from cost_models.collectives import KINDS
 from cost_models.fitting import CollectiveTime
-from cost_models.links import KINDS
 
 BYTES = tuple(4096 * 8**power for power in range(5)) + (2**26,)
 """Of the gathered, reduced or exchanged tensor: 4 KiB to 64 MiB."""
@@ -173,8 +173,8 @@ def _window(call: Callable[[], Any], calls: int, clock: Clock) -> float:
 def _call(kind: str, full: int, mesh: Mesh, axis: int, ranks: Ranks, backend: ProcessRanks) -> Call:
     """A collective as a step makes it: started by the runtime's backend on what a rank puts in, something done beside it, waited for."""
     size = mesh.sizes[axis]
-    exchange = Exchange(kind, (mesh.whole(axis),), sources=_next(mesh, axis) if kind == "permute" else ())
-    buffer = torch.ones(full // 4 // (1 if kind in ("all_reduce", "reduce_scatter") else size), device=ranks.device)
+    exchange = Exchange(kind, (mesh.whole(axis),), sources=_next(mesh, axis) if KINDS[kind].pairs else ())
+    buffer = torch.ones(full // 4 // (1 if KINDS[kind].takes_full else size), device=ranks.device)
 
     def call(beside: Callable[[], Any] | None = None) -> None:
         wait = backend.start(exchange, [buffer])

@@ -11,6 +11,7 @@ from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan, InstructionPlan, TensorSpec
 from autopar.sharding import ShardingSpec
+from cost_models.collectives import KINDS
 
 BUFFERS = "buffers of collectives"
 
@@ -76,7 +77,7 @@ def _bytes(row: TensorSpec, plan: Plan) -> int:
 
 def _result(row: CollectivePlan, plan: Plan) -> int:
     """Bytes of what a call leaves on a rank: of the full tensor, or of the group's part of it. A sub-axis ends in its size: ``tp:(2)4``."""
-    if row.kind in ("all_gather", "all_reduce"):
+    if KINDS[row.kind].leaves_full:
         return row.bytes
     return row.bytes // math.prod(plan.mesh[axis] if axis in plan.mesh else int(axis.rpartition(")")[2]) for axis in row.axes)
 

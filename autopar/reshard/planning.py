@@ -14,6 +14,7 @@ from autopar.reshard.permutation import Placed, moving_parts, permute_sources
 from autopar.reshard.steps import Reshard, Step, filled_up, halfway
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
+from cost_models.collectives import KINDS, STEP_KINDS
 
 Moves = tuple[tuple[Move, ...], tuple[SubAxis, ...], tuple[int, ...]]
 FINE_AXES = 2
@@ -187,12 +188,13 @@ def collective(move: Move, parts: tuple[SubAxis, ...], full: float, machine: Mac
         full: bytes of the whole tensor.
     """
     moved = [parts[letter] for letter in move.letters]
-    if move.kind == "permute":
+    kind = STEP_KINDS[move.kind]
+    if kind.pairs:
         moved = list(moving_parts(*_placed(move, parts)))
-    elif move.kind == "all_reduce":
+    elif not kind.ordered:
         moved.sort(key=lambda part: (part.axis, part.outer))
     axes = joined(moved)
-    scale = math.prod(part.size for part in axes) if move.kind in ("all_gather", "all_to_all", "permute") else 1
+    scale = math.prod(part.size for part in axes) if move.kind in KINDS and not kind.takes_full else 1
     on_group = full / math.prod(parts[letter].size for letters in move.before for letter in letters) * scale
     return axes, on_group, machine.collective_seconds(move.kind, on_group, axes)
 
@@ -208,8 +210,8 @@ def _step(move: Move, parts: tuple[SubAxis, ...], order: Sequence[int], full: in
         move.kind,
         axes,
         tuple(order[dim] for dim in move.dims),
-        reduction if move.kind in ("reduce_scatter", "all_reduce") else "",
-        permute_sources(machine.mesh, *_placed(move, parts)) if move.kind == "permute" else (),
+        reduction if STEP_KINDS[move.kind].reduces else "",
+        permute_sources(machine.mesh, *_placed(move, parts)) if STEP_KINDS[move.kind].pairs else (),
         on_group,
         machine.received_bytes(move.kind, on_group, math.prod(part.size for part in axes)),
         seconds,

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from autopar.sharding import Run, ShardingSpec, runs
 from cost_models import Mesh, SubAxis
+from cost_models.collectives import KINDS, STEP_KINDS
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Step:
     @property
     def is_collective(self) -> bool:
         """False for what each rank does alone, at no cost."""
-        return self.kind not in ("slice", "mask")
+        return self.kind in KINDS
 
 
 def filled_up(shape: Sequence[int], source: ShardingSpec, target: ShardingSpec, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -85,9 +86,9 @@ def shape_after(shape: tuple[int, ...], step: Step) -> tuple[int, ...]:
     """A rank's shape after one step, where all ranks' are equal."""
     parts = math.prod([axis.size for axis in step.axes])
     changed = list(shape)
-    if step.kind in ("slice", "reduce_scatter", "all_to_all"):
+    if STEP_KINDS[step.kind].cuts:
         changed[step.dims[-1]] //= parts
-    if step.kind in ("all_gather", "all_to_all"):
+    if STEP_KINDS[step.kind].joins:
         changed[step.dims[0]] *= parts
     return tuple(changed)
 
@@ -137,12 +138,12 @@ class Shapes:
 
 def cuts_inside(step: Step, source: tuple[int, ...]) -> bool:
     """Whether a collective cuts a dim of the rank's ``source`` shape that is not the first: its blocks are not runs of memory."""
-    return step.kind in ("reduce_scatter", "all_to_all") and math.prod(source[: step.dims[-1]]) > 1
+    return step.is_collective and STEP_KINDS[step.kind].cuts and math.prod(source[: step.dims[-1]]) > 1
 
 
 def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
     """Whether a collective joins a dim of the rank's ``target`` shape that is not the first."""
-    return step.kind in ("all_gather", "all_to_all") and math.prod(target[: step.dims[0]]) > 1
+    return STEP_KINDS[step.kind].joins and math.prod(target[: step.dims[0]]) > 1
 
 
 def copied_alone(step: Step, shapes: Shapes) -> int:
@@ -184,7 +185,7 @@ class Reshard:
     def padded(self) -> tuple[int, ...]:
         """``shape`` with the dims filled up that steps cut, join or trade in unequal parts."""
         filled = filled_up(self.shape, self.source, self.target, self.mesh.sizes)
-        moved = {dim for step in self.steps for dim in (step.dims if step.kind != "permute" else range(len(self.shape)))}
+        moved = {dim for step in self.steps for dim in (range(len(self.shape)) if STEP_KINDS[step.kind].pairs else step.dims)}
         return tuple([after if dim in moved else before for dim, (before, after) in enumerate(zip(self.shape, filled, strict=True))])
 
     @cached_property

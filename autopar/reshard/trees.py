@@ -19,6 +19,8 @@ import numpy as np
 
 from autopar.reshard.letters import Alphabet, LetterLayout, Letters
 from autopar.reshard.moves import Move, Question, State, Way, moves_from, with_word
+from cost_models.collectives import KINDS as COLLECTIVES
+from cost_models.collectives import SLICE
 
 MOST_STATES = 12_000
 """Up to so many states (of four letters on six dims, or five on three) are listed; of more, one pair at a time is searched."""
@@ -27,7 +29,7 @@ SAME = 1e-12
 COLLECTIVE = 1e-9
 """What a collective counts against the fraction of the tensor received, where seconds are the same."""
 NONE = np.iinfo(np.int64).max
-KINDS = ("slice", "all_gather", "all_to_all", "all_reduce", "reduce_scatter", "permute", "")
+KINDS = (SLICE.name, *COLLECTIVES, "")
 """Of moves; a permute is the move from the node of its class, and that without a name the one to there."""
 
 
@@ -84,7 +86,7 @@ class Seen:
         moves = []
         for move in way.moves:
             moved = tuple([letters[x] for x in move.letters])
-            moved = tuple(sorted(moved)) if move.kind == "all_reduce" else moved
+            moved = tuple(sorted(moved)) if move.kind in COLLECTIVES and not COLLECTIVES[move.kind].ordered else moved
             dims = tuple([self.dims[dim] for dim in move.dims])
             moves.append(Move(move.kind, moved, dims, layout(move.before), layout(move.after)))
         return Way(tuple(moves), way.seconds)

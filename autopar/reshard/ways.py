@@ -19,10 +19,13 @@ from autopar.reshard.planning import collective, find_moves
 from autopar.reshard.trees import KINDS, NONE, Seen, Tree, as_seen, listed, tree_of
 from autopar.sharding import ShardingSpec
 from cost_models import Machine
+from cost_models.collectives import KINDS as COLLECTIVES
+from cost_models.collectives import STEP_KINDS
 
 Array = np.ndarray
 SLICE, PERMUTE, DEPARTURE = (KINDS.index(kind) for kind in ("slice", "permute", ""))
-CUTTING, JOINING = (np.isin(KINDS, kinds) for kinds in (("reduce_scatter", "all_to_all"), ("all_gather", "all_to_all")))
+CUTTING = np.array([kind in COLLECTIVES and COLLECTIVES[kind].cuts for kind in KINDS])
+JOINING = np.array([kind in COLLECTIVES and COLLECTIVES[kind].joins for kind in KINDS])
 SAME = 1e-9
 """Share by which another cut of the axes has to be cheaper to count."""
 
@@ -276,7 +279,7 @@ def _searched(shape: tuple[int, ...], itemsize: int, asked: Asked, machine: Mach
         moves, parts, order = answer
         seconds[way] = 0.0
         for move in moves:
-            dims = [order[dim] for dim in move.dims] if move.kind != "permute" else list(range(rank))
+            dims = [order[dim] for dim in move.dims] if not STEP_KINDS[move.kind].pairs else list(range(rank))
             moved[way, dims] = True
             if move.kind == "slice":
                 continue

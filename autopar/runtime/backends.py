@@ -31,6 +31,7 @@ from autopar.runtime.loans import Sent, lend
 from autopar.runtime.placement import REDUCE
 from autopar.torch_compat import functional_collectives
 from cost_models import Mesh, SubAxis
+from cost_models.collectives import KINDS
 
 Axes = tuple[SubAxis, ...]
 
@@ -58,7 +59,7 @@ class Exchange:
 
     def full_bytes(self, sent: int) -> int:
         """Bytes of the gathered, exchanged or reduced tensors on the group, from those that a rank puts in."""
-        return sent * (1 if self.kind in ("all_reduce", "reduce_scatter") else self.size)
+        return sent * (1 if KINDS[self.kind].takes_full else self.size)
 
 
 Wait = Callable[[], list[Tensor]]
@@ -116,9 +117,9 @@ class LockstepRanks:
         return tuple(range(self.mesh.ranks))
 
     def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
-        if exchange.kind == "permute":
+        if KINDS[exchange.kind].pairs:
             found = [buffers[source].clone() for source in exchange.sources]
-        elif exchange.kind == "all_reduce":
+        elif KINDS[exchange.kind].in_place:
             for members in dict.fromkeys(group_of(self.mesh, exchange.axes, rank) for rank in self.ranks):
                 first, *others = (buffers[member] for member in members)
                 for other in others:
@@ -195,7 +196,7 @@ class ProcessRanks:
         if rooms is not None:
             (room,) = rooms
             return Sent(*_gathered(buffer, room, self.groups[exchange.axes]), buffer)
-        ends = self.ends(exchange) if exchange.kind == "permute" else None
+        ends = self.ends(exchange) if KINDS[exchange.kind].pairs else None
         return Sent(*_OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends), buffer)
 
     def ends(self, exchange: Exchange) -> Ends:
@@ -294,7 +295,7 @@ class TracedRanks(ProcessRanks):
     def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
         (buffer,) = buffers
         plain, functional, group = _plain(buffer), functional_collectives(), self.groups[exchange.axes].group_name
-        if exchange.kind != "permute":
+        if not KINDS[exchange.kind].pairs:
             started = _FUNCTIONAL[exchange.kind](functional, plain, exchange, group)
             return lambda: [_as(buffer, functional.wait_tensor(started))]
         sent, received = self.ends(exchange)

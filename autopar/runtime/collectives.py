@@ -23,15 +23,12 @@ from autopar.schedule import Collective
 from autopar.schedule.collectives import Part
 from autopar.torch_compat import copy_each
 from cost_models import Mesh, SubAxis
+from cost_models.collectives import KINDS
 
 Values = dict[str, Tensor]
 """What a rank holds, by name."""
 GONE = torch.empty(0)
 """Stands for what a call alone has, until it is freed."""
-CUT = ("reduce_scatter", "all_to_all")
-"""The kinds whose sources are cut along a dim."""
-JOINED = ("all_gather", "all_to_all")
-"""The kinds whose targets are joined along a dim."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def exchange_of(collective: Collective) -> Exchange:
 def exchange_inside(mesh: Mesh, kind: str, axes: Sequence[int], reduction: str) -> Exchange:
     """What a backend is asked for by an operator with collectives inside: a reduction over whole axes, or a permute of their groups."""
     whole = tuple(mesh.whole(axis) for axis in axes)
-    if kind == "all_reduce":
+    if KINDS[kind].reduces:
         return Exchange(kind, whole, reduction)
     groups = [group_of(mesh, whole, rank) for rank in range(mesh.ranks)]
     return Exchange(kind, whole, sources=tuple(group[SOURCE[reduction](group.index(rank))] for rank, group in enumerate(groups)))
@@ -117,7 +114,8 @@ class Call:
         self.of, self.backend, self.earlier = of, backend, earlier
         self.exchange = exchange_of(of)
         self.sources, self.targets = tuple(part.source for part in of.parts), tuple(part.target for part in of.parts)
-        cut, joined = (self.exchange.size if step.kind in kinds else 1 for kinds in (CUT, JOINED))
+        kind = KINDS[step.kind]
+        cut, joined = self.exchange.size if kind.cuts else 1, self.exchange.size if kind.joins else 1
         mesh, made = backend.mesh, dict[tuple[Part, ...], tuple[Packing, Unpacking]]()
         alike = [tuple(part.on(mesh.sizes, mesh.coordinates(rank)) for part in of.parts) for rank in backend.ranks]
         for parts in dict.fromkeys(alike):
@@ -125,7 +123,7 @@ class Call:
             made[parts] = _packing(own, cut, backend.traced), _unpacking(own, joined)
         groups = [group_of(mesh, self.exchange.axes, rank) for rank in backend.ranks]
         self.places = [group.index(rank) for group, rank in zip(groups, backend.ranks, strict=True)]
-        self.in_place = step.kind == "all_gather" and not of.packs and not backend.traced
+        self.in_place = kind.role == "gather" and not of.packs and not backend.traced
         self.packs, self.unpacks = zip(*(made[parts] for parts in alike), strict=True)
 
     def start(self, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
@@ -215,7 +213,7 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
             return lambda sources: lay_out(sources[0], sources[0].new_empty(room), part).view(-1)
         if call.filled:
             return lambda sources: cut(sources[0]).clone(memory_format=torch.contiguous_format).view(-1)
-        if call.kind == "all_reduce" and not call.in_place and not traced:
+        if KINDS[call.kind].in_place and not call.in_place and not traced:
             return lambda sources: sources[0].clone(memory_format=torch.contiguous_format).view(-1)
         return lambda sources: cut(sources[0]).contiguous().view(-1)
     shapes = [(blocks, *_block_shape(part, blocks)) for part in call.parts]

@@ -24,6 +24,7 @@ from autopar.runtime.sequences import (
     ring_attention_backward,
 )
 from autopar.sharding import InnerCollective, Strategy
+from cost_models.collectives import KINDS
 
 Request = tuple[InnerCollective, Tensor]
 Answer: TypeAlias = Tensor | Callable[[], Tensor]
@@ -46,7 +47,7 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
     for item in strategy.inner:
         tensor, reduction = running.send(answer)
         answer = None  # what the body has let go of is gone before more comes
-        sent = tensor.numel() * tensor.element_size() * (parts if item.kind == "permute" else 1)
+        sent = tensor.numel() * tensor.element_size() * (1 if KINDS[item.kind].takes_full else parts)
         fits = sent <= item.bytes  # a smaller part may have less
         assert reduction == item.reduction and fits, f"{op.target}: {item} declared, {reduction} of {sent} bytes asked"
         answer = yield item, tensor

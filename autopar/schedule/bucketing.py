@@ -16,8 +16,9 @@ from autopar.schedule.instructions import Instruction
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import Window, anchors, lazily, moving, windows
+from cost_models.collectives import KINDS
 
-JOINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+JOINED = frozenset(name for name, kind in KINDS.items() if kind.bucketable)
 """The kinds that are put in buckets."""
 
 

@@ -12,6 +12,7 @@ from autopar.reshard import Shapes, Step, cuts_inside, joins_inside
 from autopar.schedule.assignment import Layout, Moment
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
+from cost_models.collectives import KINDS
 
 
 class Part(NamedTuple):
@@ -145,13 +146,13 @@ class Collective:
     @cached_property
     def packs(self) -> bool:
         """The sources are copied into a buffer when it starts, and may be freed then."""
-        copied = self.kind == "all_reduce" and not self.in_place
+        copied = KINDS[self.kind].in_place and not self.in_place
         return copied or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside
 
     @cached_property
     def unpacks(self) -> bool:
         """The targets are copied out of a buffer by the wait."""
-        return (self.kind == "all_gather" and len(self.parts) > 1) or self.filled or self.parts[0].joins_inside
+        return (KINDS[self.kind].role == "gather" and len(self.parts) > 1) or self.filled or self.parts[0].joins_inside
 
     @cached_property
     def filled(self) -> bool:
@@ -169,7 +170,7 @@ class Collective:
     @cached_property
     def staging_bytes(self) -> int:
         """Buffers that live from the start to the wait and are not the targets'."""
-        inward = sum(part.sent_bytes for part in self.parts) if self.packs and self.kind != "all_reduce" else 0
+        inward = sum(part.sent_bytes for part in self.parts) if self.packs and not KINDS[self.kind].in_place else 0
         return inward + (sum(part.came_bytes for part in self.parts) if self.unpacks else 0)
 
     @cached_property

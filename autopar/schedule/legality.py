@@ -11,6 +11,7 @@ from autopar.schedule.instructions import Instruction
 from autopar.schedule.reusing import may_take, needed
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import windows
+from cost_models.collectives import KINDS
 
 Violations = Iterator[tuple[int, str]]
 """(instruction id, what is wrong with it)."""
@@ -126,7 +127,7 @@ def _may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
     if item.kind != "start":
         return may_take(schedule, item)
     call = schedule.collectives[item.of]
-    return item.reads if call.in_place and call.kind == "all_reduce" and len(call.parts) == 1 and not call.filled else ()
+    return item.reads if call.in_place and KINDS[call.kind].in_place and len(call.parts) == 1 and not call.filled else ()
 
 
 def _same_order(schedule: Schedule) -> Violations:

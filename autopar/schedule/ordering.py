@@ -25,6 +25,7 @@ from autopar.schedule.lateness import late_values
 from autopar.schedule.schedule import Schedule
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
+from cost_models.collectives import KINDS
 
 
 def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits, prices: Prices | None = None) -> Schedule:
@@ -228,7 +229,7 @@ class _Writer:
         Args:
             leaving: the values that leave.
         """
-        sums = {call.parts[0].source for call in self.collectives.values() if call.kind == "all_reduce" and not call.filled}
+        sums = {call.parts[0].source for call in self.collectives.values() if KINDS[call.kind].in_place and not call.filled}
         if not sums:
             return
         readers = Counter(value for item in self.instructions for value in item.reads if value in sums)
@@ -237,7 +238,7 @@ class _Writer:
             call = self.collectives[item.of] if item.kind == "start" else None
             if call is None or item.reads[0] not in sums or readers[item.reads[0]] > 1 or item.reads[0] in leaving:
                 continue
-            if call.kind == "all_reduce" and self._alone(maker.get(item.reads[0]), item):
+            if KINDS[call.kind].in_place and self._alone(maker.get(item.reads[0]), item):
                 call = self.collectives[item.of] = replace(call, in_place=True)
                 pair = item.id, self.instructions[index + 1].id
                 self.instructions[index : index + 2] = start_and_wait(call, taken_by(call, self.machine), iter(pair))

@@ -19,6 +19,7 @@ from autopar.search.lives import written_over
 from autopar.search.model import Edge, Model
 from autopar.sharding import ShardingSpec
 from cost_models import Machine
+from cost_models.collectives import STEP_KINDS
 from solvers import INFINITE
 
 
@@ -114,7 +115,7 @@ def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: M
         before, sent, came, after = (math.prod(shape) * size for shape in (shapes.source, shapes.sent, shapes.came, shapes.target))
         filled = step.is_collective and shapes.filled
         staging = (sent if filled or cuts_inside(step, shapes.sent) else 0) + (came if filled or joins_inside(step, shapes.came) else 0)
-        in_place = step.kind == "all_reduce" and not filled
+        in_place = STEP_KINDS[step.kind].in_place and not filled
         most = max(most, (0 if in_place else before) + after + staging)
     return most
 

@@ -39,7 +39,8 @@ Group = tuple[Phase, int]
 """Calls of a phase of one of ``ROLES``, by its number."""
 GROUPS: tuple[Group, ...] = tuple((phase, role) for phase in PHASES for role, kinds in enumerate(ROLES) if JOINED.issuperset(kinds))
 """Those that may share calls."""
-GATHERS, REDUCES = (next(role for role, kinds in enumerate(ROLES) if kind in kinds) for kind in ("all_gather", "reduce_scatter"))
+GATHERS, REDUCES = 0, 1
+"""Places in ``ROLES``."""
 WAYS = ("once", "chain", "stored", "filled", "beside", "alone")
 """How a group may count."""
 READERS = ("all", "sure")

@@ -15,6 +15,7 @@ from autopar.schedule import Assignment
 from autopar.search.pins import Pins
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from cost_models import Machine, Mesh
+from cost_models.collectives import KINDS
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Merging:
     def _group(self, inner: InnerCollective) -> tuple[int, ...]:
         """The places in the group of a permute have an order, the ranks of a reduction none."""
         axes = self._axes(inner.axes)
-        return axes if inner.kind == "permute" else tuple(sorted(axes))
+        return axes if KINDS[inner.kind].ordered else tuple(sorted(axes))
 
     def _axes(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(part for axis in axes for part in self.words[axis])

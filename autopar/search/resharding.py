@@ -18,6 +18,7 @@ from autopar.reshard.planning import alike, is_fine
 from autopar.reshard.trees import KINDS
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from cost_models import Machine
+from cost_models.collectives import KINDS as COLLECTIVES
 
 MANY = 2.0**60
 """So many bytes that a launch is nothing beside them."""
@@ -25,7 +26,7 @@ FREE = -1
 """The place of an axis that a spec does not use; ``FREE - 1 - r`` is the place of one over which a value is partial by reduction ``r``."""
 SUM = FREE - 1 - REDUCTIONS.index("sum")
 
-ROLES = (("all_gather",), ("all_reduce", "reduce_scatter"), ("all_to_all", "permute"))
+ROLES = tuple(tuple(name for name, kind in COLLECTIVES.items() if kind.role == role) for role in ("gather", "reduce", "rearrange"))
 """Kinds of collectives by what they do: they gather, reduce, or rearrange."""
 ROLE_OF = np.array([next((number for number, kinds in enumerate(ROLES) if kind in kinds), -1) for kind in KINDS])
 """By the place of a kind in ``KINDS``."""
@@ -34,7 +35,7 @@ NUMBER, BUFFERS, COPIES, LATENCIES = 0, 1, slice(2, 4), slice(4, None)
 """The columns of ``Resharding.calls``."""
 SECONDS = slice(2, None)
 """Those that are seconds."""
-SHARING = np.array([{"all_gather": (1, 2), "all_reduce": (0, 1), "reduce_scatter": (1, 1)}.get(kind, (0, 0)) for kind in KINDS])
+SHARING = np.array([COLLECTIVES[kind].held_in_bucket if kind in COLLECTIVES else (0, 0) for kind in KINDS])
 """By the place of a kind: how often a call of several values holds what a rank gives and what it gets, at one moment, in buffers and
 results (``schedule.Collective``)."""
 

@@ -27,8 +27,7 @@ from cost_models import (
     load_hardware,
     memory,
 )
-from cost_models.collectives import Group
-from cost_models.links import KINDS
+from cost_models.collectives import KINDS, Group
 
 H100 = load_hardware("h100-sxm")
 
@@ -46,7 +45,7 @@ def test_formulas_of_the_literature() -> None:
     assert collectives.all_gather(1024, group) == collectives.reduce_scatter(1024, group) == 3 + 7 / 8 * 1024 / 2
     assert collectives.all_to_all(1024, group) == 3 + 7 / 8 * (1024 / 8) / 2
     assert collectives.permute(1024, group) == 3 + 1024 / 8 / 2
-    assert collectives.SECONDS["slice"](1024, group) == 0.0
+    assert collectives.seconds("slice", 1024, group) == 0.0
 
 
 # --- meshes -----------------------------------------------------------------------------------------------------

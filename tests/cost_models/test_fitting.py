@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cost_models import Efficiency, Figures, Hardware, Link, Machine, Mesh, Operator, load_hardware
-from cost_models.collectives import received_bytes
+from cost_models.collectives import KINDS, received_bytes
 from cost_models.efficiency import NOTHING
 from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency, relative_least_squares
-from cost_models.links import KINDS, PASSES, STEPS, Growth, group_over
+from cost_models.links import STEPS, Growth, group_over
 
 BYTES = tuple(4096 * 8**power for power in range(5))
 PEAK, BANDWIDTH = 1e12, 1e11
@@ -56,7 +56,7 @@ def test_a_whole_call_is_never_dearer_than_the_two_that_make_it_up(growth: Growt
 
 def _latency(figures: Figures, size: int) -> float:
     step = figures.further_step or 0.0
-    return figures.latency_seconds + (STEPS[figures.latency_growth](size, PASSES["all_reduce"]) - 1) * step
+    return figures.latency_seconds + (STEPS[figures.latency_growth](size, KINDS["all_reduce"].passes) - 1) * step
 
 
 def test_an_outlier_does_not_move_the_fit() -> None:

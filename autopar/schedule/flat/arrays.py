@@ -22,6 +22,7 @@ from autopar.schedule.liveness import held_throughout, resting
 from autopar.schedule.reusing import made_for_good, may_take
 from autopar.schedule.schedule import Schedule
 from cost_models import Machine
+from cost_models.collectives import KINDS
 from solvers.arrays import Floats, Ints, offsets
 
 LARGE = 2**40
@@ -234,7 +235,7 @@ class _Arrays:
             table.append((
                 classes.setdefault(key, len(classes)) if call.kind in JOINED else ALONE, latency, max(part.step.seconds - latency, 0.0),
                 *copying[call.dtype], part.sent_bytes, part.came_bytes, part.target_bytes, alone.packs, alone.unpacks,
-                call.kind == "all_gather", call.kind == "all_reduce", part.late, self.place[self.root[part.target]],
+                KINDS[call.kind].role == "gather", KINDS[call.kind].in_place, part.late, self.place[self.root[part.target]],
                 self.place[self.root[part.source]], call.in_place,
             ))  # fmt: skip
         columns = zip(*table, strict=True) if table else [()] * len(Slots._fields)
