@@ -107,7 +107,8 @@ class SearchPhase(Row):
 class SearchRecord(Row):
     """How the plan was found. ``cut``: the time limit ended the search before its work was done, so another run may give another plan.
 
-    ``found_by`` is the last phase that gave a better plan, ``proved_by`` the last that gave a better bound.
+    ``found_by`` is the first phase that came down to the plan's step, ``proved_by`` the first that came up to its bound. Absent where it
+    was there before any phase.
     """
 
     effort: Effort

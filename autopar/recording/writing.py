@@ -76,7 +76,9 @@ def record(
 
 def _search(found: Any) -> SearchRecord | None:
     """The record of a search that keeps one."""
-    return search_record(found.effort, found.cut, found.trace) if hasattr(found, "trace") else None
+    if not hasattr(found, "trace"):
+        return None
+    return search_record(found.effort, found.cut, found.trace, found.seconds, found.bound_seconds, found.schedule.graph.microbatches)
 
 
 def write(

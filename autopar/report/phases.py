@@ -42,8 +42,8 @@ def _facts(search: SearchRecord) -> Iterator[str]:
     work = sum(phase.work_seconds for phase in search.phases)
     seconds = sum(phase.cpu_seconds for phase in search.phases)
     yield f"effort {search.effort}: {work:.3g} s of counted work, done in {seconds:.3g} CPU s"
-    yield f"plan found by {search.found_by}" if search.found_by else "plan found by no phase"
-    yield f"bound proved by {search.proved_by}" if search.proved_by else "bound proved by no phase"
+    yield f"plan found by {search.found_by or 'an earlier search'}"
+    yield f"bound proved by {search.proved_by or 'the cheapest choices, before any phase'}"
     if search.cut:
         yield f"search: {CUT}"
 

@@ -42,7 +42,7 @@ TRACE = (
 def recorded(*, cut: bool = False, seconds: float = 0.0) -> Plan:
     """A plan whose phases each took ``seconds`` longer than in ``TRACE``."""
     slower = tuple(Phase(**{**vars(phase), "seconds": phase.seconds + seconds}) for phase in TRACE)
-    return two_layer_plan().model_copy(update={"search": search_record("normal", cut, slower)})
+    return two_layer_plan().model_copy(update={"search": search_record("normal", cut, slower, 0.4, 0.3)})
 
 
 def test_the_record_names_the_phases_that_found_and_proved() -> None:
@@ -52,8 +52,25 @@ def test_the_record_names_the_phases_that_found_and_proved() -> None:
 
 
 def test_no_phase_found_or_proved_without_a_gain() -> None:
-    search = search_record("low", False, TRACE[3:])
+    search = search_record("low", False, TRACE[3:], 0.4, 0.3)
     assert (search.found_by, search.proved_by) == (None, None)
+
+
+def test_what_a_part_of_the_search_reached_later_or_beyond_the_plan_did_not_find_it() -> None:
+    """Another mesh comes down to the same step later, its own bound lies above the plan's, and equal layers cost the plan a little."""
+    merged = (
+        Phase("merged axes: free plan", 1.0, 1.0, INFINITE, 0.4, 0.0, 0.0),
+        Phase("merged axes: bound", 1.0, 1.0, 0.4, 0.4, 0.0, 0.39),
+    )
+    search = search_record("normal", False, (*TRACE, *merged), 0.41, 0.3)
+    assert (search.found_by, search.proved_by) == ("overlap prices", "linear bound")
+
+
+def test_seconds_of_phases_are_those_of_the_whole_step() -> None:
+    search = search_record("normal", False, TRACE, 1.6, 1.2, microbatches=4)
+    assert (search.found_by, search.proved_by) == ("overlap prices", "linear bound")
+    last = search.phases[-1]
+    assert (last.step_seconds_after, last.bound_seconds_after, last.cpu_seconds) == (1.6, 1.2, 0.25)
 
 
 def test_the_file_has_a_phase_a_line_and_null_before_the_first_plan(tmp_path: Path) -> None:
@@ -107,7 +124,7 @@ def test_diff_ignores_times_and_names_effort_and_cut() -> None:
     assert diff(recorded(), recorded(seconds=1.0)) == ()
     assert diff(recorded(), two_layer_plan().model_copy(update={"search": None})) == ()
     assert diff(recorded(), recorded(cut=True)) == ("search: cut by the time limit only in the second",)
-    low = recorded().model_copy(update={"search": search_record("low", False, TRACE)})
+    low = recorded().model_copy(update={"search": search_record("low", False, TRACE, 0.4, 0.3)})
     assert diff(low, recorded()) == ("effort: low -> normal",)
 
 
