@@ -17,6 +17,7 @@ from autopar.plan import Plan
 from autopar.recording import load
 from tests.fused import Layer
 from tests.graphs import random_plan, two_layer_plan, two_layers
+from tests.strategies import MESHES, SEEDS
 from tests.test_plan import broken
 
 
@@ -26,7 +27,7 @@ def test_found_plans_hold(mesh: str, cost_model: Any) -> None:
     assert check(two_layer_plan(mesh, cost_model)) == ()
 
 
-@given(st.sampled_from(["dp=2", "dp=2,tp=4", "x=2,y=1,z=2"]), st.integers(0, 10**6))
+@given(st.sampled_from(MESHES), SEEDS)
 def test_random_plans_hold(mesh: str, seed: int) -> None:
     assert [str(item) for item in check(random_plan(mesh, seed))] == []
 

@@ -6,13 +6,11 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from autopar.check import check, illegal
 from autopar.check.clock import makespan
@@ -24,29 +22,15 @@ from autopar.rules import find_rule, strategies
 from autopar.schedule import Assignment, Instruction, Layout, Limits, Schedule, make_schedule, simulate
 from autopar.schedule import makespan as end_of
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import bucket_graph, bucket_plan, machine, plan_of, random_graph, random_schedule, two_layers
+from tests.strategies import SEEDS, schedules
 
-MESHES = ("dp=2", "dp=2,tp=4", "x=2,y=1,z=2", "x=2,y=2,z=2")
-LIMITS = (None, Limits(0, 0), Limits(100, 500), Limits(400, 3000, 300), Limits(2000, 0, 10**6))
 PAIRS = Limits(bucket_bytes=600, ahead_bytes=2000, aside_bytes=0)
 
 
-def draw(seed: int) -> Schedule:
-    """A random schedule of a random graph on a machine whose links and slowdown are drawn too."""
-    chance = random.Random(seed)
-    hardware = replace(
-        load_hardware("cpu-cluster"), devices_per_node=chance.choice((1, 2, 4, 8)), overlap_slowdown=chance.choice((0.0, 0.3, 0.9))
-    )  # fmt: skip
-    where = Machine(Mesh.parse(chance.choice(MESHES)), hardware, chance.choice(("roofline", "roofline", "communication")))
-    graph = random_graph(seed, chance.randint(1, 8))
-    return random_schedule(graph, where, seed, chance.choice(LIMITS), again=chance.choice((0.0, 0.3, 1.0)))
-
-
 @settings(max_examples=40)
-@given(st.integers(0, 10**6))
-def test_random_schedules_hold(seed: int) -> None:
-    schedule = draw(seed)
+@given(schedules())
+def test_random_schedules_hold(schedule: Schedule) -> None:
     plan = Plan.from_json(plan_of(schedule).to_json())
     assert [str(item) for item in check(plan)] == []
     assert replay(plan, schedule.graph) == schedule
@@ -402,7 +386,7 @@ def test_what_is_not_as_it_says_is_found_and_runs(edit: Callable[[Any], None], s
     assert [item.id for item in replay(plan, bucket_graph()).instructions] == [row["id"] for row in data["schedule"]]
 
 
-@given(st.integers(0, 10**6))
+@given(SEEDS)
 def test_rows_in_any_disorder_end_in_words(seed: int) -> None:
     """Whatever is dropped, doubled or moved: no traceback, and what check finds legal runs."""
     chance = random.Random(seed)

@@ -6,48 +6,23 @@ import math
 
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as draw
 
 from autopar.rules import bind, parse
 from autopar.rules.computed_layout import refine
 from tests.rules.execution import execute
 from tests.rules.test_execution import check_split_equals_whole
-
-PRIMES = draw.lists(draw.sampled_from([2, 2, 2, 3]), max_size=5)
-
-
-def grouped(primes: list[int], cuts: list[bool], units: list[int]) -> list[int]:
-    """Dims whose product is that of the primes, with some dims of size 1 among them."""
-    dims = [1]
-    for prime, cut in zip(primes, cuts, strict=True):
-        if cut:
-            dims.append(prime)
-        else:
-            dims[-1] *= prime
-    for place in units:
-        dims.insert(place % (len(dims) + 1), 1)
-    return dims
-
-
-@draw.composite
-def shapes(choose: draw.DrawFn) -> tuple[list[int], list[int]]:
-    primes = choose(PRIMES)
-    sides = []
-    for order in (primes, choose(draw.permutations(primes))):
-        cuts = choose(draw.lists(draw.booleans(), min_size=len(primes), max_size=len(primes)))
-        sides.append(grouped(list(order), cuts, choose(draw.lists(draw.integers(0, 5), max_size=1))))
-    return sides[0], sides[1]
+from tests.strategies import view_shapes
 
 
 @settings(max_examples=60)
-@given(shapes())
+@given(view_shapes())
 def test_views_split_as_their_factors_say(both: tuple[list[int], list[int]]) -> None:
     first, second = both
     values = torch.arange(math.prod(first), dtype=torch.float64).reshape(first)
     check_split_equals_whole(execute("aten.view.default", [values, second]))
 
 
-@given(shapes())
+@given(view_shapes())
 def test_both_sides_hold_the_same_factors_in_the_same_order(both: tuple[list[int], list[int]]) -> None:
     left, right = refine(tuple(both[0]), tuple(both[1]))
     found = bind(f"{' '.join(left)} -> {' '.join(right)}", [tuple(both[0])], [tuple(both[1])])

@@ -12,12 +12,10 @@ from autopar.errors import InfeasibleError
 from autopar.graph import Graph
 from autopar.search import Found, find_plan
 from cost_models import Hardware, Machine
-from tests.search.small_graphs import small_graph, small_machine, small_pins
+from tests.strategies import SEEDS, SMALL_MESHES, small_graph, small_machine, small_pins
 
 TOLERANCE = 0.05
 """Searches of two limits may stop at different plans; what is proved must agree exactly."""
-SEEDS = st.integers(0, 10**6)
-MESHES = st.sampled_from(["x=2", "x=4", "x=2,y=2"])
 
 
 def searched(graph: Graph, machine: Machine, seed: int = 0, **more: object) -> Found:
@@ -30,7 +28,7 @@ def optimizer_of(graph: Graph) -> str:
 
 
 @settings(max_examples=25, derandomize=True)
-@given(SEEDS, MESHES, st.floats(0.3, 1.0))
+@given(SEEDS, SMALL_MESHES, st.floats(0.3, 1.0))
 def test_more_memory_never_costs_more(seed: int, mesh: str, share: float) -> None:
     graph, machine = small_graph(seed), small_machine(seed, mesh)
     free = searched(graph, machine, seed)
@@ -45,7 +43,7 @@ def test_more_memory_never_costs_more(seed: int, mesh: str, share: float) -> Non
 
 
 @settings(max_examples=25, derandomize=True)
-@given(SEEDS, MESHES)
+@given(SEEDS, SMALL_MESHES)
 def test_a_limit_that_the_answer_keeps_to_changes_nothing_that_is_proved(seed: int, mesh: str) -> None:
     graph, machine = small_graph(seed), small_machine(seed, mesh)
     free = searched(graph, machine, seed)
@@ -56,7 +54,7 @@ def test_a_limit_that_the_answer_keeps_to_changes_nothing_that_is_proved(seed: i
 
 
 @settings(max_examples=25, derandomize=True)
-@given(SEEDS, MESHES)
+@given(SEEDS, SMALL_MESHES)
 def test_a_pin_never_helps(seed: int, mesh: str) -> None:
     """The unpinned problem holds every pinned plan."""
     graph, machine = small_graph(seed), small_machine(seed, mesh)
@@ -67,7 +65,7 @@ def test_a_pin_never_helps(seed: int, mesh: str) -> None:
 
 
 @settings(max_examples=25, derandomize=True)
-@given(SEEDS, MESHES, st.floats(1.0, 8.0))
+@given(SEEDS, SMALL_MESHES, st.floats(1.0, 8.0))
 def test_faster_hardware_never_costs_more(seed: int, mesh: str, factor: float) -> None:
     """All bandwidths and rates times a factor, latencies divided by it: every plan takes that much less, and so does the answer."""
     graph, machine = small_graph(seed), small_machine(seed, mesh)
@@ -88,7 +86,7 @@ def faster(machine: Machine, factor: float) -> Machine:
 
 
 @settings(max_examples=15, derandomize=True)
-@given(SEEDS, MESHES)
+@given(SEEDS, SMALL_MESHES)
 def test_the_same_seed_gives_the_same_plan(seed: int, mesh: str) -> None:
     graph, machine = small_graph(seed), small_machine(seed, mesh)
     one, other = (searched(graph, machine, seed) for _ in range(2))
@@ -97,7 +95,7 @@ def test_the_same_seed_gives_the_same_plan(seed: int, mesh: str) -> None:
 
 
 @settings(max_examples=20, derandomize=True)
-@given(SEEDS, MESHES)
+@given(SEEDS, SMALL_MESHES)
 def test_under_the_communication_model_the_objective_is_the_sum(seed: int, mesh: str) -> None:
     """In sequence, call by call, nothing joined, and proved."""
     graph, machine = small_graph(seed), replace(small_machine(seed, mesh), cost_model="communication", _groups={})
