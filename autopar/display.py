@@ -18,6 +18,6 @@ def set_views(views: Mapping[str, str]) -> None:
 
 
 def render(method: str, value: object) -> str:
-    """What a method of ``value`` shows."""
+    """The text that a method of ``value`` returns."""
     module, _, function = _VIEWS[method].rpartition(".")
     return str(getattr(import_module(module), function)(value))

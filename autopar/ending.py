@@ -1,4 +1,4 @@
-"""What Ctrl-C ends. In the last moments before an answer there is nothing left to end, and it would lose what took long to find."""
+"""Ctrl-C in critical moments: a finished search must still write its answer, and a demo must end as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Made = TypeVar("Made")
 
 
 def put_together(make: Callable[[], Made]) -> tuple[Made, bool]:
-    """What is made, a second time where Ctrl-C comes in between; and whether it did.
+    """The result of ``make``, and whether Ctrl-C came meanwhile; it is then made a second time.
 
     >>> put_together(lambda: 3)
     (3, False)
@@ -25,7 +25,7 @@ def put_together(make: Callable[[], Made]) -> tuple[Made, bool]:
 
 @contextmanager
 def all_of_it() -> Iterator[None]:
-    """Within it Ctrl-C ends all, not only a search that has an answer by then: raises KeyboardInterrupt afterwards. On the main thread."""
+    """Within it Ctrl-C ends everything: KeyboardInterrupt is raised afterwards even if a search kept its answer. On the main thread."""
     came, usual = list[int](), signal.getsignal(signal.SIGINT)
     if not callable(usual):  # ignored, as in the background
         yield

@@ -105,7 +105,7 @@ def _in_place(path: Path) -> bool:
 
 
 def parse_json(text: str, name: str, hint: str) -> Any:
-    """What a JSON text holds.
+    """The value of a JSON text.
 
     Raises:
         FileError: naming the line and column where it ends too early or is broken, that it nests too deep, or a key that stands twice.
@@ -123,7 +123,7 @@ def parse_json(text: str, name: str, hint: str) -> Any:
 
 
 def loads(text: str) -> Any:
-    """As ``json.loads``, of which a key's last value counts. Raises ValueError: a key stands twice in one object."""
+    """As ``json.loads``, but a key that stands twice in one object raises ValueError."""
     return json.loads(text, object_pairs_hook=_each_once)
 
 

@@ -1,4 +1,4 @@
-"""What a user may say of how to plan, as checked values or as errors in words: ``PlanOptions``, and hardware, meshes, memory and pins."""
+"""Checked values of a user's words: ``PlanOptions``, and hardware, meshes, memory limits and pins. A wrong word is a UsageError."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from autopar.search import Progress
 
 DEFAULT_HARDWARE = "h100-sxm"
-"""What is planned for when no hardware is named; the plan and the command line say so."""
+"""The hardware when none is named; the plan and the command line say so."""
 
 RECOMPUTE = ("auto", "off")
 """Whether operators may run a second time in backward."""
 
 Mode = Literal["train", "inference"]
-"""What is planned: forward, backward and optimizer, or the forward alone."""
+"""``train``: forward, backward and optimizer; ``inference``: the forward alone."""
 
 MESH_NAMES = ("x", "y", "z", "w")
 
@@ -84,12 +84,12 @@ class PlanOptions:
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
-        """The mesh, or every one of one and two axes of so many devices."""
+        """The mesh, or every mesh of one and two axes with ``devices`` ranks."""
         return tuple(candidate_meshes(self.mesh, self.devices))
 
     @cached_property
     def spare_meshes(self) -> tuple[Mesh, ...]:
-        """Meshes of three axes, tried in time that the others leave."""
+        """Meshes of three axes, tried in the time that the others leave."""
         if self.mesh is not None or self.devices is None or self.cost_model == "communication":
             return ()
         return tuple(of_three_axes(self.devices, self.hardware.devices_per_node))
@@ -158,8 +158,9 @@ def factorizations(devices: int) -> Iterator[Mesh]:
 
 
 def of_three_axes(devices: int, per_node: int) -> Iterator[Mesh]:
-    """The meshes ``dp x cp x tp`` of ``devices`` ranks that keep to nodes of ``per_node``: where there are several nodes, the last axis or
-    the last two make up one.
+    """The meshes ``dp x cp x tp`` of ``devices`` ranks that respect nodes of ``per_node`` ranks.
+
+    With several nodes, a node is the last axis or the last two.
 
     >>> [str(mesh) for mesh in of_three_axes(32, 8)]
     ['dp=4,cp=4,tp=2', 'dp=4,cp=2,tp=4', 'dp=2,cp=2,tp=8']
@@ -171,6 +172,7 @@ def of_three_axes(devices: int, per_node: int) -> Iterator[Mesh]:
 
 
 def candidate_meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mesh]:
+    """The mesh, or those of one and two axes with ``devices`` ranks. Raises UsageError: neither is given, or both disagree."""
     if mesh is not None and devices is not None:
         found = parse_mesh(mesh)
         if found.ranks != devices:
@@ -185,6 +187,7 @@ def candidate_meshes(mesh: MeshLike | None, devices: int | None) -> Iterator[Mes
 
 
 def check_pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
+    """The pins as a dictionary. Raises UsageError: names or specs that are not text."""
     hint = "give a mapping of names to specs, e.g. {'lm_head.weight': 'S1 R'}"
     if not isinstance(constraints, Mapping | None):
         raise UsageError(f"constraints are a {type(constraints).__name__}", hint)
@@ -195,25 +198,27 @@ def check_pins(constraints: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_seconds(time_limit: object) -> None:
-    """Raises UsageError: no time limit."""
+    """Raises UsageError: a time limit that is not a positive number."""
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise UsageError(f"the time limit is {time_limit!r} s", "give the solver a positive number of seconds")
 
 
 def check_number(microbatches: int | str) -> int:
+    """The number of microbatches. Raises UsageError: it is not a whole number from 1 on."""
     if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
         raise UsageError(f"the number of microbatches is {microbatches!r}", "give a whole number from 1 on, or auto where one plans")
     return microbatches
 
 
 def check_one_of(what: str, given: str, known: tuple[str, ...]) -> None:
+    """Raises UsageError: the name is none of those known."""
     if given not in known:
         raise UsageError(f"unknown {what} {given!r}", f"use one of {', '.join(known)}")
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """The errors of ``cost_models`` as autopar's own, with the same message, hint and exit status."""
+    """Turns errors of ``cost_models`` into autopar's own, with the same message, hint and exit status."""
     try:
         yield
     except CostModelError as error:

@@ -1,6 +1,6 @@
-"""What users say of where tensors lie: DTensors among arguments and parameters, and specs inside of a model; whether two lie alike.
+"""Placements that a model brings along: DTensors among arguments and parameters, and ``shard`` inside a model. ``same_sharding`` compares.
 
-Where a DTensor lies is a pin, and capture sees its global shape.
+A DTensor's placement is a pin, and capture sees its global shape.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _spec_of(item: Any, sizes: tuple[int, ...] | None) -> ShardingSpec:
 
 
 def without_placement(tree: Any) -> Any:
-    """The same nest of arguments with a meta tensor of the global shape for each DTensor."""
+    """The arguments with a meta tensor of the global shape in place of each DTensor."""
     return _map(tree, _as_meta) if _may_exist() else tree
 
 

@@ -228,7 +228,7 @@ class Plan(Row):
 
     @staticmethod
     def from_json_in_part(text: str, name: str = "the plan") -> Plan:
-        """As ``from_json``, but operators, reshards, collectives and the schedule are read when they are first asked for.
+        """As ``from_json``, but the long tables (operators, reshards, collectives, schedule) are parsed on first use.
 
         Raises:
             FileError: as ``from_json``, for all but these tables, which raise it when they are read.
@@ -259,7 +259,7 @@ class Plan(Row):
         return f"<Plan of {self.model.target}, {self.model.mode}, on {mesh} of {self.hardware.get('name')}: {figures}>"
 
     def __dir__(self) -> list[str]:
-        """What a plan is and does, without what its base class brings along."""
+        """A plan's own fields and methods, without those of its base class."""
         return [*type(self).model_fields, *(name for name in vars(Plan) if not name.startswith(("_", "model_")))]
 
     def _repr_html_(self) -> str:
@@ -267,7 +267,7 @@ class Plan(Row):
 
 
 def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
-    """Why the text is no plan: not whole, of another schema, or the first key of the wrong type."""
+    """Why the text is not a plan: not whole, of another schema, or the first key of the wrong type."""
     try:
         data = parse_json(text, name, _AGAIN)
     except FileError as broken:

@@ -1,4 +1,4 @@
-"""What one operator costs under one strategy: seconds and bytes on one rank. Shared by search, program and check."""
+"""The cost of one operator under one strategy: seconds and bytes on one rank. Search, schedule and recording ask it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Shape = tuple[Count, ...]
 
 
 class Row(BaseModel):
-    """What all rows are."""
+    """The base of all rows: frozen, strict, no unknown keys."""
 
     # strict: "16" is no size and true no count; forbid: a misspelt key is an error, not a default
     # defer_build: what only shows plans never makes a row itself, and starts without the validators of each
@@ -51,7 +51,7 @@ class Row(BaseModel):
 
 
 class CreatedBy(Row):
-    """What made the plan."""
+    """The software that made the plan."""
 
     autopar: str
     torch: str
@@ -60,7 +60,7 @@ class CreatedBy(Row):
 
 
 class Model(Row):
-    """What was planned. ``arguments`` is ``Graph.arguments``: how the call's tensors and results are nested."""
+    """The planned model. ``arguments`` is ``Graph.arguments``: how the call's tensors and results are nested."""
 
     target: str
     mode: Literal["train", "inference"]
@@ -119,7 +119,7 @@ class SearchRecord(Row):
 
 
 class MemoryParts(Row):
-    """What is live on a rank at the peak, in bytes."""
+    """Bytes per rank at the peak, by kind."""
 
     parameters: Count
     gradients: Count
@@ -325,9 +325,12 @@ class AccumulationPlan(Row):
 
 
 class LimitsPlan(Row):
-    """What the schedule keeps to: bytes of a bucket, bytes of collectives in flight ahead of their readers or behind, filled gaps, bytes
-    held in all up to which anything is in flight (0: no limit), bytes that sums over microbatches hold more for being reduced once, and
-    whether what operators wait for counts in the clock by which collectives run ahead."""
+    """The settings of the schedule; the fields are those of ``autopar.schedule.Limits``.
+
+    ``bucket_bytes``: of one bucket. ``ahead_bytes``: of collectives in flight before their readers need them. ``aside_bytes``: of
+    collectives deferred into gaps. ``held_bytes``: live bytes up to which collectives may be in flight, 0 for no limit. ``summed_bytes``:
+    of gradient sums kept over microbatches to be reduced once. ``counts_waits``: whether prefetching counts the operators' stalls.
+    """
 
     bucket_bytes: Count
     ahead_bytes: Count

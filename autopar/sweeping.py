@@ -37,7 +37,7 @@ class Point:
         return True if self.plan is not None else False if isinstance(self.error, InfeasibleError) else None
 
     def row(self) -> dict[str, object]:
-        """As JSON."""
+        """The point as a row of JSON."""
         found: dict[str, object] = {
             "settings": dict(self.settings), "devices": self.devices, "memory_limit_bytes_per_rank": self.memory_limit,
             "feasible": self.plan is not None,

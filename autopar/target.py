@@ -28,7 +28,7 @@ class Target:
 
     @classmethod
     def of(cls, given: Any) -> Target:
-        """That of ``(model, args)``, ``(model, args, kwargs)``, or an object with ``model`` and what else there is of these.
+        """The target of ``(model, args)``, ``(model, args, kwargs)``, or an object with ``model`` and any of the other fields.
 
         Raises:
             UsageError: a tuple of another length, or something else.
@@ -46,7 +46,7 @@ class Target:
 
     @classmethod
     def made(cls, function: Callable[..., Any], settings: Mapping[str, Any]) -> Target:
-        """That which a user's function returns for these settings.
+        """The target that a user's function returns for these settings.
 
         Raises:
             UsageError: no function, other settings than it takes, or something else that is returned. CaptureError: what it raises.

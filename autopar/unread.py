@@ -21,9 +21,9 @@ R = TypeVar("R", bound=Row)
 G = TypeVar("G")
 
 MARK = '"rows that are not read yet"'
-"""What stands for a table that was cut."""
+"""The text in place of a table that was cut out."""
 _AT_ONCE = 64
-"""Rows that are read together when one is asked for, so many more each time: few for who looks at the first, few calls for all."""
+"""Rows parsed together on first use, doubled each time: few for a reader of the first rows, few calls for a reader of all."""
 
 
 class Unread(Sequence[R], Generic[R]):
@@ -71,7 +71,7 @@ class Unread(Sequence[R], Generic[R]):
 
     @property
     def written(self) -> Sequence[str]:
-        """Of each row the text."""
+        """The text of each row."""
         return self._lines
 
     def holding(self, word: str) -> tuple[R, ...]:
@@ -79,7 +79,7 @@ class Unread(Sequence[R], Generic[R]):
         return self._some(line for line in self._lines if f'"{word}"' in line or "\\" in line)
 
     def glanced(self, glance: Callable[[str], G | None], look: Callable[[R], G]) -> list[G]:
-        """Of each row what ``glance`` finds in its text or, where the text does not look as plans are written, ``look`` in the row."""
+        """For each row the result of ``glance`` on its text, or of ``look`` on the parsed row where the text is unusual."""
         found = [glance(line) for line in self._lines]
         missed = [place for place, seen in enumerate(found) if seen is None]
         rows = self._rows([self._lines[place] for place in missed]) if missed else ()
@@ -118,12 +118,12 @@ class Unread(Sequence[R], Generic[R]):
 
 
 def holding(rows: Sequence[R], word: str) -> Sequence[R]:
-    """Of a table the rows among which all are that have ``word`` as a value: few, where the table is not read yet."""
+    """Rows of a table that include all with ``word`` as a value; few where the table is not parsed yet."""
     return rows.holding(word) if isinstance(rows, Unread) else rows
 
 
 def glanced(rows: Sequence[R], glance: Callable[[str], G | None], look: Callable[[R], G]) -> list[G]:
-    """Of each row of a table what ``look`` finds in it, or ``glance`` in its text where it is not read yet."""
+    """For each row of a table the result of ``look``, or of ``glance`` on its text where the table is not parsed yet."""
     return rows.glanced(glance, look) if isinstance(rows, Unread) else [look(row) for row in rows]
 
 

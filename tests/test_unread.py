@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autopar import compare
-from autopar.compare.glances import collectives, instructions, operators
+from autopar.compare.raw_rows import collectives, instructions, operators
 from autopar.errors import FileError
 from autopar.plan import Plan
 from autopar.recording import load

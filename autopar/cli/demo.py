@@ -16,7 +16,7 @@ from autopar.cli.terminal import Line, columns, note, out
 from autopar.ending import all_of_it
 from autopar.errors import UsageError, VerificationError
 from autopar.report import tables
-from autopar.report.ways import ways
+from autopar.report.parallelism_words import ways
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -50,8 +50,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_result(path: Path, text: str) -> None:
-    """As ``write_text``, of what took long to make: what ``path`` has no room for is kept in the system's temporary folder or, where that
-    has none either, printed. Raises FileError, which says where it is."""
+    """As ``write_text``, for results that took long to make. Where ``path`` has no room, the text goes to the system's temporary folder, or
+    is printed. Raises FileError, which says where it is."""
     try:
         write_text(path, text)
     except FileError as error:
@@ -64,5 +64,5 @@ def _kept(path: Path, text: str) -> str:
         write_whole(other, text)
     except (FileError, OSError):
         out(text, end="")
-        return "what it was to hold is printed"
-    return f"what it was to hold is kept in {other}"
+        return "the result is printed"
+    return f"the result is kept in {other}"

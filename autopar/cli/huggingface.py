@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 LISTED = "Model type should be one of"
-"""What transformers goes on with when it does not know a model: the names of hundreds that it does."""
+"""Where transformers' error on an unknown model goes on to list hundreds of known names."""
 _SIZES = {"batch": 1, "seq": 128}
 CAUSAL = "ForCausalLM"
 EACH_TOKEN = (CAUSAL, "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
@@ -133,7 +133,7 @@ _GIVEN: Mapping[str, Callable[[Any, int, int], tuple[int, ...]]] = {
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, and what that came from: transformers says of a failed import only that there was one."""
+    """The error and its cause: of a failed import transformers says only that there was one."""
     first = error
     while (before := first.__cause__ or first.__context__) is not None:
         first = before

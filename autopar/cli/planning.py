@@ -1,4 +1,4 @@
-"""What ``plan`` and ``sweep`` share: a target planned with its words on stderr."""
+"""Shared by ``plan`` and ``sweep``: their options, and a target planned with its words on stderr."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def say_default_hardware(hardware: str | None) -> None:
 
 
 def progress(line: Line, ctrl_c: str = "keeps the best so far") -> Progress:
-    """What the solver reports, on the line, and what Ctrl-C does there."""
+    """Shows the search's progress on the line, and says what Ctrl-C does."""
 
     def report(best: float, bound: float, gap: float, elapsed: float) -> None:
         plan = "no plan yet" if math.isinf(best) else f"best {units.seconds(best)}, bound {units.seconds(max(bound, 0.0))}"

@@ -86,7 +86,7 @@ def _none(found: Any) -> InfeasibleError | TimeLimitError:
 
 
 def _progress(line: Line) -> Any:
-    """What the solver reports, on the line."""
+    """Shows the solver's progress on the line."""
 
     def show(best: int | None, bound: float, gap: float, seconds: float) -> None:
         cost = "none yet" if best is None else f"{best}, gap {100 * gap:.3f} %"

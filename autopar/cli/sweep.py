@@ -37,7 +37,7 @@ from autopar.planning.grid import Grid, combinations
 from autopar.sweeping import Point, Sweep
 
 FORMS: Mapping[str, Callable[[Sweep], str]] = {".json": Sweep.to_json, ".csv": Sweep.to_csv, ".svg": Sweep.to_svg}
-"""What is written, by the file's suffix."""
+"""The form of the written table, by the file's suffix."""
 
 
 def sweep(

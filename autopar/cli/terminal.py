@@ -1,4 +1,4 @@
-"""What commands print: control characters of files and models made visible, errors with their hint, a line of progress."""
+"""Output of commands: control characters of files and models made visible, errors with their hint, a line of progress."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fail(message: str, hint: str, status: int) -> int:
 
 
 def open_closed_streams() -> None:
-    """What goes to a stream that was closed (``>&-``), which Python has as None, goes nowhere; its number is not given to another file."""
+    """Opens the null device for each standard stream that was closed (``>&-``), so that no other file gets its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (as long as the process)
@@ -66,7 +66,7 @@ def discard_output() -> None:
 
 @contextmanager
 def printing_aside() -> Iterator[None]:
-    """What the user's own code prints goes to the standard error, so that it never stands in an answer."""
+    """Sends the prints of the user's own code to the standard error, so that they never stand in an answer."""
     with redirect_stdout(sys.stderr):
         yield
 

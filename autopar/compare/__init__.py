@@ -1,11 +1,11 @@
-"""explain and diff: why one thing in a plan is as it is, and what changed between two plans. Words for people; from the plans alone.
+"""explain: why one thing in a plan is as it is. diff: the changes between two plans. Both in words, from the plans alone.
 
-story    the lines about one thing
-changes  the lines about two plans
-glances  what is compared of rows that are not read
-axes     meshes that are the same but for the order or the names of their axes
-moments  when each instruction happens
-words    how rows are called
+explanation     the lines about one thing
+changes         the lines about two plans
+raw_rows        the compared fields of rows, without parsing them
+axes            meshes that are the same but for the order or the names of their axes
+simulated_step  when each instruction happens
+words           names of rows in sentences
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def explain(plan: Plan, name: str) -> tuple[str, ...]:
     Raises:
         UsageError: the plan has nothing of that name; names the nearest. FileError: a schedule that cannot be simulated.
     """
-    from autopar.compare.story import Story  # for start-up time: diff needs no simulation
+    from autopar.compare.explanation import Explanation  # for start-up time: diff needs no simulation
 
-    return tuple(Story(plan).tell(name))
+    return tuple(Explanation(plan).tell(name))
 
 
 def diff(first: Plan, second: Plan) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What changed from one plan to another."""
+"""The changes from one plan to another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from autopar.compare.axes import Axes, same_axes
-from autopar.compare.glances import Instruction, Operator, collectives, instructions, operators
+from autopar.compare.raw_rows import Instruction, Operator, collectives, instructions, operators
 from autopar.compare.words import count, pattern, spec_text, where
 from autopar.plan import Plan
 from autopar.rows import TensorSpec
@@ -65,7 +65,7 @@ def _figures(first: Plan, second: Plan) -> Iterator[str]:
 
 
 def _specs(kind: str, old: Mapping[str, TensorSpec], new: Mapping[str, TensorSpec], axes: Axes) -> Iterator[str]:
-    """What lies in another way; of equal layers that change alike one line."""
+    """Tensors with another spec; one line for equal layers that change alike."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in [*old, *(name for name in new if name not in old)]:
         if name not in new:
@@ -99,11 +99,11 @@ def _operators(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
     for names, word in (([n for n in old if n not in new], "first"), ([n for n in new if n not in old], "second")):
         if names:
             yield f"{len(names)} operators only in the {word}, e.g. {names[0]}"
-    # which operators run again in backward in one of the two alone
+    # operators that only one of the two recomputes
     again = [{row.name for row in table if row.phase == "recompute"} for table in rows]
     for only, word in ((again[0] - again[1], "first"), (again[1] - again[0], "second")):
         if only:
-            yield f"{count(len(only), 'operator')} made again in backward only in the {word}, e.g. {min(only)}"
+            yield f"{count(len(only), 'operator')} recomputed in backward only in the {word}, e.g. {min(only)}"
 
 
 def _collectives(first: Plan, second: Plan, axes: Axes) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _counted(calls: int, values: int, size: int) -> str:
 
 
 def _schedules(first: Plan, second: Plan) -> Iterator[str]:
-    """What differs in the order of things: a line on limits, a line on the lists."""
+    """Differences of the schedules: a line on limits, a line on the instructions."""
     limits = [", ".join(f"{key} {value}" for key, value in vars(plan.limits).items()) for plan in (first, second)]
     if limits[0] != limits[1]:
         yield f"limits: {limits[0]} -> {limits[1]}"

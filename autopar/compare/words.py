@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from autopar.compare.glances import Operator
+from autopar.compare.raw_rows import Operator
 from autopar.rows import CollectivePlan, OpPlan
 from autopar.sharding import ShardingSpec
 

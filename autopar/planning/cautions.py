@@ -1,4 +1,4 @@
-"""What a user should know of a plan although it is one: warnings on the hardware file, the microbatches, and operators without a rule."""
+"""Warnings that come with a plan: on the hardware file, the microbatches, and operators without a rule."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """What is planned for: every combination of these.
+    """The points of a sweep: every combination of these values.
 
     Args:
         memory_limits: bytes per rank.
@@ -76,7 +76,7 @@ class SweptModel:
         return target, captures
 
     def open(self, captured: tuple[Target, Captures | None], devices: int) -> PlanWithin:
-        """The session that plans the model for so many devices."""
+        """The session that plans the model for that number of devices."""
         target, captures = captured
         return open_session(target, replace(self.options, devices=devices), captures).plan
 
@@ -118,7 +118,7 @@ def plan_grid(
 
     Args:
         capture: the model of these settings.
-        open_session: what plans a model for so many devices within a memory limit.
+        open_session: opens a model's session for a number of devices.
         done: called with each point.
 
     Raises:

@@ -34,10 +34,10 @@ def race(
     again in the time that others leave.
 
     Args:
-        find: the plan of a candidate in so many seconds.
+        find: searches a candidate for that many seconds.
         deadline: when the race ends, of ``perf_counter``.
         enough: asked after each plan, whether to try no further candidate.
-        spare: so many of the last candidates have only the time that the others leave.
+        spare: number of candidates at the end that get only the time that the others leave.
 
     Raises:
         InfeasibleError, TimeLimitError, UsageError: no candidate has a plan; the error of the first, that of a time limit before others.
@@ -85,7 +85,7 @@ def race(
 
 
 def _find_in_time(find: Callable[[Candidate, float], Found], candidate: Candidate, seconds: float, deadline: float) -> Found:
-    """The plan found in so many seconds, or before the deadline in twice as many, and so on. Raises TimeLimitError: none in all of them."""
+    """The plan found in that many seconds. Without one, twice the time is tried, and so on until the deadline. Raises TimeLimitError."""
     last = False
     while True:
         try:

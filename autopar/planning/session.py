@@ -104,7 +104,7 @@ class PlanSession:
         return self._record(found, memory_limit, tuple(tried))
 
     def _plan_microbatches(self, memory_limit: int, tried: dict[int, Found], number: int, seconds: float) -> Found:
-        """The best plan of so many microbatches in so many seconds, or of an earlier call; kept in ``tried``."""
+        """The best plan with ``number`` microbatches in that many seconds, or of an earlier call; kept in ``tried``."""
         deadline = perf_counter() + seconds
         graph = self.captures.of(number)
         if self.options.microbatches == AUTO and not graph.accumulation.whole:

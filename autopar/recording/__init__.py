@@ -1,10 +1,10 @@
-"""The two ways across the border between values in memory and the plan file.
+"""Search result -> plan file, and plan file -> schedule.
 
-writing     what a search found -> Plan
+writing        result of a search -> Plan
 search_record  the phases of the search, for the plan
-replaying   Plan and the model's graph -> Schedule, as the file says it
-loading     a file -> Plan
-older       a file of the schema before -> Plan: it is scheduled on the way
+replaying      Plan and the model's graph -> Schedule, as the file says it
+loading        a file -> Plan
+older          a file of the older schema -> Plan, scheduled on load
 
 Names resolve on first use: what shows a plan needs no passes.
 """

@@ -18,7 +18,7 @@ OLD_SCHEMA = "autopar.plan/1"
 
 
 class OldPlanWarning(UserWarning):
-    """A plan file of an older schema: what was made anew on load, and what was given up."""
+    """A plan file of an older schema was scheduled on load; its bound on the sum is dropped."""
 
 
 def load(path: str | os.PathLike[str], *, in_part: bool = False) -> Plan:

@@ -83,7 +83,7 @@ def _entered(kind: EnteringKind, name: str, spec: EnteringSpec) -> GraphInput:
 
 
 def accumulation_of(plan: Plan) -> Accumulation:
-    """Of how many microbatches a step of the plan consists."""
+    """How microbatches make up a step of the plan."""
     row = plan.accumulation
     if plan.microbatches == 1 or row is None:
         return Accumulation()
@@ -92,7 +92,7 @@ def accumulation_of(plan: Plan) -> Accumulation:
 
 
 def assignment_of(plan: Plan, graph: Graph) -> Assignment:
-    """What a plan decides, without its schedule. Raises MismatchError: a strategy that the rules do not have."""
+    """The plan's choices without its schedule. Raises MismatchError: a strategy that the rules do not have."""
     reads = {(row.name, position): entry.value or entry.tensor for row in plan.ops for position, entry in enumerate(row.inputs)}
     reads |= {(f"{OUTPUT}{row.index}", 0): row.value for _, _, row in plan.leaving if row.value is not None}
     specs = {spec.tensor: spec.in_graph(plan.sizes)[1] for _, _, spec in plan.entering}
@@ -101,7 +101,7 @@ def assignment_of(plan: Plan, graph: Graph) -> Assignment:
 
 
 def first_difference(plan: Plan, graph: Graph) -> str:
-    """What differs first between the graph a plan was made for and ``graph``."""
+    """The first difference between the graph a plan was made for and ``graph``, in words."""
     if plan.model.mode != graph.mode:
         return f"it was planned for mode {plan.model.mode!r}, this graph is for {graph.mode!r}"
     planned = [(kind, name, spec.in_graph(plan.sizes)[0], spec.dtype) for kind, name, spec in plan.entering]
@@ -123,7 +123,7 @@ def first_difference(plan: Plan, graph: Graph) -> str:
 
 
 def plain(value: Any) -> Any:
-    """As it comes back from the file: lists for tuples, text keys."""
+    """The value as the file gives it back: lists for tuples, text keys."""
     return json.loads(json.dumps(value))
 
 

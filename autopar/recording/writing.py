@@ -1,4 +1,4 @@
-"""What a search found -> Plan. Everything a plan lists is read off the Schedule that the runtime executes."""
+"""Result of a search -> Plan. Every row is read off the Schedule that the runtime executes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PROOF = 1e-6
 def record(
     found: Found, *, target: str, memory_limit: int, pins: Mapping[str, str] | None = None, tried: tuple[int, ...] | None = None
 ) -> Plan:
-    """The plan of what a search found.
+    """The plan of a search's result.
 
     Args:
         target: what was planned, as the user named it.
@@ -212,7 +212,7 @@ def _other(value: str, tensor: str) -> str | None:
 
 
 def _ops(schedule: Schedule) -> Iterator[OpPlan]:
-    """The operators as captured, then the second runs as captured."""
+    """The operators in captured order, then their recomputations."""
     runs = {item.of: item for item in schedule.instructions if item.kind == "run"}
     axes = schedule.machine.mesh.names
     names = [op.name for op in schedule.graph.ops]
@@ -242,7 +242,7 @@ def _ops(schedule: Schedule) -> Iterator[OpPlan]:
 def _values(
     schedule: Schedule, tensors: tuple[str, ...], values: tuple[str, ...], known: dict[tuple[str, str], ValueSpec]
 ) -> Iterator[ValueSpec]:  # fmt: skip
-    """One for each tensor and value, whoever reads it: ``known`` has those that were made."""
+    """One row for each tensor and value, shared by all its readers through ``known``."""
     for key in zip(tensors, values, strict=True):
         if key not in known:
             tensor, value = key
@@ -251,7 +251,7 @@ def _values(
 
 
 def _reshards(schedule: Schedule) -> Iterator[ReshardPlan]:
-    """In the order in which they begin."""
+    """The reshards, in the order in which they begin."""
     begun: dict[str, Layout] = {}
     for item in schedule.instructions:
         if item.kind == "slice":

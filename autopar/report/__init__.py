@@ -1,18 +1,18 @@
-"""What a person reads of a plan: terminal tables, a self-contained HTML page, a chrome trace of the simulated timeline.
+"""Plans for people: terminal tables, a self-contained HTML page, a chrome trace of the simulated timeline.
 
-terminal     a plan as text
-tables       the tables of text and page
-phases       the phases of the search, and what each gained
-page         the HTML page
-timeline     the simulated step, a row a stream
-trace        the same for chrome://tracing and Perfetto
-ways         how layers are split, in the words of those who do it by hand
-holding      what a rank holds over the step
-frontier     a ladder of memory limits
-curve        a sweep over devices, limits and settings
-units        seconds, bytes and counts as people read them
+terminal           a plan as text
+tables             the tables of text and page
+phases             the phases of the search, and what each gained
+page               the HTML page
+timeline           the simulated step, a row a stream
+trace              the same for chrome://tracing and Perfetto
+parallelism_words  names for the parallelism of each layer: column parallel, FSDP
+memory_timeline    memory of a rank over the step
+frontier           a ladder of memory limits
+curve              a sweep over devices, limits and settings
+units              seconds, bytes and counts as people read them
 
-Each is imported when it is asked for: what prints tables needs no simulation.
+Each is imported on first use: tables need no simulation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def html(plan: Plan) -> str:
 
 
 def fragment(plan: Plan) -> str:
-    """What a notebook shows of the plan: a part of a page, styled within itself."""
+    """The plan in a notebook: a part of a page, styled within itself."""
     from autopar.report import page
 
     return page.fragment(plan)
@@ -58,7 +58,7 @@ def chrome_trace(plan: Plan) -> str:
 
 @contextmanager
 def _followed() -> Iterator[None]:
-    """What fails within it is a schedule that was edited: it names what is not there, or ends too early. Raises FileError."""
+    """Turns failures to follow the schedule into FileError: an edited file names what is not there, or ends too early."""
     try:
         yield
     except (LookupError, StopIteration, ArithmeticError, ValueError) as error:

@@ -19,7 +19,7 @@ COLUMNS = (
 CURVES = (("step_seconds", "step", units.seconds), ("peak_memory_bytes_per_rank", "memory", units.size))
 """Column, name and figures of what is drawn."""
 COLOURS = ("#1f5fa8", "#a8481f", "#2f7d32", "#7b3fa0", "#9a7d0a", "#0f7f8c", "#b0306a", "#555555")
-"""Of the curves of one drawing, in turn."""
+"""Colours of the curves of one drawing, in turn."""
 LEAST = 1.25
 """A scale goes over such a factor at least."""
 WIDTH, HEIGHT, EDGE, LINE = 640, 220, 70, 15
@@ -87,7 +87,7 @@ def _settings(sweep: Sweep) -> list[str]:
 
 
 def _across(sweep: Sweep) -> tuple[str, Callable[[Point], float]]:
-    """What the drawing goes over, and its value at a point."""
+    """The horizontal axis: its name, and its value at a point."""
     if len({point.devices for point in sweep.points}) > 1:
         return "devices", lambda point: point.devices
     for key in _settings(sweep):

@@ -15,10 +15,10 @@ from importlib.resources import files
 
 from autopar.plan import Plan
 from autopar.report import tables, units
-from autopar.report.holding import Held, held
+from autopar.report.memory_timeline import Held, held
+from autopar.report.parallelism_words import differing, ways
 from autopar.report.tables import Table
 from autopar.report.timeline import bars, layers, levels, streams
-from autopar.report.ways import differing, ways
 
 KINDS = ("forward", "backward", "recompute", "moving", "stalled", "optimizer")
 LEVELS = 4000
@@ -44,7 +44,7 @@ def html(plan: Plan) -> str:
 
 
 def fragment(plan: Plan) -> str:
-    """What a notebook shows: figures and tables, styled within themselves, no script."""
+    """The plan in a notebook: figures and tables, styled within themselves, no script."""
     parts = [_tiles(plan), _ways(plan), table_html(tables.baselines(plan)), table_html(tables.collectives(plan))]
     return f"<div class=autopar><style>{style()}</style><h1>{escape(plan.model.target)}</h1>{''.join(parts)}</div>"
 

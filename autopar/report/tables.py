@@ -30,7 +30,7 @@ class Table:
     right: frozenset[str] = frozenset()
 
     def lines(self, columns: int | None = None) -> Iterator[str]:
-        """As aligned text, two blanks between columns; where ``columns`` characters are too few, words go on below."""
+        """Aligned text, two blanks between columns. Where ``columns`` characters are too few, the widest column of words wraps."""
         widths = [max(len(row[column]) for row in (self.header, *self.rows)) for column in range(len(self.header))]
         over = sum(widths) + 2 * len(widths) - 2 - (columns or math.inf)
         words = [index for index, name in enumerate(self.header) if name not in self.right]
@@ -50,13 +50,13 @@ class Table:
 
 
 CUT = "the time limit cut it: another run may give another plan"
-"""What a plan says of a search that the time limit ended before its work was done."""
+"""Text for a search that the time limit ended before its work was done."""
 
 ONE_ORDER = "on plans that split a dim by several axes with the innermost major, as are searched on meshes of three and more"
 
 
 def overview(plan: Plan) -> Table:
-    """What a person asks first: where, how fast, how sure, how much memory."""
+    """The plan in a few rows: mesh, step, bound, memory."""
     objective, predicted, memory = plan.objective, plan.predicted, plan.predicted.memory
     what = " (collectives alone)" if plan.created_by.cost_model == "communication" else " a step"
     parts = [(name, getattr(memory, name)) for name in ("parameters", "gradients", "optimizer", "activations", "temporaries")]
@@ -95,14 +95,14 @@ def overview(plan: Plan) -> Table:
 
 
 def _tied(plan: Plan) -> str:
-    """What it costs that equal layers share one sharding."""
+    """The cost of one sharding for equal layers."""
     more = plan.objective.tied_seconds or 0.0
     share = units.percent(more / plan.objective.seconds)
     return f"equal layers share one sharding; costs {units.seconds(more)} ({share}) over the best plan"
 
 
 def _step(plan: Plan) -> str:
-    """What the step consists of; hidden is what the same in sequence would take longer."""
+    """The parts of the step. Hidden communication is the time that overlap saves over running in sequence."""
     predicted = plan.predicted
     hidden = min(predicted.sequential_seconds - predicted.step_seconds, predicted.communication_seconds)
     hidden = hidden if hidden > ROUNDING * predicted.sequential_seconds else 0.0
@@ -125,16 +125,16 @@ def _unequal(plan: Plan) -> list[str]:
 
 
 def _again(plan: Plan) -> str:
-    """What backward makes again in place of keeping it."""
+    """The recomputation in backward: operators, and seconds."""
     forward = [row for row in plan.captured if row.phase == "forward"]
     calls = sum(row.seconds * row.times for row in plan.collectives if row.phase == "recompute")
     more = f" and {units.seconds(calls)} of collectives" if calls else ""
     seconds = sum(row.seconds * row.times for row in plan.recomputed)
-    return f"{len(plan.recomputed)} of {len(forward)} operators run again in backward: {units.seconds(seconds)} of compute{more}"
+    return f"{len(plan.recomputed)} of {len(forward)} operators are recomputed in backward: {units.seconds(seconds)} of compute{more}"
 
 
 def _microbatches(plan: Plan) -> str:
-    """How the step is made up, and what the bound is over."""
+    """The number of microbatches, how they make up the step, and the numbers that the bound covers."""
     made, words = plan.accumulation, []
     if made is not None:
         adds = sum(row.bytes for row in plan.collectives if row.times < plan.microbatches)
@@ -157,7 +157,7 @@ def _schedule(plan: Plan) -> str:
 
 
 def baselines(plan: Plan) -> Table:
-    """The plan beside what people write by hand, by the objective: the step, or the sum of the collectives."""
+    """The plan beside the baselines, by the objective: the step, or the sum of the collectives."""
     mine = plan.objective.seconds
     rows = [("this plan", units.seconds(mine), "", units.size(plan.predicted.peak_memory_bytes_per_rank), "yes")]
     for name, row in plan.baselines.items():
@@ -205,7 +205,7 @@ def collectives(plan: Plan) -> Table:
 
 
 def _held(row: TensorSpec, plan: Plan) -> str:
-    """Bytes of one rank's part; none where the spec does not fit the shape."""
+    """Bytes of one rank's part, or ``-`` where the spec does not fit the shape."""
     spec = ShardingSpec.parse(row.spec)
     if row.dtype not in DTYPE_BYTES or spec.problem(row.shape, plan.sizes) is not None:
         return "-"
@@ -213,7 +213,7 @@ def _held(row: TensorSpec, plan: Plan) -> str:
 
 
 def _is_whole(plan: Plan) -> bool:
-    """Whether all but a fiftieth of the operators' time is spent on work that every rank repeats."""
+    """Whether at least 98 % of the operators' time is work that every rank repeats."""
     few, split = 0.02 * plan.predicted.compute_seconds, 0.0
     return few > 0 and all((split := split + row.seconds * row.times) < few for row in plan.ops if row.factors)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.compare.moments import Moments
+from autopar.compare.simulated_step import SimulatedStep
 from autopar.graph import layer_of
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan
@@ -40,7 +40,7 @@ def levels(plan: Plan, held: Sequence[int]) -> tuple[tuple[float, int], ...]:
     Args:
         held: the bytes while each instruction of the schedule runs.
     """
-    slots = iter(Moments(plan).slots)
+    slots = iter(SimulatedStep(plan).slots)
     at, most = 0.0, 0
     found: list[tuple[float, int]] = []
     for row, level in zip(plan.schedule, held, strict=True):
@@ -86,7 +86,7 @@ def call_name(row: CollectivePlan) -> str:
 
 def _bars(plan: Plan) -> Iterator[Bar]:
     calls = {row.id: call_name(row) for row in plan.collectives if row.id is not None}
-    for slot in Moments(plan).slots:
+    for slot in SimulatedStep(plan).slots:
         item = slot.instruction
         begin = slot.begin + slot.stalled if item.kind == "wait" else slot.begin
         if slot.stalled > 0.0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from autopar.plan import Plan
-from autopar.report.holding import held
+from autopar.report.memory_timeline import held
 from autopar.report.timeline import Bar, bars, layers, levels, streams
 from autopar.rows import CollectivePlan, OpPlan
 
@@ -34,7 +34,7 @@ def _event(name: str, kind: str, thread: int, begin: float, end: float, argument
 
 
 def _arguments(bar: Bar, ops: dict[str, OpPlan], calls: dict[str, CollectivePlan]) -> dict[str, object]:
-    """What is known of a bar: an operator's module, arguments, line and tensors, a collective's axes and bytes."""
+    """Details of a bar: an operator's module, arguments, line and tensors, or a collective's axes and bytes."""
     if bar.of in ops:
         op = ops[bar.of]
         lies = {entry.tensor: f"{entry.dtype}{list(entry.shape)} {entry.spec}".strip() for entry in (*op.inputs, *op.outputs)}

@@ -84,7 +84,7 @@ def test_what_took_long_to_make_is_not_lost_for_want_of_room(
     monkeypatch.setattr("os.fsync", full)
     ran = autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2", "-o", output)
     printed, ran = ran.out, replace(ran, out=ran.out if room else "")
-    refused(ran, 3, f"cannot write {output}: No space left on device; what it was to hold is ")
+    refused(ran, 3, f"cannot write {output}: No space left on device; the result is ")
     kept = list(elsewhere.glob("plan-*"))
     assert len(kept) == room and (not room or str(kept[0]) in ran.err)
     assert Plan.from_json(kept[0].read_text() if room else printed).model.target == "zoo:mlp"

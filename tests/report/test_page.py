@@ -14,8 +14,8 @@ import pytest
 from autopar.plan import Plan
 from autopar.recording import record
 from autopar.report import chrome_trace, fragment, html
-from autopar.report.holding import held
-from autopar.report.ways import differing, ways
+from autopar.report.memory_timeline import held
+from autopar.report.parallelism_words import differing, ways
 from autopar.search import find_plan
 from tests.graphs import bucket_plan, machine, random_plan, two_layer_plan, two_layers
 

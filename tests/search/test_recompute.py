@@ -158,13 +158,13 @@ def test_explain_says_what_is_made_again_and_what_is_kept() -> None:
     plan = plan_of(schedule_of("gpt2", "fsdp", "full"))
     row = plan.recomputed[0]
     first = "\n".join(compare.explain(plan, row.name.removesuffix("@again")))
-    assert f"made again in backward by {row.name}" in first
+    assert f"recomputed in backward by {row.name}" in first
     assert "\n".join(compare.explain(plan, row.name)).startswith(f"operator {row.name} (")
     made = {entry.tensor for row in plan.captured for entry in row.outputs}
     entering = next(entry.tensor for row in plan.recomputed for entry in row.inputs if entry.value is None and entry.tensor in made)
     assert "kept for backward as" in "\n".join(compare.explain(plan, entering))
-    assert "operators run again in backward" in str(plan)
-    assert any("made again in backward only in the second" in line for line in compare.diff(plan_of(schedule_of("gpt2", "fsdp", "")), plan))
+    assert "operators are recomputed in backward" in str(plan)
+    assert any("recomputed in backward only in the second" in line for line in compare.diff(plan_of(schedule_of("gpt2", "fsdp", "")), plan))
 
 
 TWICE = """

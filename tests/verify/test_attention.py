@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.compare import explain
 from autopar.plan import Plan
-from autopar.report.ways import ways
+from autopar.report.parallelism_words import ways
 from autopar.rules import expansion
 from autopar.target import Target
 from autopar.verify import verify

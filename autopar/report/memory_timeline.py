@@ -1,4 +1,4 @@
-"""What a rank holds over the step: the bytes that each instruction of the file takes and gives back, added up."""
+"""Memory of a rank over the step: bytes that each instruction of the file allocates and frees, added up."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def held(plan: Plan) -> Held:
 
 
 def _resting(plan: Plan) -> dict[str, int]:
-    """What is there from the beginning to the end."""
+    """Bytes that stay for the whole step."""
     tables: tuple[tuple[str, Mapping[str, TensorSpec]], ...] = (
         ("parameters", plan.parameters), ("buffers", {**plan.buffers, **plan.constants}), ("inputs", {**plan.inputs, **plan.tangents}),
     )  # fmt: skip
@@ -109,7 +109,7 @@ class _Walk:
         return level
 
     def take(self, row: InstructionPlan) -> None:
-        """What a row takes, before it gives anything back."""
+        """Bytes that a row allocates, before it frees any."""
         if row.kind in ("free", "add") or not row.writes:
             return
         if not row.bytes:
@@ -134,7 +134,7 @@ class _Walk:
             self.live.pop(storage, None)
 
     def _name(self, row: InstructionPlan, storage: str) -> str:
-        """What a storage is called: results by the module and operator that made them, moved tensors by what they are."""
+        """The name of a storage: of a result its module and operator, of a moved tensor the tensor."""
         if storage in self.gradients:
             return "gradients"
         if row.kind == "run":

@@ -33,7 +33,7 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class Moments:
+class SimulatedStep:
     """The simulated step of a plan. Raises FileError: a schedule that waits for what was not started, or hardware that cannot be read."""
 
     plan: Plan

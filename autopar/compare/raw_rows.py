@@ -1,4 +1,4 @@
-"""What is compared of the rows of long tables: of rows that are not read yet it is found in their text, without parsing them.
+"""The compared fields of rows of long tables. Of rows that are not parsed yet, their text is searched.
 
 A row's text is taken for what it says only where it looks as plans are written, character by character of what is taken; one that somebody
 wrote anew (keys in another order, other spaces, escapes) is read.
@@ -27,7 +27,7 @@ _SPEC = re.compile(rf'"spec": {_TEXT}')
 
 
 class Operator(NamedTuple):
-    """Of an operator its names, and the specs of its inputs, ``reads`` of them, and outputs."""
+    """An operator's names, and the specs of its inputs (the first ``reads``) and outputs."""
 
     name: str
     op: str
@@ -38,7 +38,7 @@ class Operator(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """Of a call its kind, axes and phase, how often it is made, how many values between operators it moves, and its bytes."""
+    """A call's kind, axes, phase, times, number of values moved between operators, and bytes."""
 
     kind: str
     axes: tuple[str, ...]
@@ -49,7 +49,7 @@ class Collective(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """Of an instruction what it does, with its number in the file."""
+    """An instruction's action, with its number in the file."""
 
     id: int
     kind: str

@@ -27,7 +27,7 @@ from autopar.sharding import ShardingSpec
 
 WHOLE = "whole on every rank"
 _ATTENTION = {0: "data parallel", 1: "head parallel", 2: "context parallel"}
-"""What a split dim of attention's batch x heads x sequence x width is called."""
+"""Names of a split dim of attention's batch x heads x sequence x width."""
 
 
 @dataclass(frozen=True)

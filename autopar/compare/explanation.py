@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterator, Mapping
 
-from autopar.compare.moments import Flight, Moments
+from autopar.compare.simulated_step import Flight, SimulatedStep
 from autopar.compare.words import call, spec_text, unequal, where
 from autopar.errors import UsageError
 from autopar.graph import DTYPE_BYTES, Op
@@ -19,7 +19,7 @@ ROUNDING = 1e-9
 """Share of a call up to which standing still is rounding."""
 
 
-class Story:
+class Explanation:
     """A plan with its readers, producers and collectives looked up."""
 
     def __init__(self, plan: Plan) -> None:
@@ -39,11 +39,11 @@ class Story:
                 self.inside.setdefault(row.before or "", []).append(row)
         self.gradients = {self._owner(row.name): row for row in plan.gradients}
         self.calls = {row.id: row for row in plan.collectives if row.id is not None}
-        self.moments = Moments(plan)
+        self.step = SimulatedStep(plan)
         self.told: set[str | None] = set()
 
     def _owner(self, gradient: str) -> str:
-        """What a gradient is of, as in its title."""
+        """The tensor of a gradient, as in its title."""
         for kind, names in (("parameter", set(self.plan.parameters)), ("buffer", set(self.plan.buffers))):
             if gradient in names:
                 return f"{kind} {gradient}"
@@ -123,7 +123,7 @@ class Story:
         first = self.producer.get(tensor)
         again = self.again.get(tensor)
         if again is not None:
-            yield f"{indent}made again in backward by {again.name}, {again.seconds:.3g} s"
+            yield f"{indent}recomputed in backward by {again.name}, {again.seconds:.3g} s"
         for value, spec in read.items():
             reshard = self.reshards.get(value)
             own = value == tensor and first is not None and first.phase == "forward"
@@ -200,7 +200,7 @@ class Story:
     def _flights(self, value: str | None, indent: str, only: str | None = None) -> Iterator[str]:
         """When the calls that make a value start, when they are waited for, and whether that is hidden; each call once."""
         for row in self.moves.get(value or "", ()):
-            flight = self.moments.flights.get(row.id or "")
+            flight = self.step.flights.get(row.id or "")
             if flight is None or row.id in self.told or only not in (None, row.id):
                 continue
             self.told.add(row.id)
