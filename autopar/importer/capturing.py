@@ -33,7 +33,7 @@ from autopar.importer.storing import stored
 from autopar.importer.unrolling import unrolled
 from autopar.importer.unsorted import leave_unsorted
 from autopar.importer.weights import FakeWeights, fake_weights
-from autopar.rules import takes_one_dtype
+from autopar.rules import reads_values, takes_one_dtype
 
 
 @dataclass(frozen=True)
@@ -232,14 +232,10 @@ def _check_dtypes(graph: Graph) -> None:
                 )
 
 
-_SHAPES_ALONE = tuple(f"aten.{made}_like." for made in ("zeros", "ones", "empty", "full"))
-"""Operators that ask nothing but its shape of what they read."""
-
-
 def _check_gradients(exported: Exported, graph: Graph) -> None:
     """Every parameter that requires grad and that the outputs depend on must have a gradient, unless all ways to it are detached."""
     used = {output.tensor for output in graph.outputs if output.kind == "output"}
-    for op in reversed([op for op in graph.ops if op.phase == "forward" and not op.target.startswith(_SHAPES_ALONE)]):
+    for op in reversed([op for op in graph.ops if op.phase == "forward" and reads_values(op)]):
         used |= set(op.inputs) if used.intersection(op.outputs) else set()
     toggled = any(call.requires_grad is False for call in exported.calls)
     lost = [i.name for i in graph.inputs if i.trained and i.tensor in used and i.tensor not in graph.gradients and not toggled]

@@ -32,6 +32,7 @@ from autopar.rules.facts import (
     may_write_over,
     moves,
     out_variant,
+    reads_values,
     seed_of,
     storage_roots,
     stores,
@@ -47,6 +48,6 @@ from autopar.rules.work import flops
 
 __all__ = [
     "STORING", "ShardingRule", "bind", "count_entries", "effect_of_number", "family", "find_rule", "find_strategy", "flops",
-    "ignored_number", "is_alias", "launches", "localize", "looked_up", "may_write_over", "moves", "out_variant", "parse", "rule", "seed_of",
-    "storage_roots", "stores", "strategies", "table", "takes_one_dtype", "way_of", "why_once",
+    "ignored_number", "is_alias", "launches", "localize", "looked_up", "may_write_over", "moves", "out_variant", "parse", "reads_values",
+    "rule", "seed_of", "storage_roots", "stores", "strategies", "table", "takes_one_dtype", "way_of", "why_once",
 ]  # fmt: skip

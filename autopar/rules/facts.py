@@ -60,7 +60,7 @@ def moves(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
 def may_write_over(op: Op) -> tuple[int, ...]:
     """The positions among the inputs of tensors that the operator's result may take the memory of, if it is as large."""
     row = find_row(op.target)
-    if row is None or row.over is None or op.target != f"{row.name}.{row.over.overload}":
+    if row is None or row.over is None or op.target.rpartition(".")[2] != row.over.overload:
         return ()
     arguments = (op.args[place] for place in row.over.places)
     return tuple(dict.fromkeys(argument.index for argument in arguments if isinstance(argument, Ref)))
@@ -101,6 +101,12 @@ def takes_one_dtype(op: Op) -> bool:
     """Whether torch runs it on operands of one dtype alone; without values (meta, fake) it lets others pass."""
     row = find_row(op.target)
     return row is not None and row.one_dtype
+
+
+def reads_values(op: Op) -> bool:
+    """Whether the operator asks more than the shape of what it reads."""
+    row = find_row(op.target)
+    return row is None or row.reads != "shape"
 
 
 def effect_of_number(op: Op) -> str:

@@ -35,8 +35,13 @@ def _equal(row: Row) -> str:
 
 def find_row(target: str) -> Row | None:
     """The row of an operator: by its full name (``aten.view.dtype``), else without the overload (``aten.view``)."""
-    short = target.rpartition(".")[0]
-    return BY_NAME.get(target) or BY_NAME.get(short) or OWN.get(target) or OWN.get(short)
+    return _listed(target) or OWN.get(target) or OWN.get(target.rpartition(".")[0])
+
+
+@lru_cache(maxsize=4096)
+def _listed(target: str) -> Row | None:
+    """The same of the table alone; looked up once a name, since every fact of an operator is asked for by its target."""
+    return BY_NAME.get(target) or BY_NAME.get(target.rpartition(".")[0])
 
 
 def find_rule(op: Op, tensors: Mapping[str, Tensor]) -> ShardingRule:

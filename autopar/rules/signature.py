@@ -95,7 +95,7 @@ class Row:
         equal: which factors are split in equal parts alone: ``all``, or ``inner``, those that the statistics inside count over.
         stores: it writes into input 0, some entries of it, and gives that as output 0.
         over: whose memory the result may take.
-        reads: ``all``, or ``results``: only as many bytes as it writes.
+        reads: ``all``; ``results``, only as many bytes as it writes; or ``shape``, nothing but the shape of its inputs.
         kernels: of an operator that runs step by step along its argument ``gates``, the kernels of a step by its argument ``cell``.
         number: what a plain number among its arguments does to the tensor: ``multiplies``, ``divides`` or ``adds``.
         looks_up: that an input holds numbers of entries.

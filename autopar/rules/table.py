@@ -28,20 +28,20 @@ def _rows(
 
 _NONLINEAR = """
     abs acos acosh angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
-    bitwise_xor ceil celu clamp clamp_max clamp_min copysign cos cosh digamma elu eq erf erfc erfinv exp exp2 expm1 float_power floor
-    floor_divide fmax fmin fmod frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf isnan
-    igamma igammac isneginf isposinf le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
-    logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel reciprocal relu
-    relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink mvlgamma special_airy_ai
-    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1
-    special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt square polar tan tanh threshold trunc xlogy full_like
-    ones_like fill __lshift__ __rshift__"""
+    bitwise_xor ceil celu clamp clamp_max clamp_min copysign cos cosh digamma elu eq erf erfc erfinv exp exp2 expm1 float_power
+    floor floor_divide fmax fmin fmod frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf
+    isnan igamma igammac isneginf isposinf le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
+    logical_or logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel
+    reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink mvlgamma
+    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e
+    special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt square polar tan tanh threshold trunc
+    xlogy fill __lshift__ __rshift__"""
 _LINEAR = """
     neg deg2rad rad2deg hardtanh_backward hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward
     elu_backward softplus_backward softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward
     rrelu_with_noise_backward"""
 
-_UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is"}
+_UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is", "reads": "shape"}
 _CHANGING: Any = {"once": "it changes what it reads", "stores": True, "work": "none"}
 _SEED: Any = {"local": (("seed", "seed output 0"),)}
 _OVER_EITHER: Any = {"over": WritesOver("Tensor", (0, 1), "out")}
@@ -78,7 +78,8 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "_to_copy", computed.convert, "x", work="none"),
     *_rows("pointwise", "clone lift_fresh_copy", "... -> ... | linear {0}", work="none"),
     *_rows("pointwise", "alias detach lift_fresh", "... -> ... | linear {0}", alias=True),
-    *_rows("pointwise", "zeros_like zero", "... -> ... | linear {} {0}"),
+    *_rows("pointwise", "zeros_like zero", "... -> ... | linear {} {0}", reads="shape"),
+    *_rows("pointwise", "ones_like full_like", "... * -> ...", reads="shape"),
     *_rows("pointwise", "_conj _neg_view", computed.conjugate),
     *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
     *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
@@ -368,10 +369,10 @@ FACTORY: tuple[Row, ...] = (
     *_rows("factory", "full", computed.full, "size=, fill_value=", **_SIZE),
     *_rows("factory", "ones", "-> ...", "size=", **_SIZE),
     *_rows("factory", "empty", "-> ...", "size=", **_SIZE, **_UNSET),
-    *_rows("factory", "new_zeros", computed.new_zeros, "x, size=", **_SIZE),
-    *_rows("factory", "new_ones", computed.new, "x, size=", **_SIZE),
+    *_rows("factory", "new_zeros", computed.new_zeros, "x, size=", reads="shape", **_SIZE),
+    *_rows("factory", "new_ones", computed.new, "x, size=", reads="shape", **_SIZE),
     *_rows("factory", "new_empty", computed.new, "x, size=", **_SIZE, **_UNSET),
-    *_rows("factory", "new_full", computed.new_full, "x, size=, fill_value=", **_SIZE),
+    *_rows("factory", "new_full", computed.new_full, "x, size=, fill_value=", reads="shape", **_SIZE),
     *_rows("factory", "arange linspace logspace eye tril_indices triu_indices scalar_tensor", "-> _..."),
     *_rows("factory", "bartlett_window blackman_window hamming_window hann_window kaiser_window", "-> _"),
 )

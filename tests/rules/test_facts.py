@@ -213,3 +213,16 @@ def test_facts_name_arguments_of_their_signature() -> None:
         asked = {lookup.size, lookup.ignored, lookup.dim if isinstance(lookup.dim, str) else ""} if lookup is not None else set()
         asked |= {"gates", "cell"} if row.kernels else set()
         assert asked - {""} <= names, row.name
+
+
+def test_operators_that_read_a_shape_alone_give_the_same_whatever_the_values() -> None:
+    asked: set[str] = set()
+    for case in CASES:
+        row = find_row(case.target)
+        if row is None or row.reads != "shape" or case.random:
+            continue
+        arguments, keywords = case.drawn(), {name: with_tensors(value) for name, value in case.kwargs.items()}
+        first = find_operator(case.target)(*arguments, **keywords)
+        assert torch.equal(first, find_operator(case.target)(-7 * arguments[0] - 3, *arguments[1:], **keywords)), case
+        asked.add(row.name)
+    assert {"aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.new_zeros"} <= asked
