@@ -9,7 +9,6 @@ items, which is exact.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,34 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.arrays import Floats, Ints, offsets
-from solvers.network import NEVER
-from solvers.record import Record
+from solvers.incumbent import Incumbent
+from solvers.kernels.constants import NEVER
 from solvers.reduction import Core, reduce
+from solvers.settings import SETTINGS
 
-LARGEST_COEFFICIENT = 1e6
-ENOUGH = 0.5
-"""Share of the gap asked at which the integer program ends. It knows nothing of what every answer costs, which mostly is more than what
-it decides on: the gap it is given is one of the whole."""
-TIGHT = 1e-9
-"""Feasibility tolerance, and the share by which a float bound of HiGHS is lowered before it is believed."""
-ROWS_AT_ONCE = 10
-LEAST_DISTANCE = 30
-"""Times added in one round are this far apart: neighbours mostly say the same."""
-STEPS = 40
-"""Relaxations solved on the way from the first to an answer near it, at most."""
-ITERATION = 2e-8
-"""Work of an iteration of the simplex method for each row."""
 WHOLE = 1e-6
 """What is as near to a whole number is one."""
 
 
-def solve_array_program(record: Record) -> None:
+def solve_array_program(record: Incumbent) -> None:
     """Reduce, then solve the core exactly."""
-    solve_core(record, reduce(record.problem))
+    core = reduce(record.problem)
+    record.spend(core.work)
+    solve_core(record, core)
 
 
-def solve_core(record: Record, core: Core, excluded: int | None = None, deadline: float = np.inf) -> None:
-    """Solve the core, until ``deadline`` at most.
+def solve_core(record: Incumbent, core: Core, excluded: int | None = None, work: float = np.inf) -> None:
+    """Solve the core, with so much work at most.
 
     Answers of cost ``excluded`` or more are missing from the core, and that cost is known to be reached.
     """
@@ -55,18 +44,18 @@ def solve_core(record: Record, core: Core, excluded: int | None = None, deadline
     if core.num_nodes == 0:
         _found(record, core, np.zeros(0, dtype=np.int64), core.constant)
         return
-    program = _Program(record, core, excluded, min(deadline, record.deadline))
+    program = _Program(record, core, excluded, record.spent + min(work, record.work_left))
     program.run()
 
 
-def _exhausted(record: Record, excluded: int | None) -> None:
+def _exhausted(record: Incumbent, excluded: int | None) -> None:
     if excluded is None:
         record.infeasible = True
     else:
         record.prove(excluded)
 
 
-def _found(record: Record, core: Core, choices: Ints, bound: float) -> None:
+def _found(record: Incumbent, core: Core, choices: Ints, bound: float) -> None:
     record.offer(core.expand(choices))
     record.prove(bound)
 
@@ -85,12 +74,12 @@ def profile(core: Core, choices: Ints) -> Ints:
 
 @dataclass
 class _Program:
-    """One HiGHS model and its rows of memory."""
+    """One HiGHS model and its rows of memory. ``allowed`` is what the record may have spent in the end."""
 
-    record: Record
+    record: Incumbent
     core: Core
     excluded: int | None
-    deadline: float
+    allowed: float
     scale: float = 1.0
     times: set[int] = field(default_factory=set)
 
@@ -103,10 +92,10 @@ class _Program:
                 duals = np.array(self.model.getSolution().col_dual)
                 self._dive(values)
                 self._fix(bound, duals)
-                self.model.setOptionValue("mip_abs_gap", ENOUGH * self.record.gap * max(bound or 0.0, 0.0) / self.scale)
+                self.model.setOptionValue("mip_abs_gap", SETTINGS.program_gap * self.record.gap * max(bound or 0.0, 0.0) / self.scale)
                 self.model.setOptionValue("presolve", "choose")
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
-            while not self.record.done and time.perf_counter() < self.deadline:
+            while not self._ended():
                 values, bound = self._solve(integral)
                 if bound is None:
                     return
@@ -121,6 +110,9 @@ class _Program:
                     if whole:
                         return
                     break
+
+    def _ended(self) -> bool:
+        return self.record.over or self.record.spent >= self.allowed
 
     def _model(self) -> Any:
         import highspy
@@ -143,7 +135,7 @@ class _Program:
         data = np.concatenate([np.ones(columns + 2 * len(finite)), -np.ones(len(at_u[0]) + len(at_v[0]))])
         order = np.argsort(cols, kind="stable")
         costs = np.concatenate([core.costs, core.edge_costs[finite]]).astype(np.float64)
-        self.scale = max(1.0, float(costs.max(initial=0.0)) / LARGEST_COEFFICIENT)
+        self.scale = max(1.0, float(costs.max(initial=0.0)) / SETTINGS.largest_coefficient)
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(costs), int(row_u[-1])
         lp.col_cost_ = costs / self.scale
@@ -151,13 +143,15 @@ class _Program:
         lp.row_lower_ = lp.row_upper_ = np.where(np.arange(lp.num_row_) < core.num_nodes, 1.0, 0.0)
         lp.a_matrix_.start_ = offsets(np.bincount(cols, minlength=len(costs)))
         lp.a_matrix_.index_, lp.a_matrix_.value_ = rows[order], data[order]
+        highspy.Highs.resetGlobalScheduler(True)  # others may have begun with more threads, which HiGHS does not change by itself
         model = cast(Any, highspy.Highs)()
+        model.setOptionValue("threads", 1)
         model.setOptionValue("output_flag", False)
         model.setOptionValue("presolve", "off")  # the core is reduced; only integer programs gain by more
         model.setOptionValue("mip_rel_gap", max(self.record.gap, 1e-6) / 10)
         model.setOptionValue("mip_abs_gap", 0.0)
-        model.setOptionValue("mip_feasibility_tolerance", TIGHT)
-        model.setOptionValue("primal_feasibility_tolerance", TIGHT)
+        model.setOptionValue("mip_feasibility_tolerance", SETTINGS.tight)
+        model.setOptionValue("primal_feasibility_tolerance", SETTINGS.tight)
         model.setOptionValue("random_seed", int(self.record.seed) % 2**31)
         model.passModel(lp)
         return model
@@ -166,7 +160,7 @@ class _Program:
         """Values of the choices and a bound; no bound when the rows have no answer, no values when time ran out."""
         import highspy
 
-        self._run()
+        self._run(integral)
         status, info = self.model.getModelStatus(), self.model.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
             _exhausted(self.record, self.excluded)
@@ -174,7 +168,7 @@ class _Program:
         optimal = status == highspy.HighsModelStatus.kOptimal
         value = info.mip_dual_bound if integral else info.objective_function_value
         known = optimal or integral
-        bound = self.core.constant + (value * self.scale * (1 - TIGHT) if known and np.isfinite(value) else 0.0)
+        bound = self.core.constant + (value * self.scale * (1 - SETTINGS.tight) if known and np.isfinite(value) else 0.0)
         if self.excluded is not None:
             bound = min(bound, self.excluded)
         has_values = optimal or (integral and info.primal_solution_status == 2)
@@ -184,12 +178,23 @@ class _Program:
             values = None
         return values, bound
 
-    def _run(self) -> None:
-        self.model.setOptionValue("time_limit", max(0.01, self.deadline - time.perf_counter()) + self.model.getRunTime())
-        run_interruptible(self.model)
-        info = self.model.getInfo()
-        self.record.spend(ITERATION * self.model.getNumRow() * max(0, info.simplex_iteration_count))
-        self.record.cut = self.record.cut or self.record.seconds_left <= 0
+    def _run(self, integral: bool = False) -> None:
+        """Run HiGHS, cut by counts: of simplex iterations, and in integer programs of the times that HiGHS asks whether to go on."""
+        model, record = self.model, self.record
+        iteration = SETTINGS.iteration_work * (model.getNumRow() + model.getNumCol())
+        most = max(1, int(min(1e9, (self.allowed - record.spent) / iteration)))
+        asked = _Asked(most // SETTINGS.iterations_between_questions if integral else None)
+        model.setOptionValue("simplex_iteration_limit", most)
+        model.setOptionValue("time_limit", max(0.01, record.seconds_left) + model.getRunTime())
+        model.cbMipInterrupt.subscribe(asked)
+        model.cbSimplexInterrupt.subscribe(asked)
+        try:
+            _run_interruptible(model, asked)
+        finally:
+            model.cbMipInterrupt.unsubscribe(asked)
+            model.cbSimplexInterrupt.unsubscribe(asked)
+        iterations = max(model.getInfo().simplex_iteration_count, SETTINGS.iterations_between_questions * asked.times * integral)
+        record.spend(SETTINGS.start_work + iteration * iterations)
 
     def _values(self) -> Floats:
         return np.array(self.model.getSolution().col_value)[: len(self.core.costs)]
@@ -204,15 +209,15 @@ class _Program:
         known = self.record.objective
         if known is None or bound is None or len(duals) == 0:
             return
-        self._bound(np.flatnonzero(duals * self.scale * (1 - TIGHT) > known - bound + 1).tolist(), 0.0)
+        self._bound(np.flatnonzero(duals * self.scale * (1 - SETTINGS.tight) > known - bound + 1).tolist(), 0.0)
         self.excluded = known if self.excluded is None else min(known, self.excluded)
 
     def _dive(self, values: Floats | None) -> None:
         """Offers an answer near the relaxation's: of the choices that it is between the likeliest is made, or ruled out where nothing is
         left with it, and the rest solved anew."""
         gone = set[int]()
-        for _ in range(STEPS):
-            if values is None or self.record.done or time.perf_counter() > self.deadline:
+        for _ in range(SETTINGS.dive_steps):
+            if values is None or self._ended():
                 break
             between, picked, others = _between(values), self._rounded(values), set[int]()
             likeliest = int(np.argmax(np.where(between, values, 0.0)))
@@ -266,9 +271,9 @@ class _Program:
             broken[list(self.times)] = False  # the model has these rows, and keeps to them within its tolerance
         added: list[int] = []
         for moment in np.argsort(-excess, kind="stable").tolist():
-            if len(added) == ROWS_AT_ONCE or not broken[moment]:
+            if len(added) == SETTINGS.rows_at_once or not broken[moment]:
                 break
-            if all(abs(moment - other) >= LEAST_DISTANCE for other in added):
+            if all(abs(moment - other) >= SETTINGS.row_distance for other in added):
                 added.append(moment)
                 if moment in self.times:
                     assert picked is not None
@@ -308,7 +313,23 @@ def _spread(core: Core, side: int, first_row: Ints, sizes: Ints) -> tuple[Ints, 
     return np.repeat(first_row, counts) + within, np.repeat(core.node_ptr[nodes], counts) + within
 
 
-def run_interruptible(model: Any) -> None:
+class _Asked:
+    """HiGHS asks whether to go on: at each iteration of the simplex method, and at fixed points of an integer program.
+
+    ``most`` is how often an integer program may ask, ``times`` how often one has; ``cancelled`` ends either.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.most, self.times, self.cancelled = most, 0, False
+
+    def __call__(self, event: Any) -> None:
+        if self.most is not None:
+            self.times += 1
+        if self.cancelled or (self.most is not None and self.times > self.most):
+            event.interrupt()
+
+
+def _run_interruptible(model: Any, asked: _Asked) -> None:
     """Run HiGHS beside the main thread, so that Ctrl-C reaches Python and stops it."""
     worker = threading.Thread(target=model.run, daemon=True)
     worker.start()
@@ -316,6 +337,6 @@ def run_interruptible(model: Any) -> None:
         while worker.is_alive():
             worker.join(0.05)
     except KeyboardInterrupt:
-        model.cancelSolve()
+        asked.cancelled = True
         worker.join(10.0)
         raise

@@ -19,12 +19,7 @@ from typing import Any
 import numpy as np
 
 from solvers.arrays import Arrays, Ints, offsets
-from solvers.compiled import runs_compiled
 from solvers.errors import ProblemError
-from solvers.scanner import scan
-
-SCANNED = 2_000_000
-"""Bytes above which a file is scanned by compiled code."""
 
 
 def read(path: str | PathLike[str]) -> Arrays:
@@ -35,22 +30,7 @@ def read(path: str | PathLike[str]) -> Arrays:
             data = gzip.decompress(data)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ProblemError(f"broken gzip data ({error})", "fetch the file again") from error
-    return (_from_scan(data) if len(data) > SCANNED else None) or _from_json(data)
-
-
-def _from_scan(data: bytes) -> Arrays | None:
-    """The fast road for large files, where kernels are compiled and the file is plain."""
-    if not runs_compiled():
-        return None
-    found = scan(data)
-    if found is None:
-        return None
-    costs, node_ptr = found["problem.nodes.costs"]
-    item_ptr, items = interval_items(node_ptr, *found["problem.nodes.intervals"], *found["problem.nodes.usages"])
-    pairs, pair_ptr = found["problem.edges.nodes"]
-    edge_costs, edge_ptr = found["problem.edges.costs"]
-    name, limit = found.get("problem.name", ""), found.get("problem.usage_limit")
-    return assemble(name, node_ptr, costs, pairs, pair_ptr, edge_costs, edge_ptr, item_ptr, items, limit)
+    return _from_json(data)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The exact integer program in PuLP: the readable reference, and the whole model in one page.
+"""The exact integer program in PuLP: the readable reference of tests, and the whole model in one page.
 
     minimise  sum c[i,k] x[i,k] + sum t[e,k,l] y[e,k,l]
     one choice a node       sum_k x[i,k] = 1
@@ -12,27 +12,14 @@ all (PuLP resets the upper bound of a Binary from 0 to 1, so that a forbidden ch
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any
 
 import numpy as np
 
 from solvers.arrays import Ints
+from solvers.incumbent import Incumbent
 from solvers.problem import INFINITE, Problem
-from solvers.record import Record
-
-LARGEST_COEFFICIENT = 1e6
-"""Costs are scaled to at most this, which the tolerances of the solvers behind PuLP are made for."""
-
-
-def solve_highs(record: Record) -> None:
-    """The integer program by HiGHS."""
-    _solve(record, "HiGHS")
-
-
-def solve_cbc(record: Record) -> None:
-    """The integer program by CBC."""
-    _solve(record, "CBC")
+from solvers.settings import SETTINGS
 
 
 def memory_times(problem: Problem) -> Ints:
@@ -41,14 +28,15 @@ def memory_times(problem: Problem) -> Ints:
     return np.unique(problem.item_begin[live])
 
 
-def _solve(record: Record, engine: str) -> None:
+def solve_pulp(record: Incumbent) -> None:
+    """The integer program by PuLP and HiGHS. Its time is limited, not its work."""
     import pulp
 
     problem = record.problem
     logging.getLogger("pulp").setLevel(logging.ERROR)
     model = pulp.LpProblem("choices", pulp.LpMinimize)
     finite = np.concatenate([problem.costs[problem.costs < INFINITE], problem.edge_costs[problem.edge_costs < INFINITE], [1]])
-    scale = max(1.0, float(finite.max()) / LARGEST_COEFFICIENT)
+    scale = max(1.0, float(finite.max()) / SETTINGS.largest_coefficient)
     x: dict[int, Any] = {
         c: model.add_variable(f"x{c}", 0, 1, cat="Integer") for c in range(len(problem.costs)) if problem.costs[c] < INFINITE
     }
@@ -59,7 +47,7 @@ def _solve(record: Record, engine: str) -> None:
         objective += _edge_rows(pulp, model, problem, edge, u, v, x, scale)
     model.setObjective(pulp.LpAffineExpression(objective))
     _memory_rows(pulp, model, problem, x)
-    _run(pulp, model, engine, record, x, scale)
+    _run(pulp, model, record, x, scale)
 
 
 def _edge_rows(
@@ -95,20 +83,14 @@ def _memory_rows(pulp: Any, model: Any, problem: Problem, x: dict[int, Any]) -> 
             model.addConstraint(pulp.lpSum(variable * factor for variable, factor in terms) <= problem.limit / max(1, problem.limit))
 
 
-def _run(pulp: Any, model: Any, engine: str, record: Record, x: dict[int, Any], scale: float) -> None:
+def _run(pulp: Any, model: Any, record: Incumbent, x: dict[int, Any], scale: float) -> None:
     limit = max(0.1, record.seconds_left)
-    if engine == "CBC":
-        with warnings.catch_warnings():  # PuLP 3 ships CBC and warns that PuLP 4 will not
-            warnings.simplefilter("ignore", DeprecationWarning)
-            solver = pulp.PULP_CBC_CMD(msg=False, timeLimit=limit, gapRel=1e-9, threads=1)
-    else:
-        solver = pulp.HiGHS(msg=False, timeLimit=limit, gapRel=1e-9, mip_feasibility_tolerance=1e-9, primal_feasibility_tolerance=1e-9)
+    solver = pulp.HiGHS(msg=False, timeLimit=limit, gapRel=1e-9, mip_feasibility_tolerance=1e-9, primal_feasibility_tolerance=1e-9)
     model.solve(solver)
     if model.status == pulp.LpStatusInfeasible:
         record.infeasible = True
         return
-    if engine == "HiGHS":
-        record.prove(float(model.solverModel.getInfo().mip_dual_bound) * scale * (1 - 1e-9))
+    record.prove(float(model.solverModel.getInfo().mip_dual_bound) * scale * (1 - 1e-9))
     if model.sol_status not in {pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible}:
         return
     problem = record.problem
@@ -117,5 +99,3 @@ def _run(pulp: Any, model: Any, engine: str, record: Record, x: dict[int, Any], 
         weight[c] = variable.varValue or 0.0
     pieces = np.split(weight, problem.node_ptr[1:-1])
     record.offer(np.array([int(np.argmax(piece)) for piece in pieces]))
-    if engine == "CBC" and model.sol_status == pulp.LpSolutionOptimal and record.objective is not None:
-        record.prove(float(pulp.value(model.objective) or 0.0) * scale * (1 - 1e-9))

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Ints, offsets
-from solvers.compiled import kernel, kernel_or
-from solvers.network import FIXED, FOLLOWS, INFEASIBLE, LOG, Network, wake_around
+from solvers.arrays import Bytes, Ints, offsets
+from solvers.kernels import maximal_times, trace, wake
+from solvers.kernels.constants import INFEASIBLE
+from solvers.memory_arrays import Items
+from solvers.presolve_state import Network
 from solvers.problem import Problem
 
 ROUNDING = 1e-12
@@ -30,6 +32,11 @@ class Memory(NamedTuple):
     usage: Ints
     capacity: Ints
     time: Ints  # the problem's time at which each indexed time begins
+
+    @property
+    def items(self) -> Items:
+        """As kernels read it."""
+        return Items(*self[:5])
 
 
 def memory(problem: Problem) -> Memory:
@@ -54,7 +61,7 @@ def _most(problem: Problem) -> float:
     return float(largest.sum()) + ROUNDING * len(problem.costs) * float(running[-1])
 
 
-def heavy_nodes(ptr: Ints, items: Memory) -> NDArray[np.uint8]:
+def heavy_nodes(ptr: Ints, items: Memory) -> Bytes:
     """1 for each node that has items."""
     return (items.ptr[ptr[1:]] > items.ptr[ptr[:-1]]).astype(np.uint8)
 
@@ -65,26 +72,32 @@ def rebuild(net: Network, old: Memory, first_log: int) -> Memory:
     root, map_at = np.full(len(net.present), -2, dtype=np.int64), np.zeros(len(net.present), dtype=np.int64)
     present = np.flatnonzero(net.present)
     root[present] = present
-    maps = np.zeros(trace_sizes(net, first_log, root.copy()), dtype=np.int64)
+    maps = np.zeros(trace(net, first_log, root.copy(), map_at.copy(), np.zeros(0, dtype=np.int64)), dtype=np.int64)
     trace(net, first_log, root, map_at, maps)
     members = np.flatnonzero(root >= 0)
     members = members[np.argsort(root[members], kind="stable")]
     constant, largest = np.zeros(horizon + 1, dtype=np.int64), np.zeros(horizon + 1, dtype=np.int64)
-    use_constant(net, old, np.flatnonzero(root == -1), map_at, constant)
+    gone = np.flatnonzero(root == -1)
+    _, item = _items_of(old, net.ptr[gone] + map_at[gone])
+    np.add.at(constant, old.begin[item], old.usage[item])
+    np.subtract.at(constant, old.end[item], old.usage[item])
     counts = np.zeros(len(net.live), dtype=np.int64)
-    sketch = np.empty((0, 3), dtype=np.int64)
-    room = gather(net, old, root, map_at, maps, members, constant.copy(), largest.copy(), counts, sketch, False)
-    sketch = np.empty((room, 3), dtype=np.int64)
-    counts[:] = 0
-    gather(net, old, root, map_at, maps, members, constant, largest, counts, sketch, True)
+    sketch = gather(net, old, root, map_at, maps, members, constant, largest, counts)
     capacity = old.capacity - np.cumsum(constant)[:horizon]
     if (capacity < 0).any():
         net.scalars[INFEASIBLE] = 1
         capacity = np.maximum(capacity, 0)
-    ptr = offsets(counts)
-    binding = np.cumsum(largest)[:horizon] > capacity
-    kept = maximal_times(binding, capacity, sketch[:, 0], sketch[:, 1])
-    return squeeze(ptr, sketch, kept, capacity, old.time)
+    binding = (np.cumsum(largest)[:horizon] > capacity).astype(np.uint8)
+    begins, ends = (np.bincount(sketch[:, side], minlength=horizon + 1).astype(np.int64) for side in (0, 1))
+    kept = np.zeros(horizon, dtype=np.uint8)
+    maximal_times(binding, capacity, begins, ends, kept)
+    return squeeze(offsets(counts), sketch, kept > 0, capacity, old.time)
+
+
+def _items_of(items: Memory, choices: Ints) -> tuple[Ints, Ints]:
+    """The items of some choices: which of the choices, and the item's number."""
+    which, item = ranges(np.diff(items.ptr)[choices])
+    return which, item + items.ptr[choices[which]]
 
 
 def ranges(counts: Ints) -> tuple[Ints, Ints]:
@@ -123,104 +136,42 @@ def drop_too_large(net: Network, items: Memory) -> bool:
         here = level == at
         room[here] = np.minimum(row[items.begin[here]], row[items.end[here] - 2**at])
     owner = np.repeat(np.arange(len(items.ptr) - 1), np.diff(items.ptr))
-    bad = np.zeros(len(items.ptr) - 1, dtype=np.uint8)
-    bad[owner[items.usage > room]] = 1
-    return bool(bad.any()) and bool(drop(net, bad))
+    return drop(net, np.unique(owner[items.usage > room]))
 
 
-@kernel
-def drop(net: Network, bad: NDArray[np.uint8]) -> bool:
-    """Remove the choices marked bad."""
-    dropped = False
-    for i in range(len(net.present)):
-        if net.present[i]:
-            kept = 0
-            for place in range(net.live_count[i]):
-                k = net.live[net.ptr[i] + place]
-                if bad[net.ptr[i] + k] == 0:
-                    net.live[net.ptr[i] + kept] = k
-                    kept += 1
-            if kept < net.live_count[i]:
-                dropped = True
-                net.live_count[i] = kept
-                wake_around(net, i)
-                if kept == 0:
-                    net.scalars[INFEASIBLE] = 1
-    return dropped
+def drop(net: Network, bad: Ints) -> bool:
+    """Remove some choices, counted over all nodes; True if any were there."""
+    nodes = np.unique(np.searchsorted(net.ptr, bad, side="right") - 1)
+    lost = []
+    for i in nodes[net.present[nodes] > 0].tolist():
+        begin, live = net.ptr[i], net.live[net.ptr[i] : net.ptr[i] + net.live_count[i]]
+        left = live[np.isin(begin + live, bad, invert=True)]
+        if len(left) < len(live):
+            live[: len(left)] = left
+            net.live_count[i] = len(left)
+            net.scalars[INFEASIBLE] |= len(left) == 0
+            lost.append(i)
+    wake(net, np.array(lost, dtype=np.int64), 1)
+    return bool(lost)
 
 
-@kernel
-def trace_sizes(net: Network, first_log: int, root: Ints) -> int:
-    total = 0
-    for entry in range(net.scalars[LOG] - 1, first_log - 1, -1):
-        node, first = net.log[entry, 1], net.log[entry, 2]
-        if net.log[entry, 0] == FIXED:
-            root[node] = -1
-        elif net.log[entry, 0] == FOLLOWS:
-            root[node] = root[first]
-            if root[first] >= 0:
-                total += net.live_count[root[first]]
-    for i in range(len(root)):
-        if net.present[i]:
-            total += net.live_count[i]
-    return total
+def gather(
+    net: Network, old: Memory, root: Ints, map_at: Ints, maps: Ints, members: Ints, constant: Ints, largest: Ints, counts: Ints
+) -> Ints:  # fmt: skip
+    """Sum the items of each present node's members: (begin, end, usage) of each sum, in order of choices.
 
-
-@kernel
-def trace(net: Network, first_log: int, root: Ints, map_at: Ints, maps: Ints) -> None:
-    """For each node: the present node it follows and its choice for each live choice of that (root -1: the one choice, in map_at)."""
-    used = 0
-    for i in range(len(root)):
-        if net.present[i]:
-            map_at[i] = used
-            for place in range(net.live_count[i]):
-                maps[used + place] = net.live[net.ptr[i] + place]
-            used += net.live_count[i]
-    for entry in range(net.scalars[LOG] - 1, first_log - 1, -1):
-        kind, node, first, data = net.log[entry, 0], net.log[entry, 1], net.log[entry, 2], net.log[entry, 4]
-        if kind == FIXED:
-            root[node], map_at[node] = -1, net.log_data[data]
-        elif kind == FOLLOWS:
-            root[node] = root[first]
-            if root[first] == -1:
-                map_at[node] = net.log_data[data + map_at[first]]
-            elif root[first] >= 0:
-                map_at[node] = used
-                for place in range(net.live_count[root[first]]):
-                    maps[used + place] = net.log_data[data + maps[map_at[first] + place]]
-                used += net.live_count[root[first]]
-
-
-@kernel
-def use_constant(net: Network, old: Memory, nodes: Ints, choice: Ints, constant: Ints) -> None:
-    for i in nodes:
-        c = net.ptr[i] + choice[i]
-        for item in range(old.ptr[c], old.ptr[c + 1]):
-            constant[old.begin[item]] += old.usage[item]
-            constant[old.end[item]] -= old.usage[item]
-
-
-def plain_gather(
-    net: Network,
-    old: Memory,
-    root: Ints,
-    map_at: Ints,
-    maps: Ints,
-    members: Ints,
-    constant: Ints,
-    largest: Ints,
-    counts: Ints,
-    sketch: Ints,
-    fill: bool,
-) -> int:
+    Args:
+        root, map_at, maps: see ``kernels.presolve.trace``.
+        constant, largest: changes of usage at each time, added to: what every choice of a node uses, and how much more one may.
+        counts: written to: the number of sums of each choice.
+    """
     span = len(constant)
     member, j = ranges(net.live_count[root[members]])
     member = members[member]
     c = net.ptr[member] + maps[map_at[member] + j]
-    pair, item = ranges(np.diff(old.ptr)[c])
-    item += old.ptr[c[pair]]
+    pair, item = _items_of(old, c)
     if len(item) == 0:
-        return 0
+        return np.empty((0, 3), dtype=np.int64)
     node, j = root[member[pair]] * span, j[pair]
     moments, slots = np.unique(np.concatenate([node + old.begin[item], node + old.end[item]]), return_inverse=True)
     begin, end = slots[: len(item)], slots[len(item) :]
@@ -249,118 +200,10 @@ def plain_gather(
     changes = np.flatnonzero(np.diff(level, prepend=0))
     begins = changes[:-1][level[changes[:-1]] > 0]
     ends = changes[1:][level[changes[:-1]] > 0]
-    if fill:
-        time_of = np.empty(len(level), dtype=np.int64)
-        time_of[cells] = times[moment]
-        sketch[:, 0], sketch[:, 1], sketch[:, 2] = time_of[begins], time_of[ends], level[begins]
+    time_of = np.empty(len(level), dtype=np.int64)
+    time_of[cells] = times[moment]
     row, _ = ranges(np.repeat(widths, heights))
     node_of_row, j_of_row = ranges(heights)
     owner = net.ptr[nodes[node_of_row]] + net.live[net.ptr[nodes[node_of_row]] + j_of_row]
     np.add.at(counts, owner[row[begins]], 1)
-    return len(begins)
-
-
-@kernel_or(plain_gather)
-def gather(
-    net: Network,
-    old: Memory,
-    root: Ints,
-    map_at: Ints,
-    maps: Ints,
-    members: Ints,
-    constant: Ints,
-    largest: Ints,
-    counts: Ints,
-    sketch: Ints,
-    fill: bool,
-) -> int:
-    """Sum the items of each present node's members; returns the number of items, and writes them, in order of choices, when ``fill``."""
-    used, first = 0, 0
-    slot = np.zeros(len(constant), dtype=np.int64)
-    while first < len(members):
-        r, last = root[members[first]], first
-        while last < len(members) and root[members[last]] == r:
-            last += 1
-        nd, events = net.live_count[r], 0
-        for place in range(first, last):
-            i = members[place]
-            for j in range(nd):
-                c = net.ptr[i] + maps[map_at[i] + j]
-                events += 2 * (old.ptr[c + 1] - old.ptr[c])
-        if events == 0:
-            first = last
-            continue
-        moments = np.empty(events, dtype=np.int64)
-        events = 0
-        for place in range(first, last):
-            i = members[place]
-            for j in range(nd):
-                c = net.ptr[i] + maps[map_at[i] + j]
-                for item in range(old.ptr[c], old.ptr[c + 1]):
-                    moments[events], moments[events + 1] = old.begin[item], old.end[item]
-                    events += 2
-        moments.sort()
-        distinct = 0
-        for place in range(events):
-            if place == 0 or moments[place] != moments[place - 1]:
-                moments[distinct] = moments[place]
-                slot[moments[place]] = distinct
-                distinct += 1
-        level = np.zeros((nd, distinct), dtype=np.int64)
-        for place in range(first, last):
-            i = members[place]
-            for j in range(nd):
-                c = net.ptr[i] + maps[map_at[i] + j]
-                for item in range(old.ptr[c], old.ptr[c + 1]):
-                    level[j, slot[old.begin[item]]] += old.usage[item]
-                    level[j, slot[old.end[item]]] -= old.usage[item]
-        for t in range(1, distinct):
-            for j in range(nd):
-                level[j, t] += level[j, t - 1]
-        for t in range(distinct - 1):
-            least, most = level[0, t], level[0, t]
-            for j in range(nd):
-                least, most = min(least, level[j, t]), max(most, level[j, t])
-            constant[moments[t]] += least
-            constant[moments[t + 1]] -= least
-            largest[moments[t]] += most - least
-            largest[moments[t + 1]] -= most - least
-            for j in range(nd):
-                level[j, t] -= least
-        for j in range(nd):
-            t = 0
-            while t < distinct - 1:
-                begin = t
-                while t < distinct - 1 and level[j, t] == level[j, begin]:
-                    t += 1
-                if level[j, begin] > 0:
-                    if fill:
-                        sketch[used, 0], sketch[used, 1], sketch[used, 2] = moments[begin], moments[t], level[j, begin]
-                    used += 1
-                    counts[net.ptr[r] + net.live[net.ptr[r] + j]] += 1
-        first = last
-    return used
-
-
-@kernel
-def maximal_times(binding: NDArray[np.bool_], capacity: Ints, begin: Ints, end: Ints) -> NDArray[np.bool_]:
-    """Of the binding times, those that no neighbour implies: one with the same items or more, and no more room."""
-    begins, ends = np.zeros(len(capacity) + 1, dtype=np.int64), np.zeros(len(capacity) + 1, dtype=np.int64)
-    for t in begin:
-        begins[t] += 1
-    for t in end:
-        ends[t] += 1
-    kept = np.zeros(len(capacity), dtype=np.bool_)
-    last, begun, ended = -1, 0, 0
-    for t in range(len(capacity)):
-        begun += begins[t]
-        ended += ends[t]
-        if not binding[t]:
-            continue
-        if last >= 0 and begun == 0 and capacity[last] <= capacity[t]:
-            continue
-        if last >= 0 and ended == 0 and capacity[t] <= capacity[last]:
-            kept[last] = False
-        kept[t] = True
-        last, begun, ended = t, 0, 0
-    return kept
+    return np.stack([time_of[begins], time_of[ends], level[begins]], axis=1)

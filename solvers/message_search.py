@@ -1,45 +1,30 @@
-"""The road for large cores: prices and messages on one core, neighbourhood search on the other, in rounds of fixed work.
+"""The road for large cores: rounds of fixed work, each of prices and messages for the bound and of neighbourhood search for the choices.
 
-Rounds, rather than a free exchange, make the answer a function of the seed where the time limit does not bind. Once the bound stalls
-both workers search.
+Once the bound stalls, two searches share a round.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
 
 from solvers.arrays import Floats
-from solvers.compiled import runs_compiled
-from solvers.items import Items
+from solvers.dual_ascent import MemoryDual, dot, priced
+from solvers.incumbent import Incumbent
+from solvers.kernels import certify
+from solvers.kernels.constants import FAR
 from solvers.local_search import Hints, LocalSearch
-from solvers.messages import certify, priced
-from solvers.network import NEVER
-from solvers.pairs import FAR, Pairs, pairs
-from solvers.prices import Dual
-from solvers.record import Record
+from solvers.memory_arrays import Items
+from solvers.pairwise import Pairs, forbidding, pairs
 from solvers.reduction import Core, reduce
-
-SWEEPS, PLAIN_SWEEPS = 30, 6
-"""Sweeps of the search in a round, and without compiled code, when sweeps are slower still than messages."""
-UPDATES = 16
-"""Changes of prices in a round: about the same work."""
-SURELY = 0.1
-"""Share of the gap asked at which messages at no prices of memory end."""
-STALL = 2e-2
-"""The ascent rests when twelve rounds close less than this share of the gap."""
-SAFETY = 1e-12
-"""Share of the costs summed by which a bound is lowered for the rounding of floats."""
-VISITED = 2e-9
-"""Work of an entry of a table that a pass of messages, or a sweep of the search, reads."""
+from solvers.settings import SETTINGS
 
 
-def solve_messages(record: Record) -> None:
+def solve_messages(record: Incumbent) -> None:
     """Reduce, then search until the gap is closed or time is over."""
     core = reduce(record.problem)
+    record.spend(core.work)
     if core.infeasible:
         record.infeasible = True
     elif core.num_nodes == 0:
@@ -58,7 +43,7 @@ class MessageSearch:
     ``prices`` are those to begin with; answers that cost more than ``excluded``, which is reached, may be missing from the core.
     """
 
-    record: Record
+    record: Incumbent
     core: Core
     prices: Floats | None = None
     excluded: float = np.inf
@@ -67,10 +52,11 @@ class MessageSearch:
     def __post_init__(self) -> None:
         core = self.core
         self.graph: Pairs = pairs(core)
-        self.costs: Floats = np.where(core.costs >= NEVER, FAR, core.costs.astype(np.float64))
+        self.costs: Floats = forbidding(core.costs)
         self.items = Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
-        self.dual = Dual(self.graph, self.items, self.costs, start=self.prices)
-        self.searches = [LocalSearch(self.graph, self.items, self.costs, 2 * self.record.seed + k) for k in (0, 1)]
+        spend = self.record.spend
+        self.dual = MemoryDual(self.graph, self.items, self.costs, spend, start=self.prices)
+        self.searches = [LocalSearch(self.graph, self.items, self.costs, 2 * self.record.seed + k, spend) for k in (0, 1)]
         self.offered = np.inf
         self.history: list[float] = []
 
@@ -78,23 +64,22 @@ class MessageSearch:
         """So many rounds, or fewer when the record is over."""
         if self.rounds == 0:
             self._warm_start()
-            self.dual.warm_up(SURELY * self.record.gap, float(self.core.constant))
-        threads = 2 if runs_compiled() else 1  # a second thread would only wait for the interpreter
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in range(rounds):
-                if self.record.over:
-                    return
-                self._round(pool)
+            self.dual.warm_up(SETTINGS.surely * self.record.gap, float(self.core.constant))
+        for _ in range(rounds):
+            if self.record.over:
+                return
+            self._round()
 
     def bound(self, prices: Floats | None = None, messages: Floats | None = None) -> float:
         """The certified bound of the best prices, computed from scratch, in the problem's unit."""
         prices = self.dual.best_prices if prices is None else prices
         messages = self.dual.best_messages if messages is None else messages
-        theta = np.empty(len(self.costs))
-        priced(self.costs, self.items.ptr, self.items.begin, self.items.end, self.dual.usage, prices, theta)
-        value = certify(self.graph, theta, messages) - float(prices @ self.dual.room)
-        scale = abs(value) + float(prices @ self.dual.room)
-        return min(self.excluded, self.core.constant + value - SAFETY * scale * len(self.graph.low))
+        theta = priced(self.costs, self.items, prices)
+        self.record.spend(SETTINGS.message_work * len(self.graph.table))
+        paid = dot(prices, self.dual.room)
+        value = certify(self.graph, theta, messages) - paid
+        scale = abs(value) + paid
+        return min(self.excluded, self.core.constant + value - SETTINGS.safety * scale * len(self.graph.low))
 
     @property
     def limited(self) -> bool:
@@ -103,9 +88,10 @@ class MessageSearch:
 
     def stalled(self) -> bool:
         """Whether the bound has stopped closing the gap."""
-        if len(self.history) < 12 or not np.isfinite(self.offered):
+        rounds = SETTINGS.stall_rounds
+        if len(self.history) < rounds or not np.isfinite(self.offered):
             return False
-        return self.history[-1] - self.history[-12] < STALL * (self.offered - self.history[-1])
+        return self.history[-1] - self.history[-rounds] < SETTINGS.stall * (self.offered - self.history[-1])
 
     def _warm_start(self) -> None:
         if self.record.choices is not None:
@@ -117,22 +103,16 @@ class MessageSearch:
         if self.record.objective is not None:
             self.dual.upper = float(self.record.objective - self.core.constant)
 
-    def _round(self, pool: ThreadPoolExecutor) -> None:
-        def stop() -> bool:
-            return self.record.seconds_left <= 0
-
-        dual, sweeps = self.dual, SWEEPS if runs_compiled() else PLAIN_SWEEPS
+    def _round(self) -> None:
+        dual = self.dual
         hints = Hints(dual.best_prices.copy(), dual.best_messages.copy(), dual.decoded.copy(), dual.bound)
-        work: list[Future[None]] = []
+        self.record.spend(SETTINGS.start_work)
         if self.limited or self.rounds > 0:
-            work.append(pool.submit(copy_context().run, self.searches[0].search, sweeps, hints, stop))
+            self.searches[0].search(SETTINGS.sweeps, hints)
         if self.stalled():
-            work.append(pool.submit(copy_context().run, self.searches[1].search, sweeps, hints, stop))
+            self.searches[1].search(SETTINGS.sweeps, hints)
         else:
-            work.append(pool.submit(copy_context().run, dual.ascend, UPDATES, stop))
-        for job in work:
-            job.result()
-        self.record.spend(VISITED * len(self.graph.table) * (2 * UPDATES + sweeps) * len(work))
+            dual.ascend(SETTINGS.dual_updates)
         self.rounds += 1
         self._exchange()
 

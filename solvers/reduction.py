@@ -1,7 +1,7 @@
 """Exact reduction of a problem to its core, and the way back.
 
-The steps are in ``propagation``, ``memory`` and ``dominance``; this page is their order. A core's best answer, undone, is a best
-answer of the problem; answers that cost ``upper`` or more may be lost on the way, which is how a known answer sharpens the reduction.
+The steps are in ``kernels.presolve``, ``kernels.dominance`` and ``memory``; this page is their order. A core's best answer, undone, is a
+best answer of the problem; answers that cost ``upper`` or more may be lost on the way, which is how a known answer sharpens the reduction.
 """
 
 from __future__ import annotations
@@ -10,22 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from solvers.arrays import Ints, offsets
-from solvers.compiled import kernel
-from solvers.dominance import dominate
+from solvers.arrays import Bytes, Ints, offsets
+from solvers.kernels import copy_tables, dominate, link, run_queues, wake
+from solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, SCALARS, UPPER, VISITED
 from solvers.memory import Memory, drop_too_large, heavy_nodes, memory, rebuild
-from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, UPPER, Network, far, hang, kill, undo, unmark, wake_edge, wake_node
+from solvers.presolve_state import Network, grown, undo
 from solvers.problem import INFINITE, Problem
-from solvers.propagation import propagate
-from solvers.tables import add_table, copy_tables, drop_forbidden
-
-MOST_VISITS = 3
-"""Dominance looks at a node at most this often."""
-MOST_ROUNDS = 6
-ROOM = 3
-"""So many times the tables given have room beside what is made of them; what is not used takes no memory."""
+from solvers.settings import SETTINGS
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +26,8 @@ class Core:
 
     ``times`` holds the problem's time at which each indexed time begins.
 
-    Costs of ``NEVER`` (2^62) are forbidden. ``expand`` turns choices of the core, shape [n], into choices of the problem;
-    ``restrict`` goes back, with -1 where a choice is gone.
+    ``work`` is what the reduction took. Costs of ``NEVER`` (2^62) are forbidden. ``expand`` turns choices of the core, shape [n], into
+    choices of the problem; ``restrict`` goes back, with -1 where a choice is gone.
     """
 
     node_ptr: Ints
@@ -51,6 +43,7 @@ class Core:
     times: Ints
     constant: int
     infeasible: bool
+    work: float
     expand: Callable[[Ints], Ints]
     restrict: Callable[[Ints], Ints]
 
@@ -74,37 +67,54 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
     items = memory(problem)
     net = network(problem, heavy_nodes(problem.node_ptr, items), upper)
     visits = np.zeros(problem.num_nodes, dtype=np.int64)
-    logged, removed = 0, 1
-    for turn in range(MOST_ROUNDS):
+    logged, removed = 0, True
+    for turn in range(SETTINGS.presolve_rounds):
         net = propagate(net)
         if net.scalars[INFEASIBLE]:
             break
         if len(items.capacity) > 0:
             items, logged, before = rebuild(net, items, logged), int(net.scalars[LOG]), net.heavy.copy()
             net.heavy[:] = heavy_nodes(net.ptr, items)
-            wake_light(net, before)
+            wake(net, np.flatnonzero((net.heavy == 0) & (before > 0)), 0)
         dropped = drop_too_large(net, items)
-        if net.scalars[INFEASIBLE] or turn == MOST_ROUNDS - 1 or not (removed or dropped):
+        if net.scalars[INFEASIBLE] or turn == SETTINGS.presolve_rounds - 1 or not (removed or dropped):
             break
-        removed = dominate(net, items, visits, MOST_VISITS)
+        removed = remove_dominated(net, items, visits)
     return _core(net, items)
 
 
-@kernel
-def wake_light(net: Network, before: NDArray[np.uint8]) -> None:
-    """Queue the nodes that have become light."""
-    for i in range(len(net.present)):
-        if net.heavy[i] == 0 and before[i]:
-            wake_node(net, i)
+def propagate(net: Network) -> Network:
+    """Run all steps of ``kernels.presolve`` to their fixed point; the network may come back with larger arrays."""
+    while run_queues(net, SETTINGS.largest_presolve_table):
+        net = grown(net)
+    return net
 
 
-def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
+def remove_dominated(net: Network, items: Memory, visits: Ints) -> bool:
+    """Remove dominated choices; True where any went.
+
+    A node is looked at anew only where an edge of it has changed, or memory is compared, or costs with an upper bound.
+    """
+    looked = (net.present > 0) & (visits < SETTINGS.dominance_visits) & (net.live_count > 1)
+    visits += looked
+    waiting = np.ones_like(net.changed)
+    if len(items.capacity) == 0 and net.scalars[UPPER] >= NEVER:
+        waiting[:] = net.changed  # others would find what they found: moved minima change neither side of a comparison
+    net.changed[:] = 0
+    nodes, widest = np.flatnonzero(looked), 6 * int(net.degree.max(initial=0))
+    lost = np.zeros(len(nodes), dtype=np.uint8)
+    dominate(net, items.items, nodes, waiting, lost, np.empty(widest, dtype=np.int64), np.empty(widest, dtype=np.int64))
+    wake(net, nodes[lost > 0], 1)
+    return bool(lost.any())
+
+
+def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
     """The problem as a Network in which everything waits to be looked at; answers that cost ``upper`` or more may be lost."""
     nodes, edges = problem.num_nodes, problem.num_edges
     sizes = np.diff(problem.node_ptr)
-    scalars = np.zeros(12, dtype=np.int64)
+    scalars = np.zeros(SCALARS, dtype=np.int64)
     scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
-    pool = np.empty(ROOM * len(problem.edge_costs) + 4096, dtype=np.int64)
+    pool = np.empty(SETTINGS.presolve_room * len(problem.edge_costs) + 4096, dtype=np.int64)
     pool[: len(problem.edge_costs)] = problem.edge_costs
     pool[: len(problem.edge_costs)][problem.edge_costs >= INFINITE] = NEVER
     result = Network(
@@ -134,35 +144,6 @@ def network(problem: Problem, heavy: NDArray[np.uint8], upper: int) -> Network:
     )
     link(result)
     return result
-
-
-@kernel
-def link(net: Network) -> None:
-    """Hang every edge on its nodes, add parallel edges together, and queue everything."""
-    for e in range(len(net.eu)):
-        hang(net, 2 * e, net.eu[e])
-        hang(net, 2 * e + 1, net.ev[e])
-        net.degree[net.eu[e]] += 1
-        net.degree[net.ev[e]] += 1
-    for i in range(len(net.live_count)):
-        end = net.head[i]
-        while end >= 0:
-            e = end >> 1
-            if net.edge_live[e]:
-                other = far(net, end)
-                if net.mark[other] >= 0:
-                    add_table(net, net.mark[other], e, i, other)
-                    kill(net, e)
-                else:
-                    net.mark[other] = e
-            end = net.following[end]
-        unmark(net, i)
-    for i in range(len(net.live_count)):
-        drop_forbidden(net, i)
-        wake_node(net, i)
-    for e in range(len(net.eu)):
-        if net.edge_live[e]:
-            wake_edge(net, e)
 
 
 def _core(net: Network, items: Memory) -> Core:
@@ -209,6 +190,7 @@ def _core(net: Network, items: Memory) -> Core:
         times=items.time,
         constant=int(net.scalars[CONSTANT]),
         infeasible=infeasible,
+        work=SETTINGS.visit_work * int(net.scalars[VISITED]),
         expand=expand,
         restrict=restrict,
     )

@@ -10,34 +10,26 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from solvers import compiled
 from solvers.array_program import solve_array_program
-from solvers.automatic import solve_automatic
-from solvers.integer_program import solve_cbc, solve_highs
+from solvers.auto import solve_auto
+from solvers.incumbent import Incumbent, Progress
+from solvers.integer_program import solve_pulp
+from solvers.kernels import COMPILED
 from solvers.message_search import solve_messages
 from solvers.problem import INFINITE, Problem
-from solvers.record import Progress, Record
+from solvers.settings import SETTINGS
 from solvers.solution import Solution
 
-METHODS: Final[dict[str, Callable[[Record], None]]] = {
-    "auto": solve_automatic,
+METHODS: Final[dict[str, Callable[[Incumbent], None]]] = {
+    "auto": solve_auto,
     "highs": solve_array_program,
     "messages": solve_messages,
-    "pulp-highs": solve_highs,
-    "pulp-cbc": solve_cbc,
+    "pulp-highs": solve_pulp,
 }
 """Every method by name: it reads ``record.problem`` and tells the record what it finds and proves."""
 
-
-SMALL = 5_000
-"""Entries of edge tables up to which a problem is solved without compiled code, which would hardly gain."""
-PATIENT = 1_000_000
-"""Entries from which everything is machine code, by numba: of fewer the loops alone, whatever numba has kept, since the forms of the others
-differ in which of equal answers they find."""
-COMPILING = 40.0
-"""Seconds that numba takes the first time, at most: nothing is compiled where no more are left."""
-LEAN_SECONDS = 2.0
-"""Time to look for a feasible limit where the given one was not met, at least."""
+announce: Callable[[], None] | None = None
+"""Called once before a large problem is solved without compiled kernels, for a program that can say so."""
 INTERRUPTED = "interrupted; this is the best so far"
 """The message of a solution after Ctrl-C."""
 FINEST = 2**40
@@ -67,27 +59,26 @@ def solve(
     if method not in METHODS:
         raise ValueError(f"no method {method!r}\nhint: one of {', '.join(METHODS)}")
     began = time.perf_counter()
-    record = Record(problem, began, began + time_limit, gap, seed, progress, patient, time_limit if work is None else work)
+    _say_slow(len(problem.edge_costs))
+    record = Incumbent(problem, began, began + time_limit, gap, seed, progress, patient, time_limit if work is None else work)
     if start is not None:
         record.offer(np.asarray(start))
     try:
-        with compiled.machine_code(_worth_compiling(len(problem.edge_costs), time_limit)):
-            METHODS[method](record)
-            find_smallest_limit(record)
+        METHODS[method](record)
+        find_smallest_limit(record)
     except KeyboardInterrupt:
         record.message = INTERRUPTED
     return record.solution(method)
 
 
-def _worth_compiling(entries: int, seconds: float) -> int:
-    """How much runs as machine code for a problem of so many entries, to be solved in so many seconds."""
-    if entries <= SMALL:
-        return compiled.NOTHING
-    worth = entries > PATIENT and (seconds > COMPILING or not compiled.is_first_use())
-    return compiled.EVERYTHING if worth else compiled.LOOPS
+def _say_slow(entries: int) -> None:
+    global announce
+    if announce is not None and entries >= SETTINGS.slow_entries and not COMPILED:
+        announce()
+        announce = None
 
 
-def find_smallest_limit(record: Record) -> None:
+def find_smallest_limit(record: Incumbent) -> None:
     """Where no answer respects the limit: choices of little memory over time, whose peak is a limit known to be feasible."""
     problem = record.problem
     if record.objective is not None or problem.limit is None:
@@ -102,9 +93,11 @@ def find_smallest_limit(record: Record) -> None:
         limit=None,
     )
     now = time.perf_counter()
-    seconds, allowed = max(LEAN_SECONDS, 0.1 * record.seconds_left), max(LEAN_SECONDS, 0.1 * record.work_left)
-    relaxed = Record(lean, now, now + seconds, gap=0.01, seed=record.seed, allowed=allowed)
+    allowed = max(SETTINGS.lean_work, SETTINGS.lean_share * record.work_left)
+    seconds = max(SETTINGS.lean_work, SETTINGS.lean_share * record.seconds_left)
+    relaxed = Incumbent(lean, now, now + seconds, gap=SETTINGS.lean_gap, seed=record.seed, allowed=allowed)
     METHODS["auto"](relaxed)
     record.spend(relaxed.spent)
+    record.cut = record.cut or relaxed.cut
     if relaxed.choices is not None:
         record.offer(relaxed.choices)

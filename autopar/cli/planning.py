@@ -115,7 +115,7 @@ def _open_session(target: str, options: PlanOptions, line: Line) -> PlanSession:
 @contextmanager
 def _words() -> Iterator[Line]:
     """Warnings, the user's own printing and a line of progress, all on stderr."""
-    say_first_use()
+    say_slow_solver()
     line = Line()
     with words_on_stderr(), printing_aside(), line:
         yield line
@@ -127,11 +127,11 @@ def say_cut(plans: Iterable[Plan]) -> None:
         note("warning: the time limit cut the search: another run may give another plan; allow more with --time-limit")
 
 
-def say_first_use() -> None:
-    """Says why the first very large plan on a machine takes longer, if it comes to that."""
-    from solvers import compiled
+def say_slow_solver() -> None:
+    """Says why the first large plan takes longer, where nothing compiled the solver's loops."""
+    from solvers import solving
 
-    compiled.announce = lambda: note("first very large problem on this machine: compiling the solver, which takes up to a minute, once")
+    solving.announce = lambda: note("the solver runs as plain Python, some 50 times slower: install autopar anew with a C compiler")
 
 
 def say_default_hardware(hardware: str | None) -> None:

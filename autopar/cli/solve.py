@@ -22,7 +22,7 @@ def solve(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the solution to this file")] = None,
     gap: Annotated[float, typer.Option(help="stop when (cost - bound) / cost is proved to be at most this")] = 1e-6,
     seed: Annotated[int, typer.Option(help="the same seed gives the same answer where the time limit does not bind")] = 0,
-    method: Annotated[str, typer.Option(help="auto, messages, highs, pulp-highs or pulp-cbc")] = "auto",
+    method: Annotated[str, typer.Option(help="auto, messages, highs or pulp-highs")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print the solution file's contents instead of a table")] = False,
 ) -> None:
     if not time_limit > 0:
@@ -32,13 +32,13 @@ def solve(
     if seed < 0:
         raise UsageError("--seed must be 0 or more", "give a whole number, such as --seed 1")
     import solvers
-    from autopar.cli.planning import say_first_use
+    from autopar.cli.planning import say_slow_solver
 
     if method not in solvers.METHODS:
         raise UsageError(f"there is no method {method!r}", f"one of {', '.join(solvers.METHODS)}")
     if output is not None:
         check_writable(output, problem)
-    say_first_use()
+    say_slow_solver()
     try:
         read = solvers.Problem.load(problem)
     except OSError as error:

@@ -7,16 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from solvers import evaluate
-from solvers.desk import desk
-from solvers.elimination import sweep
-from solvers.items import Items
-from solvers.messages import certify, no_messages, pass_both, priced
-from solvers.neighbourhood import seed_thread, total_cost
-from solvers.pairs import pairs
-from solvers.prices import Dual
+from solvers import dual_ascent, evaluate
+from solvers.dual_ascent import MemoryDual, no_messages
+from solvers.elimination_workspace import entries_visited, workspace
+from solvers.kernels import certify, pass_both, plan_order, sweep
+from solvers.memory_arrays import Items
+from solvers.pairwise import forbidding, pairs, total_cost
+from solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
 from solvers.reduction import Core, unreduced
-from solvers.shrinking import shrink, slacks
 from tests.solvers.problems import brute_force, random_problem
 
 
@@ -29,15 +27,12 @@ def _cores(count, first=0):
             yield seed, problem, core, brute_force(problem)
 
 
-def _floats(core: Core) -> np.ndarray:
-    return np.where(core.costs >= 2**62, 1e25, core.costs.astype(np.float64))
+def _items(core: Core) -> Items:
+    return Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
 
 
 def _priced(core: Core, prices: np.ndarray) -> np.ndarray:
-    theta = np.empty(len(core.costs))
-    usage = core.item_usage.astype(np.float64)
-    priced(_floats(core), core.item_ptr, core.item_begin, core.item_end, usage, prices, theta)
-    return theta
+    return dual_ascent.priced(forbidding(core.costs), _items(core), prices)
 
 
 def test_any_messages_and_prices_prove_a_bound():
@@ -65,17 +60,16 @@ def test_the_ascent_never_passes_the_best_and_shrinking_keeps_better_answers():
         if best is None:
             continue
         graph = pairs(core)
-        items = Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
-        dual = Dual(graph, items, _floats(core))
+        dual = MemoryDual(graph, _items(core), forbidding(core.costs), lambda work: False)
         dual.warm_up()
-        dual.ascend(20, lambda: False)
+        dual.ascend(20)
         bound = core.constant + dual.bound
         assert bound <= best + 1e-6, seed
         closed += bound > best - 0.5
         theta = _priced(core, dual.best_prices)
-        choice, pair = slacks(graph, theta, dual.best_messages)
+        choice, pair = reduced_costs(graph, theta, dual.best_messages)
         room = best + 1 - bound
-        rest = shrink(core, graph, choice, pair, room + 1e-6)
+        rest = fix_by_reduced_cost(core, graph, choice, pair, room + 1e-6)
         assert rest is not None, seed
         assert brute_force_of_rest(rest, core) == best, seed
         kept += len(rest.kept) < len(core.costs)
@@ -99,8 +93,15 @@ def _least(graph, theta, choices, held):
     return min(total_cost(graph, theta, np.array(x, dtype=np.int64)) for x in itertools.product(*ranges))
 
 
+def _sweep(graph, theta, choices, held, rng, largest):
+    """One sweep, and the table entries that it says it looks at."""
+    space = workspace(graph, 5_000_000, 5_000_000)
+    count = plan_order(graph, held, 1 + rng.random(len(held)), rng.random(len(held)), largest, 5_000_000, space)
+    sweep(graph, theta, choices, count, space)
+    return entries_visited(graph, count, space)
+
+
 def test_elimination_finds_the_least_cost_given_what_is_held():
-    seed_thread(3)
     seen = 0
     for seed, _, core, _ in _cores(250):
         rng = np.random.default_rng(seed)
@@ -108,18 +109,18 @@ def test_elimination_finds_the_least_cost_given_what_is_held():
         held = (rng.random(core.num_nodes) < 0.2).astype(np.uint8)
         choices = rng.integers(0, np.diff(core.node_ptr))
         least = _least(graph, theta, choices, held)
-        sweep(graph, theta, choices, held, 1 + rng.random(core.num_nodes), 1e6, desk(graph, 10_000_000))
+        _sweep(graph, theta, choices, held, rng, 1e6)
         assert total_cost(graph, theta, choices) == least, seed
         seen += 1
     assert seen > 40
 
 
 def test_small_tables_never_make_it_worse():
-    seed_thread(4)
     for seed, _, core, _ in _cores(250, first=1000):
         rng = np.random.default_rng(seed)
         graph, theta = pairs(core), _priced(core, np.zeros(len(core.capacity)))
         choices = rng.integers(0, np.diff(core.node_ptr))
         before = total_cost(graph, theta, choices)
-        sweep(graph, theta, choices, np.zeros(core.num_nodes, dtype=np.uint8), np.ones(core.num_nodes), 12.0, desk(graph, 100_000))
+        visited = _sweep(graph, theta, choices, np.zeros(core.num_nodes, dtype=np.uint8), rng, 12.0)
+        assert visited <= 12.0 * core.num_nodes * (1 + 1e-9) or np.diff(graph.ptr).max() > 12, seed
         assert total_cost(graph, theta, choices) <= before, seed

@@ -11,10 +11,8 @@ import pytest
 from solvers import Problem, ProblemError, Status, evaluate, solve
 from tests.solvers.problems import shared_folder
 
-pytestmark = pytest.mark.usefixtures("form")
-
 NO = 10**18
-METHODS = ["auto", "highs", "pulp-highs", "pulp-cbc", "messages"]
+METHODS = ["auto", "highs", "pulp-highs", "messages"]
 
 
 def compiler_problem(follow=False, collapse=False, forbidden_edge=False, forbidden_costs=False) -> Problem:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from solvers import Problem, evaluate, reduction
-from solvers.dominance import dominate
-from solvers.memory import drop_too_large, heavy_nodes, memory, rebuild
-from solvers.network import CONSTANT, INFEASIBLE, LOG, NEVER, Network, undo
-from solvers.propagation import propagate
-from solvers.reduction import Core, network, reduce
+from solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER
+from solvers.memory import Memory, drop_too_large, heavy_nodes, memory, rebuild
+from solvers.presolve_state import Network, undo
+from solvers.reduction import Core, network, propagate, reduce, remove_dominated
 from tests.solvers.problems import brute_force, random_problem
 
 
@@ -66,9 +65,16 @@ def test_memory_and_dominance_keep_the_best(slack):
         dropped += not net.scalars[INFEASIBLE] and drop_too_large(net, items)
         assert _best(net, problem) == best, seed
         if not net.scalars[INFEASIBLE]:
-            dominated += dominate(net, items, np.zeros(problem.num_nodes, dtype=np.int64), 3)
+            dominated += _removed(net, items, problem)
             assert _best(net, problem) == best, seed
     assert dropped > 5 and dominated > 30
+
+
+def _removed(net: Network, items: Memory, problem: Problem) -> int:
+    """How many choices dominance removes."""
+    before = net.live_count.sum()
+    remove_dominated(net, items, np.zeros(problem.num_nodes, dtype=np.int64))
+    return int(before - net.live_count.sum())
 
 
 def _best_of_core(core: Core, problem: Problem) -> int | None:
@@ -137,7 +143,7 @@ def test_dominance_alone_keeps_the_best():
         net = network(problem, heavy_nodes(problem.node_ptr, items), NEVER)
         items = rebuild(net, items, 0)
         if not net.scalars[INFEASIBLE]:
-            dominated += dominate(net, items, np.zeros(problem.num_nodes, dtype=np.int64), 3)
+            dominated += _removed(net, items, problem)
             assert _best(net, problem) == best, seed
     assert dominated > 100
 
@@ -145,9 +151,9 @@ def test_dominance_alone_keeps_the_best():
 def test_looking_again_at_what_has_not_changed_finds_nothing(monkeypatch):
     """Dominance leaves out nodes that no edge has changed around since it looked at them: the core is the same as of looking at all."""
 
-    def everywhere(net: Network, *arguments: object) -> int:
+    def everywhere(net: Network, *arguments: object) -> bool:
         net.changed[:] = 1
-        return dominate(net, *arguments)
+        return remove_dominated(net, *arguments)
 
     left = 0
     for seed in range(100):
@@ -156,7 +162,7 @@ def test_looking_again_at_what_has_not_changed_finds_nothing(monkeypatch):
         problem = Problem.build([rng.integers(0, 6, 5) for _ in range(20)], edges, name="dense")
         found = reduce(problem)
         with monkeypatch.context() as patch:
-            patch.setattr(reduction, "dominate", everywhere)
+            patch.setattr(reduction, "remove_dominated", everywhere)
             wanted = reduce(problem)
         for name in ("node_ptr", "costs", "edges", "edge_costs", "constant"):
             assert np.array_equal(getattr(found, name), getattr(wanted, name)), (seed, name)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from solvers import Problem, Status, compiled, evaluate, solve, solving
+from solvers import Problem, Status, evaluate, solve, solving
 from solvers.layered import layered
 from tests.solvers.problems import random_problem, shared_folder
 
@@ -97,114 +94,53 @@ def test_an_unknown_method_is_refused():
 
 
 def test_import_is_light_and_never_torch():
-    code = "import solvers, sys; print([m for m in ('pulp', 'highspy', 'numba', 'networkx', 'torch', 'numpy') if m in sys.modules])"
+    code = "import solvers, sys; print([m for m in ('pulp', 'highspy', 'networkx', 'torch', 'numpy') if m in sys.modules])"
     assert _python(code).strip() == "[]"
     code = "import solvers, sys; solvers.solve(solvers.Problem.build([[2, 1]])); print('torch' in sys.modules, 'autopar' in sys.modules)"
     assert _python(code).strip() == "False False"
 
 
-AGREE = """
-from solvers import solve, solving
-solving.SMALL = -1
-from solvers.layered import layered
-from tests.solvers.problems import random_problem
-print([(s.status.value, s.objective) for s in map(solve, map(random_problem, range(60)))], solve(layered(3, 8, 8)).objective)
-"""
+def test_same_work_gives_the_same_answer_when_time_is_short_of_nothing():
+    problem = layered(6, 20, 20, seed=5)
+    one, other = (solve(problem, work=0.6, time_limit=600.0 * scale) for scale in (1, 2))
+    assert not one.cut and not other.cut
+    assert (one.objective, one.bound, one.work) == (other.objective, other.bound, other.work)
+    assert one.choices.tolist() == other.choices.tolist()
 
 
-def test_without_compiled_code_the_answers_are_the_same():
-    assert _python(AGREE, NUMBA_DISABLE_JIT="1") == _python(AGREE)
+@pytest.mark.parametrize("method", ["auto", "highs", "messages"])
+def test_work_ends_a_solve(method):
+    problem = layered(6, 20, 20, seed=5)
+    found = [solve(problem, work=work, time_limit=600.0, gap=0.0, method=method) for work in (0.02, 0.3)]
+    assert [one.cut for one in found] == [False, False]
+    assert found[0].work < found[1].work < 0.9
+    assert found[0].bound <= found[1].bound
 
 
-def test_a_large_problem_without_compiled_code_is_searched():
-    code = "from solvers import solve\nfrom solvers.layered import layered\n"
-    code += "found = solve(layered(4, 30, 20), time_limit=600.0, gap=0.04)\nprint(found.gap <= 0.04, found.method)"
-    assert _python(code, NUMBA_DISABLE_JIT="1").strip() == "True auto"
+def test_the_time_limit_cuts_off_and_says_so():
+    found = solve(layered(6, 20, 20), work=1e9, time_limit=0.0)
+    assert found.cut
+    assert not solve(random_problem(3), work=1e9).cut
 
 
-def test_small_problems_are_solved_without_compiling_anything():
-    code = "import sys\nfrom solvers import solve\nfrom solvers.layered import layered\n"
-    code += "print(solve(layered(2, 6, 8)).status.value, 'numba' in sys.modules)"
-    assert _python(code).strip() == "optimal False"
+def test_work_is_no_more_than_the_time_limit_where_none_is_given():
+    assert solve(layered(6, 20, 20), time_limit=0.1, gap=0.0).work <= 0.3
 
 
-def _plus_one(x: int) -> int:
-    return x + 1
-
-
-def test_what_is_compiled_for_the_first_time_on_a_machine_is_announced(monkeypatch):
+def test_a_large_problem_without_compiled_kernels_is_announced_once(monkeypatch):
     said = []
-    monkeypatch.setattr(compiled, "announce", lambda: said.append(True))
-    monkeypatch.setattr(compiled, "is_first_use", lambda: True)
-    monkeypatch.setattr(compiled, "_known", False)
-    loops = [compiled.loop_or(lambda x: x - 1)(_plus_one) for _ in range(2)]
-    others = [compiled.kernel(lambda x: x + 2) for _ in range(2)]
-    told = []
-    for level in (compiled.NOTHING, compiled.LOOPS, compiled.EVERYTHING):
-        with compiled.machine_code(level):
-            told.append([kernel(1) for kernel in (*loops, *others)] + [len(said)])
-    if compiled.AVAILABLE:
-        assert told == [[0, 0, 3, 3, 0], [2, 2, 3, 3, 0], [2, 2, 3, 3, 1]], "loops are there at once, and what numba makes is said once"
-
-
-@pytest.mark.parametrize(
-    ("size", "first", "wanted", "hurried"),
-    [
-        (10, False, compiled.NOTHING, compiled.NOTHING),
-        (1000, False, compiled.LOOPS, compiled.LOOPS),
-        (1000, True, compiled.LOOPS, compiled.LOOPS),
-        (2500, True, compiled.EVERYTHING, compiled.LOOPS),
-        (2500, False, compiled.EVERYTHING, compiled.EVERYTHING),
-    ],
-)
-def test_nobody_waits_for_a_compiler_whom_loops_alone_serve(monkeypatch, size, first, wanted, hurried):
-    monkeypatch.setattr(compiled, "is_first_use", lambda: first)
-    monkeypatch.setattr(solving, "PATIENT", 2000 * 2000)
-    asked = _levels(monkeypatch)
-    large = Problem.build([[0] * size] * 2, [(0, 1, np.zeros((size, size), dtype=np.int64))])
+    monkeypatch.setattr(solving, "announce", lambda: said.append(True))
+    monkeypatch.setattr(solving, "SETTINGS", dataclasses.replace(solving.SETTINGS, slow_entries=100))
+    small = Problem.build([[2, 1]])
+    large = Problem.build([[0] * 10] * 2, [(0, 1, np.zeros((10, 10), dtype=np.int64))])
+    monkeypatch.setattr(solving, "COMPILED", True)
     solve(large)
-    solve(large, time_limit=solving.COMPILING / 2)
-    assert asked == [wanted, hurried], "and nothing is compiled where that takes more time than there is"
-
-
-def _levels(monkeypatch):
-    """What solves ask to run as machine code; they do nothing else."""
-    asked = []
-    monkeypatch.setattr(compiled, "machine_code", lambda level: asked.append(level) or contextlib.nullcontext())
-    monkeypatch.setitem(solving.METHODS, "auto", lambda record: record.offer([0, 0]))
-    return asked
-
-
-def test_machine_code_is_looked_for_where_it_is_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled, "AVAILABLE", True)
-    monkeypatch.setattr(compiled, "_made", [])
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert compiled.is_first_use()
-    numba = pytest.importorskip("numba")
-    folder = tmp_path / numba.core.caching._CacheLocator.get_suitable_cache_subpath(compiled.__file__)
-    other = tmp_path / "solvers_of_another_installation"
-    for place in (other, folder):
-        assert compiled.is_first_use()
-        place.mkdir()
-        (place / f"{'.'.join(compiled.SIGN)}-1.py311.nbi").touch()
-    assert not compiled.is_first_use()
-
-
-def test_loops_run_as_machine_code_in_a_new_installation_without_numba(tmp_path):
-    if not compiled.AVAILABLE:
-        pytest.skip("there is no numba to compile with")
-    code = "import sys\nfrom solvers import compiled, solve, solving\nfrom solvers.layered import layered\n"
-    code += "solve(layered(3, 8, 16), gap=0.05)\nloops = [made for made in compiled._made if isinstance(made, compiled.Loop)]\n"
-    code += "print(any('translated' in vars(made) for made in loops), 'numba' in sys.modules, compiled.is_first_use())"
-    assert _python(code, NUMBA_CACHE_DIR=str(tmp_path)).split() == ["True", "False", "True"]
-
-
-def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path):
-    """Where numba finds no folder for its machine code, kernels are compiled in memory."""
-    code = "import solvers.compiled as c, numba; c.numba = numba\n"
-    code += "from numba.core import caching; caching.CacheImpl._locator_classes = []\n"
-    code += "k = c.kernel(lambda x: x + 1)\nprint(k(2), len(k.compiled.signatures))"
-    assert _python(code).strip() == "3 1"
+    monkeypatch.setattr(solving, "COMPILED", False)
+    solve(small)
+    assert said == []
+    solve(large)
+    solve(large)
+    assert said == [True]
 
 
 @pytest.mark.parametrize("name", ["B", "G"])
@@ -290,12 +226,3 @@ def test_command_errors(tmp_path, capsys, text, arguments, status, words):
     said = capsys.readouterr()
     assert words in said.err and "hint: " in said.err and "Traceback" not in said.err
     assert said.out == "" and not (tmp_path / "s.json").exists()
-
-
-def test_the_form_of_kernels_is_a_choice_of_each_thread():
-    """Plans made in threads beside each other: a small problem there does not take the compiled form from a large one here."""
-    with ThreadPoolExecutor(1) as pool:
-        for wanted in (False, compiled.AVAILABLE):
-            with compiled.machine_code(compiled.EVERYTHING if not wanted else compiled.NOTHING):
-                assert pool.submit(compiled.runs_compiled).result() == compiled.AVAILABLE
-                assert pool.submit(copy_context().run, compiled.runs_compiled).result() == compiled.runs_compiled()

@@ -22,7 +22,7 @@ Progress = Callable[[int | None, float, float, float], None]
 
 
 @dataclass
-class Record:
+class Incumbent:
     """The state of one solve. ``deadline`` and ``began`` are seconds of ``time.perf_counter``; not ``patient``: methods may end where
     going on has stopped to pay.
 
@@ -80,9 +80,10 @@ class Record:
         """Nothing is left to do: gap reached or proved infeasible."""
         return self.infeasible or self.current_gap <= self.gap
 
-    def spend(self, work: float) -> None:
-        """Counts work that was done."""
+    def spend(self, work: float) -> bool:
+        """Count work that was done; True when no more may be."""
         self.spent += work
+        return self.work_left <= 0 or self.late
 
     @property
     def work_left(self) -> float:

@@ -1,10 +1,11 @@
-"""The memory of a core's choices as arrays, as local search and prices read it."""
+"""The memory of a core's choices as arrays, as local search and the dual read it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from solvers.arrays import Ints
+from solvers.kernels import views
 
 
 class Items(NamedTuple):
@@ -15,3 +16,7 @@ class Items(NamedTuple):
     end: Ints
     usage: Ints
     capacity: Ints
+
+    def view(self) -> views.Items:
+        """As kernels read it."""
+        return views.Items(*self)

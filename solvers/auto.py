@@ -6,52 +6,38 @@ is solved exactly, which proves the answer or improves it.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from solvers.array_program import solve_core
 from solvers.arrays import Floats
-from solvers.compiled import runs_compiled
+from solvers.dual_ascent import priced
 from solvers.exact_elimination import solve_by_elimination
+from solvers.incumbent import Incumbent
 from solvers.message_search import MessageSearch
-from solvers.messages import priced
-from solvers.record import Record
+from solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
 from solvers.reduction import Core, reduce
-from solvers.shrinking import shrink, slacks
-
-DIRECT = 20_000
-"""Entries of edge tables up to which a core goes to HiGHS at once."""
-EXACT = 120_000
-"""Entries up to which what messages leave does."""
-SHARE = 0.4
-"""Share of the time left that one exact attempt may take."""
-LOOK = 4
-"""Rounds after which it is asked whether they gain."""
-GAIN = 0.03
-"""Share of the gap that has to close for that. What is left is looked at as long as they gain; by one that is not patient, which asks after
-each, once they do not, and where too much is left it ends."""
-WORTHWHILE = 0.6
-"""A new core is begun when it has at most this share of the entries of the present one."""
+from solvers.settings import SETTINGS
 
 
-def solve_automatic(record: Record) -> None:
+def solve_auto(record: Incumbent) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(record.problem)
+    record.spend(core.work)
     if solve_by_elimination(record, core) and record.done:
         return
-    if core.num_entries <= DIRECT:
+    if core.num_entries <= SETTINGS.direct_entries:
         solve_core(record, core)
         return
-    Campaign(record, core).run()
+    AlternatingSolver(record, core).run()
 
 
 @dataclass
-class Campaign:
+class AlternatingSolver:
     """Rounds of messages on ever smaller cores, with exact attempts between."""
 
-    record: Record
+    record: Incumbent
     core: Core
     attempted: float = np.inf
     gap: float = np.inf
@@ -60,25 +46,24 @@ class Campaign:
         """Until the record is over, or little is gained and it is not patient."""
         search, patient = MessageSearch(self.record, self.core), self.record.patient
         while not self.record.over:
-            search.run(LOOK if patient else 1)
+            search.run(SETTINGS.rounds_between_looks if patient else 1)
             if self.record.over or self.record.objective is None:
                 continue
             gains = self._gains()
             core = self._rest(search) if gains is patient else None
-            tries = core is not None and core.num_entries <= min(EXACT, WORTHWHILE * self.attempted)
+            tries = core is not None and core.num_entries <= min(SETTINGS.exact_entries, SETTINGS.smaller * self.attempted)
             if core is not None and tries:
                 self.attempted = core.num_entries
-                deadline = time.perf_counter() + SHARE * self.record.seconds_left
-                solve_core(self.record, core, self.record.objective, deadline)
+                solve_core(self.record, core, self.record.objective, SETTINGS.exact_share * self.record.work_left)
             if not (patient or gains or tries):
                 return
-            smaller = core is not None and core.num_entries <= WORTHWHILE * search.core.num_entries and core.num_nodes > 0
+            smaller = core is not None and core.num_entries <= SETTINGS.smaller * search.core.num_entries and core.num_nodes > 0
             if core is not None and smaller and not self.record.over:
                 search = MessageSearch(self.record, core, _carried(search, core), float(self.record.objective or 0))
 
     def _gains(self) -> bool:
         """Whether the gap has closed enough since it last had."""
-        gains = self.record.current_gap <= (1 - GAIN) * self.gap
+        gains = self.record.current_gap <= (1 - SETTINGS.least_gain) * self.gap
         if gains:
             self.gap = self.record.current_gap
         return gains
@@ -87,19 +72,17 @@ class Campaign:
         """The core of what bound and answer leave, None when that is not much less."""
         objective = self.record.objective
         assert objective is not None
-        if not runs_compiled() and search.core.num_entries > EXACT:
-            return None  # it would take longer than it saves
-        theta = np.empty(len(search.costs))
-        items, prices = search.items, search.dual.best_prices
-        priced(search.costs, items.ptr, items.begin, items.end, search.dual.usage, prices, theta)
-        choice, pair = slacks(search.graph, theta, search.dual.best_messages)
+        theta = priced(search.costs, search.items, search.dual.best_prices)
+        choice, pair = reduced_costs(search.graph, theta, search.dual.best_messages)
+        self.record.spend(3 * SETTINGS.message_work * len(pair))
         room = (objective - search.bound()) * (1 + 1e-9) + 1e-3
-        if search.core.num_entries > EXACT and np.count_nonzero(pair < room) > 0.9 * len(pair):
+        if search.core.num_entries > SETTINGS.exact_entries and np.count_nonzero(pair < room) > 0.9 * len(pair):
             return None
-        rest = shrink(search.core, search.graph, choice, pair, room)
+        rest = fix_by_reduced_cost(search.core, search.graph, choice, pair, room)
         if rest is None:
             return None
         core = reduce(rest.problem, objective - search.core.constant + 1)
+        self.record.spend(core.work)
         return replace(
             core,
             constant=core.constant + search.core.constant,

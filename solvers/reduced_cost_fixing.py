@@ -1,0 +1,84 @@
+"""What a bound and an answer together rule out: choices and pairs that would cost as much as the answer or more.
+
+The messages' certificate is a sum of least entries, so forcing one choice adds what its own entries lie above the least. The smaller
+problem keeps every better answer; its exact solution closes the gap that prices leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.arrays import Floats, Ints, offsets
+from solvers.kernels import cut_tables, fill_reduced_costs
+from solvers.kernels.constants import NEVER
+from solvers.pairwise import Pairs
+from solvers.problem import INFINITE, Problem
+from solvers.reduction import Core
+
+
+@dataclass(frozen=True, eq=False)
+class FixedCore:
+    """A core's remaining choices as a problem of its own; its last node is a ballast that stands for memory already spoken for."""
+
+    problem: Problem
+    kept: Ints
+    node_ptr: Ints
+    core: Core
+
+    def expand(self, choices: Ints) -> Ints:
+        """Choices of the core's problem from those of this one."""
+        picked = self.kept[self.node_ptr[:-1] + choices[:-1]]
+        return self.core.expand(picked - self.core.node_ptr[:-1])
+
+    def restrict(self, choices: Ints) -> Ints:
+        """The way back, with -1 where a choice is gone."""
+        inside = self.core.restrict(choices)
+        flat = self.core.node_ptr[:-1] + inside
+        place = np.searchsorted(self.kept, flat)
+        here = (inside >= 0) & (place < len(self.kept)) & (self.kept[np.minimum(place, len(self.kept) - 1)] == flat)
+        return np.append(np.where(here, place - self.node_ptr[:-1], -1), 0)
+
+
+def reduced_costs(graph: Pairs, theta: Floats, messages: Floats) -> tuple[Floats, Floats]:
+    """By how much the certified bound rises when a choice is forced, shape [C], and when a pair is, laid out as ``graph.table``."""
+    choice, pair = np.zeros(len(theta)), np.empty(len(graph.table))
+    fill_reduced_costs(graph, theta, messages, choice, pair)
+    return choice, pair
+
+
+def fix_by_reduced_cost(core: Core, graph: Pairs, choice: Floats, pair: Floats, room: float) -> FixedCore | None:
+    """The problem of choices and pairs whose forcing raises the bound by less than ``room``; None when nothing can be said."""
+    finite = core.edge_costs[core.edge_costs < NEVER]
+    if max(int(finite.max(initial=0)), int(core.costs.max(initial=0))) >= INFINITE:
+        return None
+    kept = np.flatnonzero(choice < room)
+    owner = np.repeat(np.arange(core.num_nodes), np.diff(core.node_ptr))
+    counts = np.bincount(owner[kept], minlength=core.num_nodes).astype(np.int64)
+    if (counts == 0).any():
+        return None
+    mask = (choice < room).astype(np.uint8)
+    node_ptr = offsets(counts)
+    edge_ptr = offsets(counts[graph.low] * counts[graph.high])
+    tables = np.empty(edge_ptr[-1])
+    cut_tables(graph, mask, pair, room, edge_ptr, tables)
+    item_counts = np.diff(core.item_ptr)[kept]
+    item_ptr = offsets(item_counts)
+    items = np.repeat(core.item_ptr[:-1][kept] - item_ptr[:-1], item_counts) + np.arange(item_ptr[-1])
+    limit = int(core.capacity.max(initial=0)) if len(core.capacity) else None
+    ballast = np.flatnonzero(core.capacity < (limit or 0))
+    problem = Problem(
+        name="",
+        node_ptr=np.append(node_ptr, node_ptr[-1] + 1),
+        costs=np.append(core.costs[kept], 0),
+        edges=np.stack([graph.low, graph.high], axis=1),
+        edge_ptr=edge_ptr,
+        edge_costs=tables.astype(np.int64),
+        item_ptr=np.append(item_ptr, item_ptr[-1] + len(ballast)),
+        item_begin=np.concatenate([core.item_begin[items], ballast]),
+        item_end=np.concatenate([core.item_end[items], ballast + 1]),
+        item_usage=np.concatenate([core.item_usage[items], (limit or 0) - core.capacity[ballast]]),
+        limit=limit,
+    )
+    return FixedCore(problem, kept, node_ptr, core)

@@ -1,0 +1,186 @@
+"""Every number that steers the solver, in one table. ``benchmarks/solvers.py --set NAME=VALUE`` solves with another.
+
+A *unit of work* is about one CPU second of compiled code on a server core of 2024. What is counted is the same everywhere: entries of
+tables that are read, changes of prices, iterations of the simplex method. The numbers ending in ``_work`` turn counts into units; they
+were measured on the contest's instances and on layered problems.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers; each is followed by its meaning, with unit and reason."""
+
+    # Work.
+    visit_work: float = 2.5e-9
+    """Units for a table entry that presolve reads: measured."""
+    message_work: float = 1.9e-9
+    """Units for a table entry that a pass of messages reads: measured."""
+    sweep_work: float = 3.4e-9
+    """Units for a table entry that an elimination sweep reads: measured."""
+    node_work: float = 1.3e-6
+    """Units for a node in an elimination sweep, for the order of elimination mostly: measured."""
+    iteration_work: float = 0.8e-8
+    """Units for an iteration of the simplex method, for each row and column: measured."""
+    iterations_between_questions: int = 5
+    """Simplex iterations that an integer program counts for each time that HiGHS asks whether to go on: it tells no number. Measured."""
+    start_work: float = 2e-4
+    """Units for a run of HiGHS or a round of messages, whatever the size."""
+
+    # Presolve.
+    largest_presolve_table: int = 20_000
+    """Entries of the largest table that eliminating a node with two neighbours may make: larger ones cost more than they save."""
+    dominance_visits: int = 3
+    """Times that a node's choices are compared, at most: later comparisons hardly find anything."""
+    presolve_rounds: int = 6
+    """Rounds of propagation and dominance, at most."""
+    presolve_room: int = 3
+    """Room for tables, as a multiple of the given ones. Unused room takes no memory."""
+
+    # Which road: ``auto``.
+    direct_entries: int = 20_000
+    """Table entries up to which a core goes to HiGHS at once: its LP takes less than a second."""
+    exact_entries: int = 120_000
+    """Table entries up to which HiGHS solves what messages leave."""
+    exact_share: float = 0.4
+    """Share of the work left that one exact attempt may take."""
+    rounds_between_looks: int = 4
+    """Rounds of messages after which their gain is judged."""
+    least_gain: float = 0.03
+    """Share of the gap that has to close between two looks. As long as it does, messages go on."""
+    smaller: float = 0.6
+    """A new core replaces the present one when it has at most this share of its entries."""
+
+    # Exact elimination.
+    exact_largest: float = 4e7
+    """Table entries looked at for one node of an exact sweep, at most."""
+    exact_pool: int = 12 * 10**7
+    """Entries of all tables of an exact sweep: 8 bytes each and 2 for the choice behind."""
+    exact_orders: int = 16
+    """Orders of elimination tried for an exact sweep."""
+    hopeless_orders: int = 2
+    """Orders after which no other is tried when all of them leave more than ``hopeless_nodes`` nodes."""
+    hopeless_nodes: int = 10
+    """Nodes left by an order: others leave a few more or less, not none."""
+    elimination_share: float = 0.25
+    """Share of the work left that an exact sweep may take."""
+
+    # The integer program.
+    largest_coefficient: float = 1e6
+    """Costs are scaled to at most this, which HiGHS's tolerances are made for."""
+    tight: float = 1e-9
+    """HiGHS's feasibility tolerance, and the share by which its float bounds are lowered before they are believed."""
+    program_gap: float = 0.5
+    """Share of the gap asked at which the integer program ends. Its own gap leaves out what every answer costs."""
+    rows_at_once: int = 10
+    """Memory rows added in one round: a handful bind."""
+    row_distance: int = 30
+    """Times between two rows added in one round, at least: neighbours mostly say the same."""
+    dive_steps: int = 40
+    """Relaxations on the way from the first to an integral answer near it, at most."""
+
+    # Messages and prices of memory (the dual).
+    warm_passes: int = 40
+    """Passes of messages at the first prices, mostly zero, before prices change."""
+    dual_updates: int = 16
+    """Changes of prices in a round: about as much work as the sweeps of a round."""
+    dual_passes: int = 2
+    """Passes of messages for each change of prices."""
+    momentum: float = 0.9
+    """Share of the messages' last step that the next repeats, at most: a tenth of the passes reach the same bound (Nesterov)."""
+    gradient_memory: float = 0.9
+    """Weight of earlier gradients of the prices (Adam)."""
+    square_memory: float = 0.95
+    """Weight of earlier squared gradients (Adam)."""
+    evening: float = 0.1
+    """Share of the largest gradient to which smaller ones are evened out."""
+    temperature: float = 0.1
+    """Temperature of beliefs read as probabilities, as a share of the gap per node."""
+    cooling: float = 0.5
+    """Factor of the temperature whenever the step begins anew."""
+    steepest: float = 0.2
+    """Cosine between a step and the gradient that its length counts on, at least (Polyak)."""
+    first_step: float = 0.1
+    """Share of the step that would close the gap if the dual were flat: longer ones throw the first prices far off."""
+    dual_patience: int = 12
+    """Changes of prices without a better bound before the step is cut."""
+    step_cut: float = 0.7
+    """Factor of the step after ``dual_patience`` changes without progress."""
+    step_growth: float = 1.1
+    """Factor of the step after progress."""
+    least_step: float = 0.003
+    """A step cut below this begins anew with ``next_step``."""
+    next_step: float = 0.05
+    """See ``least_step``."""
+    converged: float = 1e-9
+    """Without prices, passes end once a few gain less than this share of the bound."""
+    progress: float = 1e-5
+    """A bound counts as better when it grows by this share."""
+    stall: float = 0.02
+    """The dual rests when ``stall_rounds`` rounds close less than this share of the gap."""
+    stall_rounds: int = 12
+    """See ``stall``."""
+    surely: float = 0.1
+    """Share of the gap asked at which the first messages end, where there is no memory to price."""
+
+    # Neighbourhood search (the primal).
+    sweeps: int = 30
+    """Sweeps in a round."""
+    sweep_entries: int = 20_000_000
+    """Entries of all tables of one sweep: 200 MB."""
+    polishing_passes: int = 10
+    """Passes of messages that begin an episode from the dual's prices."""
+    polishing_sweeps: int = 5
+    """Sweeps without limits that follow them."""
+    polishing_largest: float = 1e4
+    """Table entries looked at for one node of those sweeps, at most."""
+    episode: int = 60
+    """Sweeps of an episode after its last improvement."""
+    first_episode: int = 15
+    """Sweeps of an episode while nothing feasible is known: newer prices help more."""
+    renewal: float = 0.25
+    """Share of the gap that the dual has to close before a new line of answers begins from it."""
+    tired: int = 4
+    """Episodes without progress after which a line ends."""
+    smallest_power: float = 3.0
+    """Power of ten of the smallest limit on table entries that a sweep draws."""
+    largest_power: float = 4.5
+    """Power of ten of the largest."""
+    shakes: tuple[float, ...] = (0.0, 0.001, 0.003, 0.01)
+    """Shares of nodes set at random before a sweep, of which it draws one."""
+    spreads: tuple[float, ...] = (0.0, 0.0, 0.03, 0.1, 0.3)
+    """Spreads of the dual's prices between sweeps, of which an episode draws one; with 0 prices follow what stops changes."""
+    noises: tuple[float, ...] = (0.1, 0.25)
+    """Spreads of the prices with which an episode begins, of which it draws one."""
+    jitter: float = 0.3
+    """Spread of the nodes' priorities in the order of elimination, so that sweeps differ."""
+    spare_neighbours: int = 24
+    """Neighbours that eliminations may add to a node before one is held instead."""
+    price_over: float = 1.3
+    """Factor of the price of a time whose limit is exceeded, in a sweep's drifting prices."""
+    price_over_mean: float = 0.3
+    """Share of the mean price added there, so that prices of zero rise."""
+    price_stopped: float = 0.02
+    """Rise of the price of a time that stops a change, for each of up to three."""
+    price_stopped_mean: float = 0.001
+    """Share of the mean price added there."""
+    price_free: float = 0.01
+    """Fall of the price of a time that is not used at all, and in proportion of one that is in part."""
+
+    # Proofs and answers.
+    safety: float = 1e-12
+    """Share of the costs summed by which a bound is lowered for the rounding of floats."""
+    lean_work: float = 2.0
+    """Work for a feasible limit where the given one was not met, at least."""
+    lean_share: float = 0.1
+    """The same as a share of the work left."""
+    lean_gap: float = 0.01
+    """Gap at which the search for a feasible limit ends."""
+    slow_entries: int = 100_000
+    """Table entries from which a solve without compiled kernels is announced."""
+
+
+SETTINGS = Settings()
