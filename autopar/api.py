@@ -42,14 +42,14 @@ def capture(
 
     Args:
         model: weights real, fake, meta or DTensors; only shapes and dtypes are read.
-        args, kwargs: example inputs; values are not read.
+        args, kwargs: example inputs; their values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward in evaluation mode.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or there is none.
         compute_dtype: ``bfloat16`` or ``float16``: mixed precision; parameters, gradients and optimizer states keep their dtype.
-        microbatches: equal parts, along dim 0, that the example inputs are run in; the graph is that of one of them.
+        microbatches: number of equal parts, along dim 0, of the example inputs; the graph is that of one part.
 
     Raises:
-        UsageError: wrong arguments, or a step that microbatches cannot make up. CaptureError: a model that cannot be captured, with the
+        UsageError: wrong arguments, or a step that cannot be made of microbatches. CaptureError: a model that cannot be captured, with the
             user's line.
     """
     check_number(microbatches)
@@ -87,27 +87,27 @@ def plan(
     Args:
         model: a module, or a Graph from ``capture`` (then ``args`` to ``compute_dtype`` are not used).
         args, kwargs, mode, loss, loss_args, compute_dtype: as for ``capture``. DTensors among arguments and parameters are pins.
-        mesh: the mesh; or ``devices``, the number of ranks, to try every mesh of one and two axes, then as
-            long as there is time those of three that keep to nodes, and keep the best plan.
+        mesh: the mesh; or ``devices``, the number of ranks: every mesh of one and two axes is tried, in the time left also meshes of three
+            axes that respect nodes, and the best plan is kept.
         hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
         optimizer: ``adamw``, ``adamw-mixed`` (float32 weights and moments beside half-precision parameters), ``sgd``, ``sgd-momentum``,
-            ``none``, or one's own as ``NAME:BYTES,ACCESSES`` for each element: its states count in memory and its step in time.
+            ``none``, or ``NAME:BYTES,ACCESSES`` per element. Its states count in memory and its step in time.
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
-        recompute: ``auto``: operators may run a second time in backward where that saves memory that is needed; ``off``: never.
-        microbatches: equal parts of the batch whose gradients are summed for a step; ``auto``: powers of two are tried as long as memory
-            is short or they help. A Graph has its own number.
+        recompute: ``auto``: operators may be recomputed in backward where memory is short; ``off``: never.
+        microbatches: number of equal parts of the batch, whose gradients are summed; ``auto`` tries powers of two as long as memory is
+            short or they help. A Graph has its own number.
         effort: ``low``, ``normal`` or ``high``: how much work the search may do. Work is counted, the same on every machine.
         time_limit: seconds for the whole call, shared among the meshes tried. It only cuts off: the answer then has a true bound and gap.
         seed: the same inputs, seed and effort give the same plan unless the time limit cut the search.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
-        target: what the plan calls the model.
+        target: the model's name in the plan.
 
     Raises:
         UsageError: a wrong mesh, pin, hardware name or option. CaptureError: a model that cannot be captured.
-        InfeasibleError: nothing fits in memory; says the least that would. TimeLimitError: no answer in time; names the stage.
-        KeyboardInterrupt: Ctrl-C before there was a plan; later it ends all searches with the best plan so far.
+        InfeasibleError: nothing fits in memory; says the least memory that would do. TimeLimitError: no answer in time; names the stage.
+        KeyboardInterrupt: Ctrl-C before there was a plan. Later it ends all searches with the best plan so far.
     """
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
@@ -143,14 +143,14 @@ def pareto(
     progress: Progress | None = None,
     target: str | None = None,
 ) -> Pareto:
-    """The least step under each limit of a ladder, from the least memory known to do to what the best plan takes when it may take all.
+    """The least step under each of a ladder of memory limits: from the least memory known to do, to the memory of the best plan.
 
-    Model and prices are shared, and what fits in less is an answer for more: more memory never costs more.
+    A plan that fits in less memory also answers for more, so more memory never costs more.
 
     Args:
-        rungs: how many limits, the ends included; in even steps.
+        rungs: number of limits, in even steps, both ends included.
         time_limit: seconds for the whole call, shared among the limits.
-        model, args, kwargs, and the others: as of ``plan``.
+        others: as of ``plan``.
 
     Raises:
         UsageError: fewer than 2 rungs; else as ``plan``.
@@ -187,21 +187,21 @@ def sweep(
     name: str | None = None,
     done: Callable[[Point], None] = lambda point: None,
 ) -> Sweep:
-    """Plans for each number of devices, memory limit and combination of settings: step and memory as functions of these.
+    """Plans for each number of devices, memory limit and combination of settings.
 
     Args:
-        target: a function that is given one value of each setting by name and returns ``(model, args)``, ``(model, args, kwargs)`` or an
-            object with ``model, args, kwargs, loss, loss_args``; or a Graph, which has no settings.
-        devices: numbers of ranks, or one; each tries meshes as ``plan`` does.
+        target: a function of the settings, by name, that returns ``(model, args)``, ``(model, args, kwargs)`` or an object with
+            ``model, args, kwargs, loss, loss_args``; or a Graph, which has no settings.
+        devices: one number of ranks or several; each tries meshes as ``plan`` does.
         memory: one limit per rank or several; the hardware's own when not given.
-        settings: values by name, ``{"batch": [8, 16, 32]}``; every combination is captured once (in each number of microbatches).
+        settings: values by name, ``{"batch": [8, 16, 32]}``; every combination is captured once for each number of microbatches.
         time_limit: seconds for the whole call, shared among the points.
         done: called with each point as it is found.
-        name: what the plans call the model.
+        name: the model's name in the plans.
         others: as of ``plan``.
 
     Raises:
-        UsageError: as of ``plan``, before there was one. What has no plan, or no graph, is a point that says why.
+        UsageError: as of ``plan``, before there was a plan. A point without a plan, or without a graph, says why.
     """
     if isinstance(target, Graph) and settings:
         raise UsageError("a captured graph has no settings", "give a function that makes the model from them")
@@ -238,12 +238,11 @@ def compile(
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.
 
     Args:
-        model: the model that was planned, with real weights (kept) or meta weights (made by ``init`` or a state dict). Where ranks hold
-            different weights, those of the first rank that has any count.
-        plan: the plan or the path of its file, the same on all ranks; None where another rank's is to be received, so that one
-            rank plans for all.
-        loss: the loss it was planned with. That of a plan made in this process is known; one from a file or another rank needs it again.
-        mesh: the part of a DeviceMesh that the plan is for, with data parallelism of your own around it; all processes when not given.
+        model: the planned model, with real weights (kept) or meta weights (made by ``init`` or a state dict). Where ranks hold different
+            weights, those of the first rank that has any count.
+        plan: the plan or the path of its file, the same on all ranks; None on ranks that receive another rank's plan.
+        loss: the loss it was planned with. A plan made in this process remembers it; one from a file or another rank needs it again.
+        mesh: the part of a DeviceMesh that the plan is for, with your own data parallelism around it; all processes when not given.
         inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
 
     Raises:
@@ -260,7 +259,7 @@ def compile(
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """Reads a plan file; one of the schema before is scheduled on load, and says so. Raises FileError, naming what is wrong where."""
+    """Reads a plan file; one of the older schema is scheduled on load, with a warning. Raises FileError: names the place and the fault."""
     from autopar.recording import load
 
     return load(path)

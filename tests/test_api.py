@@ -274,6 +274,14 @@ def test_effort_reaches_the_search(graph: autopar.Graph, effort: Effort, monkeyp
     assert asked == [effort]
 
 
+def test_a_sweep_takes_what_plan_takes_but_the_mesh() -> None:
+    plan, sweep = (inspect.signature(call).parameters for call in (autopar.plan, autopar.sweep))
+    of_the_model = {"model", "args", "kwargs", "loss", "loss_args", "target"}
+    assert set(plan) - of_the_model - {"mesh"} <= set(sweep)
+    for name in set(plan) & set(sweep) - {"target", "devices", "memory"}:
+        assert (plan[name].default, plan[name].annotation) == (sweep[name].default, sweep[name].annotation)
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(UsageError, match="neither a mesh nor a number of devices"):
         autopar.plan(Block(), (X,))
