@@ -34,7 +34,7 @@ from autopar.errors import AutoparError, UsageError, VerificationError
 
 MOST_RANKS = 128
 """Processes that one machine is asked for; more than any machine's devices, fewer than would bring it down."""
-STOOD_STILL = "it was stopped (SIGSTOP) and did not go on"
+STOOD_STILL = "stopped by SIGSTOP and not resumed"
 """How a rank that a signal has stopped ends."""
 STOPPED = "Tt"
 """The states of such a process."""
