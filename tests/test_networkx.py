@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import networkx as nx
 import pytest
@@ -72,3 +74,8 @@ def test_sums_over_microbatches_are_nodes(seed: int) -> None:
     for total in sums:
         ((_, _, data),) = flow.in_edges(total, data=True)
         assert data["bytes"] == 4 * math.prod(data["shape"]) and flow.out_degree(total) > 0
+
+
+def test_networkx_is_loaded_by_those_alone_who_ask_for_it() -> None:
+    code = "import sys, autopar.check, autopar.recording, autopar.report.page, autopar.search; sys.exit('networkx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
