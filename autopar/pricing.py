@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules import family, flops, launches, moves
+from autopar.rules import bytes_moved, family, flops, kernel_launches
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from cost_models import Machine, Operator, SubAxis
 
@@ -29,9 +29,9 @@ def local_operator(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, ma
     outputs = tuple([spec.local_shape(tensors[name].shape, sizes) for name, spec in zip(op.outputs, strategy.outputs, strict=True)])
     dtypes = [tensors[name].dtype for name in (*op.inputs, *op.outputs)]
     sizes_of = [math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip((*inputs, *outputs), dtypes, strict=True)]
-    moved = moves(op, sizes_of[: len(inputs)], sizes_of[len(inputs) :])
+    moved = bytes_moved(op, sizes_of[: len(inputs)], sizes_of[len(inputs) :])
     work, turns = flops(op, tensors) / strategy.parts, strategy.turns
-    return Operator(op.target, family(op), dtypes[0], inputs, outputs, work, turns * moved, turns * launches(op, tensors))
+    return Operator(op.target, family(op), dtypes[0], inputs, outputs, work, turns * moved, turns * kernel_launches(op, tensors))
 
 
 def compute_seconds(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> float:

@@ -30,7 +30,7 @@ MAY_NAME = {
     "autopar/reshard/search.py": "the same",
     "autopar/reshard/letters.py": "what a permute costs",
     "autopar/rules/expansion.py": "statistics inside an operator are all-reduced",
-    "autopar/rules/travelling.py": "parts travel by permutes",
+    "autopar/rules/inner_exchange.py": "parts travel by permutes",
     "autopar/rules/table.py": "aten.permute",
     "autopar/measurement/links.py": "what is measured beside operators",
     "autopar/measurement/hardware.py": "the link's own figures",

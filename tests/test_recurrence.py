@@ -11,7 +11,7 @@ import autopar
 from autopar.dialect import recurrence as bodies
 from autopar.graph import Op, Ref, Tensor
 from autopar.importer.rewrite.recurrences import CELLS, recurrences
-from autopar.rules import launches
+from autopar.rules import kernel_launches
 from benchmarks.models import stressed
 from tests.test_dialect import registered
 
@@ -87,7 +87,7 @@ def test_every_step_runs_the_kernels_that_are_priced(cell):
     forward = Op("f", "autopar.recurrence.default", ("gates", "state", "weight"), ("states",), (*reads[:3], None, cell))
     names = ("grad", "gates", "states", "state", "weight")
     backward = Op("b", "autopar.recurrence_backward.default", names, ("of_gates", "of_state"), (*reads, None, cell))
-    assert [launches(op, {"gates": gates}) for op in (forward, backward)] == more
+    assert [kernel_launches(op, {"gates": gates}) for op in (forward, backward)] == more
 
 
 class Tagger(nn.Module):

@@ -19,7 +19,7 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tenso
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import ShardingRule, family, find_rule, flops, launches, moves, strategies, why_once
+from autopar.rules import ShardingRule, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
 
@@ -254,8 +254,8 @@ class Walk:
         shapes = tuple(largest(entry.shape, ShardingSpec.parse(entry.spec), sizes) for entry in entries)
         sizes_of = [math.prod(shape) * DTYPE_BYTES[entry.dtype] for entry, shape in zip(entries, shapes, strict=True)]
         split, work = len(row.inputs), flops(op, self.tensors) / strategy.parts
-        moved = moves(op, sizes_of[:split], sizes_of[split:])
-        kernels, dtype, turns = launches(op, self.tensors), entries[0].dtype, strategy.turns
+        moved = bytes_moved(op, sizes_of[:split], sizes_of[split:])
+        kernels, dtype, turns = kernel_launches(op, self.tensors), entries[0].dtype, strategy.turns
         moved, kernels = moved * turns, kernels * turns
         whole = self.machine.operator_seconds(Operator(row.op, family(op), dtype, shapes[:split], shapes[split:], work, moved, kernels))
         return whole + self.machine.merge_seconds(strategy.merged, turns, dtype)

@@ -1,30 +1,32 @@
 """nn.Module -> Graph. See ``capture``.
 
-capturing      the stages in order
-weights        fake tensors in place of the module's own
-precision      computing in another dtype than the parameters
-exported       torch.export's graph over named inputs
-deferred       what the model says to autograd in Python: functions, hooks, gradients
-containers     arguments and results as nests of tensors, and the way back
-known_values   conditions whose answer is known, though tensors are stand-ins
-sets           sets in an order that does not depend on the hash seed
-repeats        equal layers traced once
-unrolling      the others, put back into the graph
-rewrite        its operators in the dialect
-unsorted       rows sorted by expert, left in the order of their tokens
-blocks         weights that are several in one (queries, keys and values), held as such
-cutting        what cuts a dim into its blocks
-carrying       how operators carry blocks
-joint          traced to one functional graph, forward and backward
-lowering       that as Op and Tensor
-naming         names of operators
-roles          which of its inputs and outputs are what
-same           nodes that only repeat a value
-provenance     the module path and source line of a node
-groups         equal layers
-storing        what a call changes of a buffer, changed where it lies
-microbatches   the call of one microbatch, and what their losses add up to
-diagnosis      errors at the user's line
+capturing          the stages in order
+weights            fake tensors in place of the module's own
+precision          computing in another dtype than the parameters
+exported           torch.export's graph over named inputs
+autograd_calls     what the model says to autograd in Python: functions, hooks, gradients
+containers         arguments and results as nests of tensors, and the way back
+known_values       conditions whose answer is known, though tensors are stand-ins
+sets               sets in an order that does not depend on the hash seed
+repeats            equal layers traced once
+unrolling          the others, put back into the graph
+rewrite            its operators in the dialect
+moe_unsort         rows sorted by expert, left in the order of their tokens
+blocks             weights that are several in one (queries, keys and values), held as such
+cutting            what cuts a dim into its blocks
+block_propagation  how operators carry blocks
+joint              traced to one functional graph, forward and backward
+lowering           that as Op and Tensor
+naming             names of operators
+roles              which of its inputs and outputs are what
+same               nodes that only repeat a value
+provenance         the module path and source line of a node
+groups             equal layers
+buffer_in_place    what a call changes of a buffer, changed where it lies
+microbatches       the call of one microbatch, and what their losses add up to
+diagnosis          errors at the user's line
+hidden_state       what forward keeps for its next call in attributes that are no buffers
+iota_index         indices that count the rows of a dim
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from autopar import torch_compat
-from autopar.importer.carrying import Wanted, carrier_of
+from autopar.importer.block_propagation import Wanted, carrier_of
 from autopar.importer.cutting import before, cut, is_cutter, is_piece, is_whole, place_of, source_of, within
 from autopar.importer.exported import Exported, Value
 from autopar.sharding import Blocks

@@ -18,20 +18,20 @@ from autopar.attributes import in_place_of_originals
 from autopar.errors import CaptureError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
+from autopar.importer.autograd_calls import check_hooks, warn_of_checkpoint
 from autopar.importer.blocks import Plain, find_blocks
-from autopar.importer.deferred import check_hooks, warn_of_checkpoint
+from autopar.importer.buffer_in_place import stored
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, Value, Whole, Within, all_held, check_plain, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
+from autopar.importer.moe_unsort import leave_unsorted
 from autopar.importer.precision import check_compute_dtype, where_used
 from autopar.importer.repeats import Chain, find_chains
 from autopar.importer.roles import attached
 from autopar.importer.sets import in_order
-from autopar.importer.storing import stored
 from autopar.importer.unrolling import unrolled
-from autopar.importer.unsorted import leave_unsorted
 from autopar.importer.weights import FakeWeights, fake_weights
 from autopar.rules import reads_values, takes_one_dtype
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import NAMED_TUPLE
-from autopar.importer.between_calls import check_kept, keeps_tensors
+from autopar.importer.autograd_calls import Deferred, deferring, replaced
 from autopar.importer.containers import closed, opened
-from autopar.importer.deferred import Deferred, deferring, replaced
 from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_conversion, refuse_rank
+from autopar.importer.hidden_state import check_kept, keeps_tensors
 from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in

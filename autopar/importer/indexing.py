@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from autopar import torch_compat
+from autopar.importer.iota_index import OwnRows
 from autopar.importer.known_values import KnownValues
-from autopar.importer.own_rows import OwnRows
 
 _COUNTED = frozenset({"nonzero", "argwhere", "where", "unique", "unique_consecutive", "bincount", "repeat_interleave", "masked_select"})
 """Functions of which the size of a result follows from values."""

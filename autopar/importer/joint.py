@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError
+from autopar.importer.autograd_calls import OPERATOR, REFUSING, Users, with_hooks
 from autopar.importer.blocks import InBlocks
-from autopar.importer.deferred import OPERATOR, REFUSING, Users, with_hooks
 from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
 from autopar.importer.in_place import InPlace

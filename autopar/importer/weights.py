@@ -47,7 +47,7 @@ class FakeWeights:
 
     def changed(self) -> Iterator[tuple[str, Any, Any]]:
         """Numbers and flags that the forward changed in attributes: their path, what they were and what they are, other numbers or None.
-        A tensor that is left in such a place is looked at as all that are (``between_calls``)."""
+        A tensor that is left in such a place is looked at as all that are (``hidden_state``)."""
         for path, part, numbers in self.numbers:
             now = ((name, number, vars(part).get(name)) for name, number in numbers.items())
             yield from ((_path(path, name), was, new) for name, was, new in now if new is not was and isinstance(new, _NUMBERS | None))

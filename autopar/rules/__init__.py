@@ -10,7 +10,7 @@ computed           rules that depend on arguments, each written by a function (c
 signature          a row, and an operator's arguments by the names it gives them
 binding, rule      a rule's text and an operator's shapes -> ShardingRule
 lookup, own        an operator -> its ShardingRule; rules that users give
-expansion          a ShardingRule on a mesh -> strategies (travelling: the ways in which ranks exchange parts inside of an operator)
+expansion          a ShardingRule on a mesh -> strategies (inner_exchange: the ways in which ranks exchange parts inside of an operator)
 local              what changes in arguments on a rank
 work               floating point operations
 facts              what else follows from a row: aliasing, memory, draws, numbers that are looked up
@@ -22,15 +22,15 @@ from autopar.rules.binding import bind
 from autopar.rules.expansion import strategies, way_of
 from autopar.rules.facts import (
     STORING,
+    bytes_moved,
     count_entries,
     effect_of_number,
     family,
     ignored_number,
     is_alias,
-    launches,
+    kernel_launches,
     looked_up,
     may_write_over,
-    moves,
     out_variant,
     reads_values,
     seed_of,
@@ -47,7 +47,32 @@ from autopar.rules.rule import ShardingRule
 from autopar.rules.work import flops
 
 __all__ = [
-    "STORING", "ShardingRule", "bind", "count_entries", "effect_of_number", "family", "find_rule", "find_strategy", "flops",
-    "ignored_number", "is_alias", "launches", "localize", "looked_up", "may_write_over", "moves", "out_variant", "parse", "reads_values",
-    "rule", "seed_of", "storage_roots", "stores", "strategies", "table", "takes_one_dtype", "way_of", "why_once",
+    "STORING",
+    "ShardingRule",
+    "bind",
+    "bytes_moved",
+    "count_entries",
+    "effect_of_number",
+    "family",
+    "find_rule",
+    "find_strategy",
+    "flops",
+    "ignored_number",
+    "is_alias",
+    "kernel_launches",
+    "localize",
+    "looked_up",
+    "may_write_over",
+    "out_variant",
+    "parse",
+    "reads_values",
+    "rule",
+    "seed_of",
+    "storage_roots",
+    "stores",
+    "strategies",
+    "table",
+    "takes_one_dtype",
+    "way_of",
+    "why_once",
 ]  # fmt: skip

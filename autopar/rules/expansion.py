@@ -4,7 +4,7 @@ Each axis is given to one factor, or carries a partial value through the operato
 several axes has one strategy for each order of them (``S01`` and ``S10``). In a dim of several factors, a factor may be split only
 when those before it are split down to one element: then the ranks' parts are again contiguous blocks of the dim.
 A factor along which ranks may exchange parts inside of the operator has each split in several ways: as it is, ``s mirrored``, ``s ring``
-(see ``travelling``).
+(see ``inner_exchange``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Tensor
+from autopar.rules.inner_exchange import WAYS, Held, Inside
 from autopar.rules.rule import Dims, ShardingRule
-from autopar.rules.travelling import WAYS, Held, Inside
 from autopar.sharding import InnerCollective, Orders, ShardingSpec, Strategy
 
 MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
@@ -52,7 +52,7 @@ def plain_factors(strategy: Strategy) -> dict[str, Axes]:
 
 
 def way_of(strategy: Strategy) -> str:
-    """Of ``travelling.WAYS``: how a factor is split along which ranks exchange parts."""
+    """Of ``inner_exchange.WAYS``: how a factor is split along which ranks exchange parts."""
     return next((name.partition(" ")[2] for name, _ in strategy.factors if " " in name), "")
 
 

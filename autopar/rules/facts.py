@@ -42,7 +42,7 @@ def storage_roots(graph: Graph) -> dict[str, str]:
     return root
 
 
-def moves(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+def bytes_moved(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
     """Bytes that the operator reads and writes, whose operands are of so many bytes.
 
     A view moves none. Entries that are stored, or read along a diagonal, count twice; the tensor that has them does not count.
@@ -73,7 +73,7 @@ def out_variant(op: Op) -> tuple[str, str]:
     return f"{row.name}.{row.over.out}", row.over.out
 
 
-def launches(op: Op, tensors: Mapping[str, Tensor]) -> int:
+def kernel_launches(op: Op, tensors: Mapping[str, Tensor]) -> int:
     """How many kernels run one after another, each with a part of the work: of all but recurrent layers that is taken as one."""
     row = find_row(op.target)
     if row is None or not row.kernels:

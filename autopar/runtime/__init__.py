@@ -1,32 +1,35 @@
 """Schedule -> what each rank runs: instructions on local tensors, collectives, sharded weights, the module that trains.
 
-placement      global tensors <-> parts, ShardingSpec <-> DTensor placements
-groups         the ranks behind a tuple of sub-axes
-backends       flat buffers between ranks: all ranks in one process, or this process as one rank
-collectives    values into buffers, buffers into values
-agreement      all ranks hold the same schedule and the same weights
-operators      operators by target
-kernels        one operator on one rank, bound once
-fusion         operators that run as one kernel, or write over what they read last
-inner          bodies of the operators with collectives inside
-execution      the interpreter: instructions as actions
-tail           what of forward only the loss asks for, which runs when it is read
-late           the loss that is waited for when it is read
-emission       the same instructions as torch.fx graphs
-calls          a call's arguments and results
-weights        parameters and buffers as DTensors
-checkpoints    what a rank stores of a DTensor in blocks
-steps          one step as one autograd function
-accumulation   a step of several microbatches
-footprint      the peak of memory as a schedule is run
-programs       a program for each mode, shapes and settings that a module is called with
-settings       plain attributes of the model's modules, and what containers among them hold, with which a program is made
-contents       what lists, dictionaries and plain objects hold, noted and compared
-data           what each rank loads
-module         the nn.Module
-optimizers     float32 master weights beside half-precision parameters
-compiling      plan -> module
-exporting      programs in a folder: the plan and each rank's shards
+placement           global tensors <-> parts, ShardingSpec <-> DTensor placements
+groups              the ranks behind a tuple of sub-axes
+backends            flat buffers between ranks: all ranks in one process, or this process as one rank
+lent_buffers        tensors lent to a backend's threads, given back before Python ends
+collectives         values into buffers, buffers into values
+agreement           all ranks hold the same schedule and the same weights
+operators           operators by target
+kernels             one operator on one rank, bound once
+index_check         numbers that are looked up must be of entries that are there
+fusion              operators that run as one kernel, or write over what they read last
+inner               bodies of the operators with collectives inside
+execution           the interpreter: instructions as actions
+loss_tail           what of forward only the loss asks for, which runs when it is read
+deferred_loss       the loss that is waited for when it is read
+emission            the same instructions as torch.fx graphs
+calls               a call's arguments and results
+forward_attributes  attributes in which forward leaves tensors: not to be read after a program
+weights             parameters and buffers as DTensors
+checkpoints         what a rank stores of a DTensor in blocks
+steps               one step as one autograd function
+accumulation        a step of several microbatches
+footprint           the peak of memory as a schedule is run
+programs            a program for each mode, shapes and settings that a module is called with
+settings            plain attributes of the model's modules, and what containers among them hold, with which a program is made
+container_snapshot  what lists, dictionaries and plain objects hold, noted and compared
+data                what each rank loads
+module              the nn.Module
+optimizers          float32 master weights beside half-precision parameters
+compiling           plan -> module
+exporting           programs in a folder: the plan and each rank's shards
 """
 
 from autopar.runtime.compiling import compile_plan, compile_schedule

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.runtime.groups import Team, create_process_groups, group_of, team_of
-from autopar.runtime.loans import Sent, lend
+from autopar.runtime.lent_buffers import Sent, lend
 from autopar.runtime.placement import REDUCE
 from autopar.torch_compat import functional_collectives
 from cost_models import Mesh, SubAxis

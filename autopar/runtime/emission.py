@@ -17,7 +17,7 @@ import torch
 from autopar.dialect.library import BODIES, STILL
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.execution import Executable, given_loss_gradient, loss_gradient, own_shape
-from autopar.runtime.reach import told
+from autopar.runtime.index_check import raise_index_errors
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, trace_operators
 
@@ -60,7 +60,7 @@ class Graphs:
     def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward``."""
         (values,) = ranks
-        with torch.no_grad(), told():
+        with torch.no_grad(), raise_index_errors():
             found = self.run_forward(*(values[name] for name in self.entering))
         values.clear()
         values.update(zip((*leaving(self.schedule), *self.kept), found, strict=True))

@@ -22,11 +22,11 @@ from autopar.runtime.backends import Backend
 from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
 from autopar.runtime.filling import fitted, sliced
 from autopar.runtime.fusion import bind_in_place, bind_pair, makes_memory, pairs_of
+from autopar.runtime.index_check import check_indices
 from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import Kernel, bind_kernel
+from autopar.runtime.loss_tail import Tail, loss_tail
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
-from autopar.runtime.reach import in_reach
-from autopar.runtime.tail import Tail, loss_tail
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Operation
@@ -220,7 +220,7 @@ class _Binding:
         find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators
         function = find(target) if self.dropout else STILL.get(target) or find(target)
         kernel = bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads, rank))
-        return in_reach(kernel, operation.op, self.schedule.graph, self.backend.traced)
+        return check_indices(kernel, operation.op, self.schedule.graph, self.backend.traced)
 
     def may_write(self, value: str) -> bool:
         """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view."""

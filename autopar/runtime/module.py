@@ -21,7 +21,7 @@ from autopar.runtime.accumulation import AccumulatedCall
 from autopar.runtime.agreement import everyones, hash_of
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
-from autopar.runtime.left import leave, put_back
+from autopar.runtime.forward_attributes import leave, put_back
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.states import OwnStates

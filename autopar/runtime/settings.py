@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.agreement import hash_of
-from autopar.runtime.contents import inside, is_container, noted, put_back, still, token
+from autopar.runtime.container_snapshot import inside, is_container, noted, put_back, still, token
 from autopar.runtime.parts import OwnForward
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype)

@@ -22,9 +22,9 @@ from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
+from autopar.runtime.deferred_loss import Arrival, LateTensor
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Land, loss_gradient
-from autopar.runtime.late import Arrival, LateTensor
 from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
@@ -43,7 +43,7 @@ class Step:
         inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
         call: how the tensors of a call and of its result are nested.
         constants: this rank's parts of the tensors baked into the model, by the graph's names.
-        left: the attributes in which the model's own forward leaves tensors (see ``runtime.left``).
+        left: the attributes in which the model's own forward leaves tensors (see ``runtime.forward_attributes``).
     """
 
     executable: Executable | Graphs

@@ -16,7 +16,7 @@ from autopar import zoo
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph, from_json, to_json
 from autopar.importer import Capture, capture, capture_graph
-from autopar.importer.deferred import CheckpointWarning
+from autopar.importer.autograd_calls import CheckpointWarning
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.rules import find_rule
 from autopar.search.folding import fold

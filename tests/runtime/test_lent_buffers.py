@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopar.runtime import loans
-from autopar.runtime.loans import Sent, lend
+from autopar.runtime import lent_buffers
+from autopar.runtime.lent_buffers import Sent, lend
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -62,7 +62,7 @@ class Done:
 
 
 def test_what_is_lent_is_kept_without_its_memory_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loans, "_LENT", kept := loans.deque())
+    monkeypatch.setattr(lent_buffers, "_LENT", kept := lent_buffers.deque())
     found, works = torch.ones(4), []
     for _ in range(3):
         lent = lend(found)
@@ -71,9 +71,9 @@ def test_what_is_lent_is_kept_without_its_memory_until_it_is_back(monkeypatch: p
         del lent
         assert sent()[0] is found and sent()[0] is found
     assert [tensor.numel() for tensor in kept] == [0, 0, 0] and torch.equal(found, torch.ones(4))
-    assert not loans._is_back(0)
+    assert not lent_buffers._is_back(0)
     works[0].held = works[2].held = None
-    assert [loans._is_back(place) for place in range(3)] == [True, False, True]
+    assert [lent_buffers._is_back(place) for place in range(3)] == [True, False, True]
     Sent(Done(None), found, ())
     assert len(kept) == 2, "one behind another that is not back stays"
     works[1].held = None

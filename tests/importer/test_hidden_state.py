@@ -69,7 +69,7 @@ def test_what_the_next_call_would_read_is_refused(kind: type[Layer]) -> None:
 
 
 def test_a_state_of_the_loss_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"test_between_calls.py:\d+: the forward reads a tensor \[\]"):
+    with pytest.raises(CaptureError, match=r"test_hidden_state.py:\d+: the forward reads a tensor \[\]"):
         autopar.capture(nn.Linear(8, 8), (torch.randn(4, 8),), loss=Counted())
 
 

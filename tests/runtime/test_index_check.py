@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import autopar
 from autopar.errors import UsageError
-from autopar.runtime.reach import OutOfReachError, told
+from autopar.runtime.index_check import OutOfReachError, raise_index_errors
 from autopar.runtime.simulation import simulate
 from autopar.schedule import Schedule
 from tests.graphs import machine, random_schedule
@@ -55,7 +55,7 @@ def test_what_is_not_there_is_told(seed: int, name: str, number: int, size: str)
     given = with_one(entering(found)[name], number)
     with pytest.raises(IndexError):
         found.model(**{**dict(zip(("words", "targets"), found.case.args, strict=True)), name: given})
-    with pytest.raises(UsageError, match=rf"test_reach.py:\d+: index {number} is out of range, there are {size}") as caught:
+    with pytest.raises(UsageError, match=rf"test_index_check.py:\d+: index {number} is out of range, there are {size}") as caught:
         run(found, schedule, **{name: given})
     assert isinstance(caught.value, IndexError)
 
@@ -121,10 +121,10 @@ def test_every_form_of_a_program_tells_it(execute: str) -> None:
 
 
 def test_what_torch_compile_tells_instead_is_not_all() -> None:
-    with pytest.raises(OutOfReachError, match=r"model\.py:3: an index is out of range, there are 8 rows"), told():
+    with pytest.raises(OutOfReachError, match=r"model\.py:3: an index is out of range, there are 8 rows"), raise_index_errors():
         try:
             raise RuntimeError("model.py:3: an index is out of range, there are 8 rows")
         except RuntimeError:
             raise TypeError("something else") from None
-    with pytest.raises(TypeError, match="something else"), told():
+    with pytest.raises(TypeError, match="something else"), raise_index_errors():
         raise TypeError("something else")

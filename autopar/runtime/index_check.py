@@ -28,7 +28,7 @@ class OutOfReachError(UsageError, IndexError):
     """A row, or a class, that is not there: an IndexError too, as torch's own."""
 
 
-def in_reach(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
+def check_indices(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
     """The kernel, which raises OutOfReachError where it looks up what the whole table does not have; on a GPU, where nobody waits for the
     answer, and in a traced program an assertion fails, as torch's own does. The kernel itself for other operators.
     """
@@ -53,7 +53,7 @@ def _of_class_weights(op: Op, graph: Graph) -> bool:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def raise_index_errors() -> Iterator[None]:
     """An assertion that fails within it is an OutOfReachError, also where torch.compile tells something else of what it ran."""
     try:
         yield
