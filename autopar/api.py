@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from autopar import recording
 from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import UsageError
 from autopar.graph import Graph
@@ -248,7 +249,7 @@ def compile(
     Raises:
         MismatchError: the plan was made for another model, mesh or torch, or ranks differ; the first difference is named.
     """
-    from autopar.runtime import compile_plan
+    from autopar.runtime import compile_plan  # for start-up time: imports torch
 
     if isinstance(plan, str | os.PathLike):
         plan = load(plan)
@@ -260,6 +261,4 @@ def compile(
 
 def load(path: str | os.PathLike[str]) -> Plan:
     """Reads a plan file; one of the older schema is scheduled on load, with a warning. Raises FileError: names the place and the fault."""
-    from autopar.recording import load
-
-    return load(path)
+    return recording.load(path)

@@ -140,7 +140,7 @@ def plan_serving(
         cache: makes a cache of a length; for models of transformers not needed.
         constraints: as of ``plan``; ``cache.*`` are the cache's tensors.
         time_limit: seconds for all searches; captures come on top.
-        options: of ``plan``: mesh or devices, hardware, memory, compute_dtype, cost_model, seed.
+        options: of ``plan``: mesh or devices, hardware, memory, compute_dtype, cost_model, effort, seed.
 
     Raises:
         UsageError: lengths that hold no prompt, a model without a cache; else as ``plan``.

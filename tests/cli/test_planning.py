@@ -267,6 +267,7 @@ def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert float(lines[2].split(",")[3]) == rows[1]["step_seconds"]
     assert drawn(tmp_path / "sweep.svg") == [2, 4]
     refused(autopar(capsys, "sweep", "zoo:mlp", "--devices", "2,zwei"), 2, "'2,zwei'")
+    refused(autopar(capsys, "sweep", "zoo:mlp", "--devices", "2", "--effort", "some"), 2, "unknown effort 'some'")
 
 
 def drawn(path: Path) -> list[int]:
