@@ -329,7 +329,7 @@ class LimitsPlan(Row):
 
     ``bucket_bytes``: of one bucket. ``ahead_bytes``: of collectives in flight before their readers need them. ``aside_bytes``: of
     collectives deferred into gaps. ``held_bytes``: live bytes up to which collectives may be in flight, 0 for no limit. ``summed_bytes``:
-    of gradient sums kept over microbatches to be reduced once. ``counts_waits``: whether prefetching counts the operators' stalls.
+    of gradient sums kept over microbatches to be reduced once. Older files may say ``counts_waits``, which is ignored.
     """
 
     bucket_bytes: Count
@@ -337,7 +337,11 @@ class LimitsPlan(Row):
     aside_bytes: Count
     held_bytes: Count = 0
     summed_bytes: Count = 2**62
-    counts_waits: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_old_rules(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if key != "counts_waits"} if isinstance(data, dict) else data
 
 
 class InstructionPlan(Row):

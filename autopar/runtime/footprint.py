@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from autopar.runtime.collectives import Observed
 from autopar.runtime.fusion import pairs_of
 from autopar.schedule import Schedule
-from autopar.schedule.freeing import storage_bytes
 from autopar.schedule.liveness import held
+from autopar.schedule.storages import storage_bytes
 
 
 def spared_bytes(schedule: Schedule, optimizer: str, observed: Sequence[Observed]) -> int:

@@ -20,7 +20,7 @@ from autopar.rules import out_variant
 from autopar.runtime.kernels import Kernel, Product, Shapes, bind_arguments, find_product
 from autopar.runtime.operators import find_function, find_operator, registered
 from autopar.schedule import Instruction, Schedule
-from autopar.schedule.reusing import needed
+from autopar.schedule.storages import needed
 
 CONTRACTION, ADDITION = "autopar.contract.default", "aten.add.Tensor"
 

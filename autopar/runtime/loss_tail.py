@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.schedule import Schedule
-from autopar.schedule.reusing import needed
+from autopar.schedule.storages import needed
 
 
 @dataclass(frozen=True)

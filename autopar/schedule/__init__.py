@@ -13,11 +13,13 @@ windows        where collectives may stand
 bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
 accumulating   accumulate: gradients of microbatches summed, reduced once or in each
-hurrying       hurry: what operators wait for passes what can follow it
-flat           a list as arrays, and moves of it in microseconds
-reordering     reorder: moves of what the passes made, judged by the list itself
+local_search   improve_order: moves of what the passes made, judged by the list itself
+array_schedule a list as arrays
+kernels        the loops over them: the clock, memory, moves
+settings       the numbers of all passes
 room           how much may be in flight where memory is short
-reusing        reuse: results over what nobody needs any more
+storages       the memory that values lie in
+in_place       assign_in_place: results over what nobody needs any more
 freeing        free: when values go
 legality       what must hold after each pass
 simulation     how long it takes

@@ -32,6 +32,13 @@ def bucket(schedule: Schedule) -> Schedule:
     return schedule
 
 
+def bucket_class(item: Instruction, call: Collective) -> tuple[object, ...] | None:
+    """What calls have in common that may share a bucket, by the start of one; None for a call that never does."""
+    if call.kind not in JOINED:
+        return None
+    return item.segment, item.microbatch, call.kind, call.axes, call.reduction, call.dtype, call.late
+
+
 def size(call: Collective) -> int:
     """What a call counts against the limit: the larger of what a rank gives and gets."""
     return max(call.source_bytes, call.target_bytes)
@@ -45,9 +52,10 @@ def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Sc
     starts.sort(key=lambda item: found[item.id].deadline if found[item.id].ahead else found[item.id].ready)
     for item in starts:
         call, window = schedule.collectives[item.of], found[item.id]
-        if call.kind not in JOINED:
+        shared = bucket_class(item, call)
+        if shared is None:
             continue
-        key = (item.half, call.kind, call.axes, call.reduction, call.dtype, window.ahead, window.behind, call.late)
+        key = shared, window.ahead, window.behind
         current = open_.get(key)
         if current is None or not current.takes(item, size(call), window, schedule.limits.bucket_bytes):
             current = open_[key] = _Group([item], size(call), window.ready, window.deadline)

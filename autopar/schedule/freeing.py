@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.schedule import Schedule
+from autopar.schedule.storages import staying, storage_bytes
 
 
 def free(schedule: Schedule) -> Schedule:
@@ -48,14 +49,3 @@ def last_needs(schedule: Schedule) -> dict[str, int]:
                 for part in call.parts:
                     last[part.source] = index
     return last
-
-
-def staying(schedule: Schedule) -> set[str]:
-    """The values that never go: what came in and what leaves."""
-    return {item.tensor for item in schedule.graph.inputs}.union(value for _, value in schedule.outputs)
-
-
-def storage_bytes(schedule: Schedule, root: str) -> int:
-    """Bytes of a storage: of the value of that name, or of a collective's buffer."""
-    call = schedule.collectives.get(root)
-    return call.target_bytes if call is not None and not call.unpacks else schedule.values[root].bytes

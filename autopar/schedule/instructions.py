@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from autopar.graph import Op, Phase
 from autopar.reshard import Step
-from autopar.schedule.assignment import Layout, Moment, half
+from autopar.schedule.assignment import Layout, Moment
 from autopar.schedule.collectives import Part
 from autopar.sharding import ShardingSpec, Strategy
 
@@ -31,6 +31,18 @@ KINDS: tuple[Kind, ...] = ("run", "start", "wait", "slice", "add", "free")
 
 COMPUTE = "compute"
 """The stream that operators run on; every other stream is a link."""
+
+
+class Segment(NamedTuple):
+    """A stage's forward or backward of one microbatch: the key by which instructions are grouped. Recomputation belongs to backward.
+
+    Args:
+        microbatch: the first whose work it is; a list without pipelining stands for all of them.
+    """
+
+    stage: int
+    phase: Phase
+    microbatch: int = 0
 
 
 class Instruction(NamedTuple):
@@ -72,6 +84,11 @@ class Instruction(NamedTuple):
     def half(self) -> Phase:
         """Whether it stands in forward or in backward."""
         return "forward" if self.phase == "forward" else "backward"  # ``half``, without a call: asked of each many times
+
+    @property
+    def segment(self) -> Segment:
+        """The segment that it belongs to."""
+        return Segment(self.stage, self.half)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -123,8 +140,6 @@ class Limits:
             behind; 0: whatever it takes.
         summed_bytes: most bytes by which sums of gradients over microbatches may be larger for being reduced once, after the last;
             where that is more, gradients are reduced in every microbatch and summed then.
-        counts_waits: when collectives run ahead is decided by a clock that counts the time for which operators wait for what the phase
-            sends between them: they start later, and let more of that pass.
     """
 
     bucket_bytes: int = 25 * 2**20
@@ -132,20 +147,3 @@ class Limits:
     aside_bytes: int = 50 * 2**20
     held_bytes: int = 0
     summed_bytes: int = 2**62
-    counts_waits: bool = False
-
-
-class Segment(NamedTuple):
-    """A stage's forward or backward of one microbatch: the key by which instructions are grouped. Recomputation belongs to backward.
-
-    Args:
-        microbatch: the first whose work it is; a list without pipelining stands for all of them.
-    """
-
-    stage: int
-    phase: Phase
-    microbatch: int = 0
-
-    def holds(self, item: Instruction) -> bool:
-        """Whether an instruction belongs to it."""
-        return item.stage == self.stage and half(item.phase) == self.phase

@@ -8,8 +8,8 @@ from autopar.errors import ScheduleError
 from autopar.rules import stores, why_once
 from autopar.schedule.assignment import AGAIN
 from autopar.schedule.instructions import Instruction
-from autopar.schedule.reusing import may_take, needed
 from autopar.schedule.schedule import Schedule
+from autopar.schedule.storages import may_take, needed
 from autopar.schedule.windows import windows
 from cost_models.collectives import KINDS
 

@@ -11,12 +11,11 @@ from autopar.schedule.assignment import Assignment
 from autopar.schedule.bucketing import bucket
 from autopar.schedule.filling import fill
 from autopar.schedule.freeing import free
-from autopar.schedule.hurrying import hurry
+from autopar.schedule.in_place import assign_in_place
 from autopar.schedule.instructions import Limits
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import Prices, order
 from autopar.schedule.prefetching import prefetch
-from autopar.schedule.reusing import reuse
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.sharing import share
 from cost_models import Machine
@@ -25,16 +24,14 @@ Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
 
 PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("accumulate", accumulate))
 """What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
-REORDERING: Passes = (("hurry", hurry),)
-"""What a search lets follow for the best limits of an assignment: it simulates the list again and again."""
-ENDING: Passes = (("reuse", reuse), ("free", free))
+ENDING: Passes = (("assign_in_place", assign_in_place), ("free", free))
 """What says where memory comes from and when it goes, of a list in which everything has its place."""
 PASSES: Passes = (*PLACING, *ENDING)
 """All that is done under limits that are given."""
 KEEPS_TO: Mapping[str, tuple[str, ...]] = {
     "fill": ("aside_bytes",),
     "bucket": ("bucket_bytes",),
-    "prefetch": ("ahead_bytes", "held_bytes", "summed_bytes", "counts_waits"),
+    "prefetch": ("ahead_bytes", "held_bytes", "summed_bytes"),
     "accumulate": ("summed_bytes",),
 }
 """The limits that each pass of ``PLACING`` reads."""

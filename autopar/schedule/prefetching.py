@@ -2,13 +2,10 @@
 
 - What is there when the phase begins (weights to gather) starts ahead of its readers, just early enough
   to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. It lets pass
-  what operators will wait for, where it can: by a clock of the operators alone, or with ``limits.counts_waits`` by one of what they
-  wait for too. By the first more is late and starts at once; on several links it is under way at the same time, and operators are
-  slowed once.
+  what operators will wait for, where it can, by a clock of the operators alone.
 - What the phase makes starts as soon as it is made.
 - What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
-  the oldest is waited for, so that its buffers can be freed. Where there are several links it may wait for another to be busy
-  (``concurrency``), as long as what waits is no more than that either.
+  the oldest is waited for, so that its buffers can be freed.
 - The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it.
 
 With ``limits.ahead_bytes`` of 0 memory is all that counts: nothing starts before it is needed, and what trails is waited for at once.
@@ -26,44 +23,38 @@ from typing import NamedTuple
 
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.collectives import Collective
-from autopar.schedule.concurrency import Links, patient
 from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.room import Room
 from autopar.schedule.schedule import Schedule
+from autopar.schedule.settings import LEAD
 from autopar.schedule.windows import Window, anchors, moving, windows
 
 
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
     found, limits, room = schedule.once(windows), schedule.limits, None
-    planned = schedule.once(times_with_waits if limits.counts_waits else times)
+    planned = schedule.once(times)
     if limits.held_bytes and limits.ahead_bytes:
         late = replace(schedule, limits=replace(limits, ahead_bytes=0))
         room = Room(accumulate(replace(late, instructions=tuple(_Placing(late, found, planned).run()))), limits.held_bytes)
     return replace(schedule, instructions=tuple(_Placing(schedule, found, planned, room).run()))
 
 
-LEAD = 4.0
-"""A gather may start so many times its own length ahead of the moment at which it must be under way to arrive in time."""
-
-
 @dataclass(frozen=True)
 class StartTimes:
-    """When calls that may run ahead, or wait, should start.
+    """When calls that may run ahead should start.
 
     Args:
         clock: see ``Clock``.
         early, late: by instruction id the anchor before which a call may start, and the one before which it must.
         others: for each link when others hold it for which operators wait, in order: the anchor before which what the phase makes starts
             on it, or of an operator with collectives inside the next one, and when it begins.
-        due: of those that wait for another link to be busy.
     """
 
     clock: Clock
     early: Mapping[int, int]
     late: Mapping[int, int]
     others: Mapping[str, Sequence[tuple[int, float]]]
-    due: Mapping[int, float]
 
     def holds_up(self, item: Instruction, index: int) -> bool:
         """Whether a call that starts before anchor ``index`` would keep its link from another for which operators wait, though
@@ -92,40 +83,10 @@ def _alone(schedule: Schedule) -> Clock:
     return Clock(clock, clock[1:])
 
 
-def _with_waits(schedule: Schedule) -> Clock:
-    """Of the operators and of what they wait for that the phase itself makes and sends, were links free for it."""
-    found, made = schedule.once(windows), dict[int, list[Instruction]]()
-    calls = [item for item in schedule.once(moving) if not found[item.id].ahead and not found[item.id].behind]
-    for item in sorted(calls, key=lambda item: found[item.id].depth):
-        made.setdefault(found[item.id].ready, []).append(item)
-    begins, ends = list[float](), list[float]()
-    arrives, free, now = dict[str, float](), dict[str, float](), 0.0
-    for index, anchor in enumerate(schedule.once(anchors)):
-        now = max([now, *(arrives[value] for value in anchor.reads if value in arrives)])
-        begins.append(now)
-        now += anchor.seconds
-        ends.append(now)
-        for item in made.get(index, ()):
-            begin = max([now, *(arrives.get(value, 0.0) for value in item.reads), *(free.get(link, 0.0) for link in item.streams)])
-            free.update(dict.fromkeys(item.streams, begin + item.seconds))
-            arrives.update(dict.fromkeys(item.writes, begin + item.seconds))
-    return Clock([*begins, now], ends)
-
-
 def times(schedule: Schedule) -> StartTimes:
-    """By the clock of the operators."""
-    return _times(schedule, _alone(schedule))
-
-
-def times_with_waits(schedule: Schedule) -> StartTimes:
-    """By that with what they wait for."""
-    return _times(schedule, _with_waits(schedule))
-
-
-def _times(schedule: Schedule, clock: Clock) -> StartTimes:
-    """Links are filled from the end: each call ends before its deadline and before the next one on its link begins, operators with
-    collectives inside among them."""
-    found, inside = schedule.once(windows), dict[str, list[int]]()
+    """By the clock of the operators. Links are filled from the end: each call ends before its deadline and before the next one on its link
+    begins, operators with collectives inside among them."""
+    clock, found, inside = _alone(schedule), schedule.once(windows), dict[str, list[int]]()
     for number, item in enumerate(schedule.once(anchors)):
         for link in item.streams if item.stream != COMPUTE else ():
             inside.setdefault(link, []).append(number)
@@ -139,8 +100,7 @@ def _times(schedule: Schedule, clock: Clock) -> StartTimes:
             for link in item.streams:
                 ready = found[item.id].ready
                 others.setdefault(link, []).append((ready + 1, clock.ends[ready]))
-    due = patient(schedule, clock.begins)
-    return StartTimes(clock, early, late, {link: sorted(set(starts)) for link, starts in others.items()}, due)
+    return StartTimes(clock, early, late, {link: sorted(set(starts)) for link, starts in others.items()})
 
 
 def _latest(
@@ -208,9 +168,6 @@ class _Placing:
         self.leading: list[Instruction] = []
         self.trailing: deque[Instruction] = deque()
         self.held_back: list[Instruction] = []
-        self.patient: deque[Instruction] = deque()
-        self.waiting = 0
-        self.links = Links(times.clock.begins, times.due, times.others)
 
     def run(self) -> list[Instruction]:
         fixed, early = self.schedule.once(anchors), self.times.early
@@ -234,14 +191,9 @@ class _Placing:
                 if len(self.done) > arrived:
                     self._run_ahead(index)
                 self.out.append(item)
-                self.links.index = index + 1
                 for other in made.get(index, ()):
                     self._made(other, index + 1)
-                if self.patient:
-                    self._start_patient()
             self.held_back.clear()
-            while self.patient:
-                self._start_first()
             for item in soft:
                 self._finish(item)
         return self.out
@@ -266,10 +218,7 @@ class _Placing:
             self.held_back.remove(item)
             self._start(item)
         while self._trailing() and not self.room.allows(self._trailing(), index):
-            if self.trailing:
-                self._finish(self.trailing.popleft())
-            else:
-                self._start_first()
+            self._finish(self.trailing.popleft())
 
     def _has_room(self, item: Instruction, index: int) -> bool:
         """Whether a call may start before the anchor ``index``, ahead of its readers. What leads to it must have started."""
@@ -281,7 +230,7 @@ class _Placing:
         return ready and self.room.take(self.schedule.collectives[item.of], min(index, deadline), deadline, self._trailing())
 
     def _trailing(self) -> list[Collective]:
-        return [self.schedule.collectives[item.of] for item in (*self.trailing, *self.patient)]
+        return [self.schedule.collectives[item.of] for item in self.trailing]
 
     def _made(self, item: Instruction, index: int) -> None:
         """What reads only what is there now: calls start, and slices that nobody in the phase reads are cut, so that the whole can go."""
@@ -293,27 +242,9 @@ class _Placing:
             if not self.found[item.id].behind and not self._has_room(item, index):
                 self.held_back.append(item)
                 return
-            if item.id in self.times.due:
-                self.patient.append(item)
-                self.waiting += self._held(item)
-            else:
-                self._start(item)
+            self._start(item)
         elif self.found[item.id].behind:
             self._finish(item)
-
-    def _start_patient(self) -> None:
-        """Starts what waited for another link to be busy, in order, where one is, or where more waits than the limit."""
-        while self.patient:
-            first = self.patient[0]
-            if first.id not in self.started and self.waiting <= self.limit and self.links.waits(first):
-                return
-            self._start_first()
-
-    def _start_first(self) -> None:
-        """Of what waits."""
-        first = self.patient.popleft()
-        self.waiting -= self._held(first)
-        self._start(first)
 
     def _held(self, item: Instruction) -> int:
         return self.schedule.collectives[item.of].held_bytes
@@ -334,8 +265,6 @@ class _Placing:
         while window.behind and self.trailing and self.behind + held > self.limit:
             self._finish(self.trailing.popleft())
         self.out.append(item)
-        if self.times.due:
-            self.links.start(item)
         if window.ahead:
             self.ahead += held
             self.leading.append(item)

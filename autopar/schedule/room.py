@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from autopar.schedule.collectives import Collective
+from autopar.schedule.in_place import assign_in_place
 from autopar.schedule.liveness import held
-from autopar.schedule.reusing import reuse
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import anchors
 
@@ -22,7 +22,7 @@ class Room:
     """
 
     def __init__(self, late: Schedule, ceiling: int) -> None:
-        late = reuse(late)
+        late = assign_in_place(late)
         self.left = np.full(len(anchors(late)) + 1, ceiling, dtype=np.int64)
         place, levels = len(self.left) - 1, held(late, "none")
         for item, level in zip(reversed(late.instructions), reversed(levels), strict=True):

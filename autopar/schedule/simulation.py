@@ -6,15 +6,20 @@
 - A wait lets the operators after it begin no earlier than the collective ends and its copies are made, which are operators' work. For a
   late one they do not wait: of what it brings only the loss is made, and that is read after the step.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
+
+The clock itself is ``kernels.run_clock``, which the local search asks too. Here is its view of instructions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from autopar.pricing import beside
+import numpy as np
+
+from autopar.schedule.array_schedule import ints, rows
 from autopar.schedule.instructions import COMPUTE, Instruction
+from autopar.schedule.kernels import ClockTable, Order, Timeline, run_clock
 from autopar.schedule.schedule import Schedule
 
 
@@ -34,56 +39,59 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
 
     Args:
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
+
+    Raises:
+        KeyError: a wait for a call that was not started.
     """
-    return tuple(map(Slot._make, _happening(instructions, slowdown, overlaps)))
+    items = _timed(instructions)
+    _, timeline = _run(items, slowdown, overlaps)
+    columns = (array.tolist() for array in (timeline.begins, timeline.ends, timeline.since, timeline.stalls))
+    return tuple(map(Slot, items, *columns))
 
 
-def _happening(
-    instructions: Iterable[Instruction], slowdown: float, overlaps: bool
-) -> Iterator[tuple[Instruction, float, float, float, float]]:
-    """What slots are made of: of one list under another only the end is asked."""
-    now = busy = 0.0
-    free: dict[str, float] = {}
-    ends: dict[str, float] = {}
-    arrives: dict[str, float] = {}
-    links_of: dict[str, tuple[str, ...]] = {}
-    for item in instructions:
-        kind = item.kind
-        if kind == "free" or kind == "slice":
-            continue
-        links = links_of.get(item.stream)
+def _timed(instructions: Iterable[Instruction]) -> list[Instruction]:
+    """Those that take time."""
+    return [item for item in instructions if item.kind != "free" and item.kind != "slice"]
+
+
+def _run(items: list[Instruction], slowdown: float, overlaps: bool) -> tuple[float, Timeline]:
+    """The end of a list, and its timeline: each call is a slot of its own."""
+    count = sum(item.kind == "start" for item in items)
+    starts, copies, late, held = np.zeros(count), np.zeros(count), np.zeros(count, dtype=np.int64), [0] * (2 * count)
+    order, seconds, flying = list[int](), list[float](), list[list[int]]()
+    begun, maker, bits, number = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, int]()
+    for item in items:
+        links = bits.get(item.stream)
         if links is None:
-            links = links_of[item.stream] = tuple(stream for stream in item.streams if stream != COMPUTE)
-        if kind == "run" or kind == "add":
-            if links:
-                begin = max([now, *[free.get(link, 0.0) for link in links]])
-                end = begin + item.seconds
-                free.update(dict.fromkeys(links, end))
-                busy = max(busy, end)
-            else:
-                begin, end = now, beside(now, item.seconds, busy, slowdown)
-            now = end
-            yield item, begin, end, 0.0, 0.0
-        elif kind == "start":
-            arrived = now
-            for value in item.reads:
-                arrived = max(arrived, arrives.get(value, 0.0))
-            begin = arrived
-            for link in links:
-                begin = max(begin, free.get(link, 0.0))
-            end = begin + item.seconds
-            for link in links:
-                free[link] = end
-            for value in item.writes:
-                arrives[value] = end
-            ends[item.of], busy = end, max(busy, end) if links else busy
-            yield item, begin, end, now, 0.0 if overlaps else arrived - now
-            now = now if overlaps else arrived
+            links = bits[item.stream] = sum(1 << number.setdefault(link, len(number)) for link in item.streams if link != COMPUTE)
+        if item.kind == "start":
+            slot = begun[item.of] = len(flying)
+            flying.append([maker[value] for value in item.reads if value in maker])
+            maker.update(dict.fromkeys(item.writes, slot))
+            starts[slot], held[2 * slot] = item.seconds, links
+            order.append(2 * slot)
+        elif item.kind == "wait":
+            slot = begun[item.of]
+            copies[slot], late[slot] = item.seconds, bool(item.late)
+            order.append(2 * slot + 1)
         else:
-            arrived = now if item.late else max(now, ends[item.of])
-            end = beside(arrived, item.seconds, busy, slowdown)
-            yield item, now, end, now, arrived - now
-            now = end
+            order.append(2 * count + len(seconds))
+            seconds.append(item.seconds)
+            held.append(links)
+    size, none = len(held), np.zeros(2 * count)
+    clock = ClockTable(
+        np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64), np.concatenate([none, seconds]), ints(held), late, rows(flying),
+        len(number), slowdown, overlaps,
+    )  # fmt: skip
+    slots = np.arange(count)
+    timeline = timeline_for(len(order), count, len(number))
+    return run_clock(clock, Order(ints(order), ints([len(order)]), slots, slots * 0 - 1), starts, copies, 0, timeline), timeline
+
+
+def timeline_for(length: int, slots: int, links: int) -> Timeline:
+    """Room for the clock of a list."""
+    since, begins, ends, stalls = np.zeros((4, length))
+    return Timeline(since, begins, ends, stalls, np.zeros(links), np.zeros(slots))
 
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:
@@ -100,11 +108,8 @@ def makespan(slots: Iterable[Slot]) -> float:
 def microbatches_seconds(schedule: Schedule) -> float:
     """All microbatches, one after another: the next begins when everything of the one before has ended."""
     hardware = schedule.machine.hardware
-    rounds = (
-        times * max((end for _, _, end, _, _ in _happening(instructions, hardware.overlap_slowdown, hardware.launch_overlaps)), default=0.0)
-        for times, instructions in schedule.rounds
-    )
-    return sum(rounds)
+    ends = (_run(_timed(items), hardware.overlap_slowdown, hardware.launch_overlaps)[0] for _, items in schedule.rounds)
+    return sum(times * end for (times, _), end in zip(schedule.rounds, ends, strict=True))
 
 
 def step_seconds(schedule: Schedule, optimizer: str) -> float:

@@ -1,9 +1,8 @@
 """The best schedule of an assignment: the limits of the passes are tried, since nobody knows them in advance.
 
 What is gathered ahead hides collectives and costs memory; large buckets save latency and start late; operators set aside fill gaps and
-delay the reductions of gradients; where what operators wait for counts, gathers let more of it pass. One limit is changed at a time, from
-the best so far, while that helps; in the end what operators still wait for passes what can follow it (``hurry``), and the list is changed
-one move after another (``reorder``).
+delay the reductions of gradients. One limit is changed at a time, from the best so far, while that helps; in the end the list is changed
+one move after another (``improve_order``).
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from time import perf_counter
 from typing import Any
 
 from autopar.graph import Graph
-from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, run_passes, simulated, step_seconds
+from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, simulated, step_seconds
 from autopar.schedule.bucketing import size
+from autopar.schedule.in_place import assign_in_place, clear_in_place
+from autopar.schedule.local_search import improve_order, saved_at_most, usual_moves
 from autopar.schedule.ordering import Prices
-from autopar.schedule.passes import REORDERING, Placed, default_limits
-from autopar.schedule.reordering import reorder, saved_at_most
-from autopar.schedule.reusing import reuse, undone
+from autopar.schedule.passes import Placed, default_limits
 from cost_models import Machine
 
 MIB = 2**20
@@ -29,7 +28,6 @@ LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("ahead_bytes", (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400)))),
     ("aside_bytes", tuple(size * MIB for size in (0, 50, 200, 800))),
     ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
-    ("counts_waits", (False, True)),
 )
 """The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
 HALVINGS = 7
@@ -48,7 +46,7 @@ with more memory; and beyond a rung that trails the best by as much no other is 
 BESIDE = 2
 """So many rungs are near."""
 REORDERED = 1.1
-"""What trails by more than this is not reordered (``hurry``, ``reorder``), unless fewer calls could save as much."""
+"""What trails by more than this is not reordered (``improve_order``), unless fewer calls could save as much."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -192,7 +190,7 @@ class Tuning:
                 sent[item.half] = sent.get(item.half, 0) + size(first.collectives[item.of])
         made = sum(value.bytes for value in first.values.values())
         calls = max(sent.values(), default=0)
-        return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls, "counts_waits": True}
+        return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls}
 
     @cached_property
     def working(self) -> float:
@@ -287,7 +285,7 @@ class Tuning:
 
     def _timed(self, one: _Looked) -> tuple[Timed, Sequence[Memory]]:
         """With what is written over, and what each sample holds."""
-        reused = [(weight, reuse(schedule)) for weight, schedule in one.placed]
+        reused = [(weight, assign_in_place(schedule)) for weight, schedule in one.placed]
         parts = [memory(schedule, self.optimizer) for _, schedule in reused]
         held = _sum_of([(weight, part) for (weight, _), part in zip(reused, parts, strict=True)])
         whole = reused[-1][1] if len(reused) == 1 else replace(reused[-1][1], limits=one.limits)
@@ -300,7 +298,7 @@ class Tuning:
             return self.best
         if self._hurried is None or self._hurried[0] is not self.best:
             ((weight, placed),) = self.kept.placed
-            changed = reorder(run_passes(placed.under(self.kept.limits), REORDERING), self.optimizer, self.limit)
+            changed = improve_order(placed.under(self.kept.limits), self.optimizer, self.limit).schedule
             one = self._looked(self.kept.limits, ((weight, changed),))
             hopeful = one.seconds < self.best.seconds * (1 - EQUAL) or self.best.memory.peak > self.limit
             made = self._timed(one)[0] if hopeful else self.best
@@ -397,10 +395,12 @@ def best_schedule(
 
 
 def reordered(found: Timed, machine: Machine, optimizer: str, limit: int, effort: int) -> Timed:
-    """The same reordered with more effort (``reorder``), where it takes less and fits; not what is estimated."""
+    """The same reordered with more effort (``improve_order``), where it takes less and fits; not what is estimated."""
     if found.estimated or machine.cost_model == "communication":
         return found
-    made = reuse(reorder(undone(found.schedule), optimizer, limit, effort, captured=False))
+    before = clear_in_place(found.schedule)
+    changed = improve_order(before, optimizer, limit, effort * usual_moves(before), keep_program_order=False)
+    made = assign_in_place(changed.schedule)
     step, held = step_seconds(made, optimizer), memory(made, optimizer)
     if step >= found.step_seconds * (1 - EQUAL) or held.peak > limit:
         return found

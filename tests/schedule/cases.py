@@ -10,7 +10,7 @@ from autopar import zoo
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Limits, Schedule, ordered
-from autopar.schedule.passes import ENDING, PLACING, REORDERING
+from autopar.schedule.passes import ENDING, PLACING
 from cost_models import Hardware, Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
 from tests.graphs import two_layers
@@ -61,7 +61,7 @@ class Case:
         """Drawn: from nothing to no limit, so that each bites somewhere."""
         chance = random.Random(self.seed)
         sizes = [chance.choice((0, KIB, 16 * KIB, 256 * KIB, 2**40)) for _ in range(3)]
-        return Limits(*sizes, counts_waits=chance.random() < 0.5)
+        return Limits(*sizes)
 
     def stages(self) -> list[tuple[str, Schedule]]:
         """After ``order`` and after each pass, by name."""
@@ -69,7 +69,7 @@ class Case:
         assignment = random_assignment(graph, self.machine, self.seed, again=0.5 * (self.seed % 2))
         schedule = replace(ordered(graph, assignment, self.machine), limits=self.limits)
         found = [("order", schedule)]
-        for name, run in (*PLACING, *REORDERING, *ENDING):
+        for name, run in (*PLACING, *ENDING):
             schedule = run(schedule)
             found.append((name, schedule))
         return found

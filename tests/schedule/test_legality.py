@@ -13,7 +13,7 @@ from autopar.schedule import Limits, Schedule
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.legality import PREDICATES, check_legal
 from autopar.schedule.passes import run_passes
-from autopar.schedule.reusing import may_take
+from autopar.schedule.storages import may_take
 from autopar.schedule.windows import windows
 from tests.graphs import machine, random_graph, random_schedule, two_layers
 

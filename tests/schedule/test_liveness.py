@@ -124,7 +124,7 @@ def test_much_of_what_is_held_is_held_between_forward_and_backward() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_memory_is_the_same_before_the_list_says_when_values_go(case: Case) -> None:
     stages = dict(case.stages())
-    assert memory(stages["reuse"], "adamw") == memory(stages["free"], "adamw")
+    assert memory(stages["assign_in_place"], "adamw") == memory(stages["free"], "adamw")
 
 
 def test_freeing_late_costs_memory() -> None:

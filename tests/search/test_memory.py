@@ -15,8 +15,8 @@ from autopar import zoo
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
+from autopar.schedule.local_search import improve_order
 from autopar.schedule.passes import ENDING, PLACING, ordered, run_passes
-from autopar.schedule.reordering import reorder
 from autopar.search import find_plan, finding, trials
 from autopar.search.beside import pairs_at
 from autopar.search.building import build_model
@@ -79,7 +79,7 @@ def test_no_list_holds_less_than_the_problem_says_whatever_is_moved() -> None:
     choices = solve(problem, gap=0.01).choices
     assert choices is not None
     first = replace(ordered(model.space.graph, extract(model, choices), model.space.machine), limits=LEAN)
-    found = reorder(run_passes(first, PLACING), "adamw", 1)
+    found = improve_order(run_passes(first, PLACING), "adamw", 1).schedule
     assert evaluate(problem, choices)[1] <= memory(run_passes(found, ENDING), "adamw").peak
 
 

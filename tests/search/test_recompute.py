@@ -19,7 +19,7 @@ from autopar.importer import capture_graph
 from autopar.options import parse_mesh, resolve_hardware
 from autopar.plan import Plan
 from autopar.schedule import Assignment, Schedule, make_schedule, memory, step_seconds
-from autopar.schedule.freeing import storage_bytes
+from autopar.schedule.storages import storage_bytes
 from autopar.search.baselines import find_baselines
 from autopar.search.pins import resolve_pins
 from autopar.search.recompute import POLICIES, full, recompute, selective

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.schedule import Limits, memory, step_seconds
 from autopar.schedule.legality import check_legal
-from autopar.schedule.reordering import saved_at_most
+from autopar.schedule.local_search import saved_at_most
 from autopar.search.baselines import find_baselines
 from autopar.search.pins import Pins
 from autopar.search.space import Space

@@ -1,4 +1,4 @@
-"""reuse: what is written over is dead, of its half of the step, and as large; memory is less by it, and values are the same."""
+"""assign_in_place: what is written over is dead, of its half of the step, and as large; memory is less by it, and values are the same."""
 
 from __future__ import annotations
 

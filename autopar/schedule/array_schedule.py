@@ -1,0 +1,283 @@
+"""A schedule as arrays: what ``kernels`` reads. Made once for a list; moves then change its order in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.rules import stores, why_once
+from autopar.schedule.bucketing import bucket_class
+from autopar.schedule.collectives import Collective
+from autopar.schedule.instructions import COMPUTE, Instruction
+from autopar.schedule.kernels import (
+    ALONE,
+    ArraySchedule,
+    CallCosts,
+    CallTable,
+    ClockTable,
+    InstructionTable,
+    Lives,
+    Order,
+    Rows,
+    StorageTable,
+    peak_bytes,
+    price_call,
+)  # fmt: skip
+from autopar.schedule.schedule import Schedule
+from autopar.schedule.storages import entering, held_throughout, made_for_good, may_take, staying
+from cost_models import Machine
+from cost_models.collectives import KINDS
+from solvers.arrays import Ints, offsets
+
+LARGE = 2**40
+"""Bytes whose copy takes so long that only their number counts."""
+
+
+class Storages(NamedTuple):
+    """When the storages of a list are there.
+
+    Args:
+        names: by number: of a value, or of the collective whose buffer it is.
+    """
+
+    names: tuple[str, ...]
+    lives: Lives
+
+
+def array_schedule(schedule: Schedule) -> tuple[ArraySchedule, Order, list[Instruction]]:
+    """The arrays of a list in which everything has its place, and nothing says yet where memory comes from and when it goes; the order
+    that it has; and the instructions by number, of slots those of their calls."""
+    made = _Arrays(schedule)
+    return made.arrays(in_place=True, moves=True), made.order, made.items
+
+
+def storages_of(schedule: Schedule, *, in_place: bool = False) -> Storages:
+    """When the storages of a list are there: parameters, buffers and constants, which always are, with no bytes.
+
+    Args:
+        in_place: memory is taken over where it may be, whatever the list says.
+    """
+    made = _Arrays(schedule)
+    arrays, order = made.arrays(in_place=in_place, moves=False), made.order
+    lives = lives_for(arrays, order)
+    peak_bytes(arrays, order, call_costs(arrays, order), lives)
+    names = list(made.place)
+    for call in schedule.calls:
+        if not call.unpacks and not call.in_place:
+            names[made.place[made.root[call.parts[0].target]]] = call.id
+    return Storages(tuple(names), lives)
+
+
+def call_costs(arrays: ArraySchedule, order: Order) -> CallCosts:
+    """What follows from who shares a call."""
+    slots, storages = len(order.head), len(arrays.storages.bytes)
+    costs = CallCosts._make([*np.zeros((2, slots)), *np.zeros((4, slots), dtype=np.int64), np.arange(storages)])
+    for slot in np.flatnonzero(order.head == np.arange(slots)).tolist():
+        price_call(arrays, order, costs, slot)
+    return costs
+
+
+def lives_for(arrays: ArraySchedule, order: Order) -> Lives:
+    """Room for the lives of a list's storages."""
+    storages, length = len(arrays.storages.bytes), len(order.items)
+    by_storage, by_place = np.zeros((4, storages), dtype=np.int64), np.zeros((2, length + 2), dtype=np.int64)
+    begins, ends, lies, size = by_storage
+    return Lives(begins, ends, lies, size, np.zeros(len(order.head), dtype=np.int64), by_place[0, :length], by_place[1])
+
+
+def ints(values: Iterable[float]) -> Ints:
+    return np.array(list(values), dtype=np.int64)
+
+
+def rows(found: Iterable[Iterable[int]]) -> Rows:
+    lists = [list(row) for row in found]
+    return Rows(offsets([len(row) for row in lists]), ints(one for row in lists for one in row))
+
+
+class _Arrays:
+    """The arrays in the making.
+
+    Args:
+        items: by number.
+        slots: by target.
+        root: of each value the one whose memory it lies in, each part of a bucket apart.
+        place: the number of each storage.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.parts = [(call, part) for call in schedule.calls for part in call.parts]
+        self.slots = {part.target: slot for slot, (_, part) in enumerate(self.parts)}
+        heads = {call.id: self.slots[call.parts[0].target] for call in schedule.calls}
+        self.items, order = [Instruction(-1, "free", "forward")] * (2 * len(self.parts)), list[int]()
+        for item in schedule.instructions:
+            if item.kind == "start" or item.kind == "wait":
+                waits = item.kind == "wait"
+                for part in schedule.collectives[item.of].parts:
+                    self.items[2 * self.slots[part.target] + waits] = item
+                order.append(2 * heads[item.of] + waits)
+            else:
+                order.append(len(self.items))
+                self.items.append(item)
+        length = np.zeros(len(self.items), dtype=np.int64)
+        length[: len(order)] = order
+        head, after = np.arange(len(self.parts)), np.full(len(self.parts), -1, dtype=np.int64)
+        for call in schedule.calls:
+            shared = [self.slots[part.target] for part in call.parts]
+            head[shared] = shared[0]
+            after[shared[:-1]] = shared[1:]
+        self.order = Order(length, ints([len(order)]), head, after)
+        self.root = schedule.stored(apart=True)
+        self.place = {name: number for number, name in enumerate(dict.fromkeys(self.root.values()))}
+
+    def arrays(self, *, in_place: bool, moves: bool) -> ArraySchedule:
+        """The tables.
+
+        Args:
+            in_place: with what results may lie over.
+            moves: with what the clock and moves need beside memory.
+        """
+        items, nothing = self.items, rows([] for _ in self.items)
+        before = self._before() if moves else []
+        after: list[list[int]] = [[] for _ in before]
+        for number, earlier in enumerate(before):
+            for other in earlier:
+                after[other].append(number)
+        needs, makes = self._memory()
+        segment = {each: number for number, each in enumerate(self.schedule.segments)}
+        table = InstructionTable(
+            ints(segment[item.segment] for item in items) if moves else ints([]),
+            rows(before), rows(after), rows(needs), rows(makes), rows(map(self._takes, items)) if in_place else nothing,
+            ints(self.schedule.operations[item.of].strategy.workspace if item.kind == "run" else 0 for item in items),
+        )  # fmt: skip
+        rounds = ((max((item.microbatch for item in some), default=0), times) for times, some in self.schedule.rounds)
+        return ArraySchedule(self._clock(), table, self._calls(), self._storages(), ints(number for pair in rounds for number in pair))
+
+    def _clock(self) -> ClockTable:
+        items, hardware = self.items, self.schedule.machine.hardware
+        links = sorted({stream for item in items for stream in item.streams if stream != COMPUTE})
+        bits = {stream: sum(1 << links.index(link) for link in links if link in stream.split("+")) for stream in {i.stream for i in items}}
+        works = [item.kind in ("run", "add") for item in items]
+        return ClockTable(
+            ints(item.microbatch for item in items), ints(works),
+            np.array([item.seconds * work for item, work in zip(items, works, strict=True)]),
+            ints(bits[item.stream] for item in items), ints(part.late for _, part in self.parts),
+            rows([self.slots[part.source]] if part.source in self.slots else [] for _, part in self.parts),
+            len(links), hardware.overlap_slowdown, hardware.launch_overlaps,
+        )  # fmt: skip
+
+    def _calls(self) -> CallTable:
+        machine, classes, copying = self.schedule.machine, dict[object, int](), dict[str, tuple[float, float]]()
+        table = []
+        for slot, (call, part) in enumerate(self.parts):
+            alone = Collective(part.target, (part,), call.in_place)
+            key = bucket_class(self.items[2 * slot], call)
+            latency = machine.latency_seconds(call.kind, call.axes)
+            if call.dtype not in copying:
+                copying[call.dtype] = _copying(machine, call.dtype)
+            table.append((
+                ALONE if key is None else classes.setdefault(key, len(classes)), latency, max(part.step.seconds - latency, 0.0),
+                *copying[call.dtype], part.sent_bytes, part.came_bytes, part.target_bytes, alone.packs, alone.unpacks,
+                KINDS[call.kind].role == "gather", KINDS[call.kind].in_place, self.place[self.root[part.target]],
+                self.place[self.root[part.source]], call.in_place,
+            ))  # fmt: skip
+        columns = zip(*table, strict=True) if table else [()] * len(CallTable._fields)
+        floats = {"latency", "beyond", "launch", "slope"}
+        dtypes = [np.float64 if name in floats else np.int64 for name in CallTable._fields]
+        return CallTable._make(np.array(column, dtype=dtype) for column, dtype in zip(columns, dtypes, strict=True))
+
+    def _storages(self) -> StorageTable:
+        schedule, parameters, comes = self.schedule, held_throughout(self.schedule), entering(self.schedule)
+        kept = {self.root[value] for value in staying(schedule) if value in self.root}
+        sizes = [0 if name in parameters else comes[name] if name in comes else schedule.values[name].bytes for name in self.place]
+        return StorageTable(ints(sizes), ints(name in comes for name in self.place), ints(name in kept for name in self.place))
+
+    def _values(self, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What an instruction reads and writes; of a call what the slot does."""
+        if number >= 2 * len(self.parts):
+            return self.items[number].reads, self.items[number].writes
+        _, part = self.parts[number // 2]
+        return (() if number % 2 else (part.source,)), (part.target,)
+
+    def _memory(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Of each instruction the storages that are needed until then, and those that it makes."""
+        lies = {value: self.place[storage] for value, storage in self.root.items()}
+        needs, makes = list[list[int]](), list[list[int]]()
+        for number in range(len(self.items)):
+            reads, writes = self._values(number)
+            made = list(dict.fromkeys([lies[value] for value in writes]))
+            makes.append(made)
+            needs.append(list(dict.fromkeys([*[lies[value] for value in reads], *made])))
+        return needs, makes
+
+    def _takes(self, item: Instruction) -> list[int]:
+        schedule, maker = self.schedule, self.maker
+        mine = [value for value in may_take(schedule, item) if value in maker and self.root[value] == value]
+        return [self.place[value] for value in mine if made_for_good(schedule, maker[value], item)]
+
+    @cached_property
+    def maker(self) -> Mapping[str, Instruction]:
+        """The operator that makes each value."""
+        return {value: item for item in self.items if item.kind == "run" for value in item.writes}
+
+    def _before(self) -> list[list[int]]:
+        """For each instruction those that it must follow: who makes what it reads, and starts what it waits for; of memory that is changed
+        where it lies, who needs it as it was, or as it is then; and of what nobody may run twice, the one before."""
+        changes = [self._changes(item) for item in self.items]
+        mutable = {storage for storage in changes if storage is not None}
+        made, flying, last, since = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, list[int]]()
+        once, found = -1, list[list[int]]([] for _ in self.items)
+        for number in self._in_order():
+            item, earlier = self.items[number], set[int]()
+            reads, writes = self._values(number)
+            for value in reads:
+                if item.kind == "start" and value in flying:
+                    earlier.add(flying[value])
+                elif value in made:
+                    earlier.add(made[value])
+            if item.kind == "wait":
+                earlier.add(number - 1)
+            sources = (self.parts[number // 2][1].source,) if item.kind == "wait" else ()
+            for storage in {self.root[value] for value in (*reads, *writes, *sources)} & mutable:
+                if storage in last:
+                    earlier.add(last[storage])
+                since.setdefault(storage, []).append(number)
+            changed = changes[number]
+            if changed is not None:
+                earlier.update(since[changed])
+                last[changed], since[changed] = number, [number]
+            if item.kind == "run" and why_once(self.schedule.operations[item.of].op):
+                earlier.update([once] if once >= 0 else ())
+                once = number
+            (flying if item.kind == "start" else made).update(dict.fromkeys(writes, number))
+            found[number] = sorted(earlier - {number})
+        return found
+
+    def _changes(self, item: Instruction) -> str | None:
+        """The storage that an instruction changes where it lies."""
+        if item.kind == "run" and stores(self.schedule.operations[item.of].op):
+            return self.root[item.reads[0]]
+        return self.root[item.over] if item.over else None
+
+    def _in_order(self) -> Iterator[int]:
+        """The numbers of the instructions as they stand in the list, of each call those of all its slots."""
+        other = 2 * len(self.parts)
+        for item in self.schedule.instructions:
+            if item.kind in ("start", "wait"):
+                for part in self.schedule.collectives[item.of].parts:
+                    yield 2 * self.slots[part.target] + (item.kind == "wait")
+            else:
+                yield other
+                other += 1
+
+
+def _copying(machine: Machine, dtype: str) -> tuple[float, float]:
+    """Seconds of copies, the least and for each byte."""
+    least, large = machine.copy_seconds(1, dtype), machine.copy_seconds(LARGE, dtype)
+    if machine.hardware.launch_overlaps:
+        return least, large / LARGE
+    slope = (large - least) / (LARGE - 1)
+    return least - slope, slope

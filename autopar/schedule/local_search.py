@@ -1,0 +1,115 @@
+"""improve_order: local search over the order of a list and over who shares a call.
+
+The passes before decide by rules, each by what it knows. Here a move is judged by the list itself, in microseconds (``kernels``), so that
+thousands can be tried: most come to nothing, and a few find what no rule says. A move is kept where the list takes no more seconds, and
+holds no more bytes than it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from autopar.schedule.array_schedule import array_schedule, call_costs, lives_for
+from autopar.schedule.bucketing import bucket_class, size
+from autopar.schedule.collectives import Collective, Part
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.kernels import DRAW_BITS, Order, descend
+from autopar.schedule.legality import bytes_in_flight, is_legal
+from autopar.schedule.ordering import start_and_wait, taken_by
+from autopar.schedule.schedule import Schedule
+from autopar.schedule.settings import MOVES, MOVES_EACH, MOVES_WORK, PLAIN, SHORT_SAVING
+from autopar.schedule.simulation import timeline_for
+from autopar.schedule.storages import resting_bytes
+from solvers.compiled import runs_loops
+
+
+@dataclass(frozen=True)
+class Improved:
+    """A list that local search has come to.
+
+    Args:
+        moves: judged for it.
+    """
+
+    schedule: Schedule
+    moves: int
+
+
+def usual_moves(schedule: Schedule) -> int:
+    """How many moves of a list are judged where nothing else is said."""
+    length = max(len(schedule.instructions), 1)
+    return min(MOVES, MOVES_EACH * length, MOVES_WORK // length) // (1 if runs_loops() else PLAIN)
+
+
+def improve_order(
+    schedule: Schedule, optimizer: str, limit: int, moves: int | None = None, *, seed: int = 0, keep_program_order: bool = True
+) -> Improved:  # fmt: skip
+    """The schedule with what takes less, if any is found, or with what holds less where it holds more than it may.
+
+    Everything must have its place, and nothing say yet when memory goes (``passes.ENDING``). The limits grow with what is in flight and in
+    buckets.
+
+    Args:
+        limit: bytes on a rank.
+        moves: judged at most; ``usual_moves`` when not given.
+        seed: of the moves drawn.
+        keep_program_order: the list has operators in captured order, and they leave it only where no less is held: see
+            ``kernels.descend``.
+    """
+    if schedule.machine.cost_model == "communication" or not schedule.instructions:
+        return Improved(schedule, 0)
+    arrays, order, items = array_schedule(schedule)
+    before, random = Order(*(array.copy() for array in order)), np.random.default_rng(seed).integers(0, 2**DRAW_BITS, 1)
+    timeline = timeline_for(len(order.items), len(order.head), arrays.clock.link_count)
+    budget, most = usual_moves(schedule) if moves is None else moves, limit - resting_bytes(schedule, optimizer)
+    _, judged = descend(
+        arrays, order, before, call_costs(arrays, order), timeline, lives_for(arrays, order), random, budget, most, int(keep_program_order)
+    )
+    found = rebuilt(schedule, order, items)
+    return Improved(found if is_legal(found) else schedule, judged)
+
+
+def rebuilt(schedule: Schedule, order: Order, items: Sequence[Instruction]) -> Schedule:
+    """The list in an order."""
+    parts = [part for call in schedule.calls for part in call.parts]
+    known = {call.parts: call for call in schedule.calls}
+    number = count(max(item.id for item in schedule.instructions) + 1)
+    calls, made = dict[str, Collective](), dict[int, Instruction]()
+    for head in np.flatnonzero(order.head == np.arange(len(parts))).tolist():
+        shared = _bucket(order, parts, head)
+        call = known.get(shared) or Collective(shared[0].target + (f"+{len(shared) - 1}" if len(shared) > 1 else ""), shared)
+        first = items[2 * head]
+        pair = start_and_wait(call, taken_by(call, schedule.machine), number)
+        start, wait = (item._replace(stage=first.stage, microbatch=first.microbatch) for item in pair)
+        calls[call.id], made[2 * head], made[2 * head + 1] = call, start, wait
+    chosen = [made.get(place) or items[place] for place in order.items[: order.length[0]].tolist()]
+    limits = replace(schedule.limits, bucket_bytes=max(schedule.limits.bucket_bytes, *map(size, calls.values()), 0))
+    found = replace(schedule, instructions=tuple(chosen), collectives=calls, limits=limits)
+    return replace(found, limits=replace(limits, ahead_bytes=max(limits.ahead_bytes, bytes_in_flight(found))))
+
+
+def _bucket(order: Order, parts: Sequence[Part], head: int) -> tuple[Part, ...]:
+    """The parts of a call."""
+    found, slot = list[Part](), head
+    while slot >= 0:
+        found.append(parts[slot])
+        slot = int(order.after[slot])
+    return tuple(found)
+
+
+def saved_at_most(schedule: Schedule, seconds: float) -> float:
+    """Seconds that fewer calls save of so many, at most: where two of one kind follow one another, a latency and the launches of copies
+    into a buffer and out of it."""
+    machine, saves, seen = schedule.machine, list[float](), set[object]()
+    for item in schedule.instructions:
+        call = schedule.collectives[item.of] if item.kind == "start" else None
+        key = bucket_class(item, call) if call is not None else None
+        if call is not None and key in seen:
+            less = machine.latency_seconds(call.kind, call.axes) + 2 * machine.copy_seconds(1, call.dtype)
+            saves.append(schedule.times(item) * less)
+        seen.update([key] if key is not None else ())
+    return sum(one for one in saves if one >= SHORT_SAVING * seconds)

@@ -1,0 +1,85 @@
+"""The memory that values lie in: what is there throughout, what stays, how large it is, and what may be written over."""
+
+from __future__ import annotations
+
+from autopar.graph import DTYPE_BYTES
+from autopar.rules import is_alias, may_write_over
+from autopar.schedule.instructions import Instruction
+from autopar.schedule.schedule import Schedule
+from cost_models import optimizer_bytes
+
+
+def entering(schedule: Schedule) -> dict[str, int]:
+    """Bytes of what is there from the beginning of the last microbatch on: inputs, of cut ones for all microbatches, and the sums."""
+    graph = schedule.graph
+    found = {item.tensor: graph.parts(item.tensor) * schedule.local_bytes(item.tensor) for item in graph.inputs}
+    return found | {name: schedule.local_bytes(name) for name in schedule.sums}
+
+
+def held_throughout(schedule: Schedule) -> dict[str, int]:
+    """The parameters, buffers and constants, with their bytes on a rank."""
+    kinds = ("parameter", "buffer", "constant")
+    return {item.tensor: schedule.local_bytes(item.tensor) for item in schedule.graph.inputs if item.kind in kinds}
+
+
+def states_bytes(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of the optimizer's states."""
+    graph = schedule.graph
+    trained = ((name, graph.tensors[name].dtype) for name in graph.stepped)
+    return sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
+
+
+def resting_bytes(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of a rank that are there throughout: parameters, buffers, constants and the optimizer's states."""
+    return sum(held_throughout(schedule).values()) + states_bytes(schedule, optimizer)
+
+
+def staying(schedule: Schedule) -> set[str]:
+    """The values that never go: what came in and what leaves."""
+    return {item.tensor for item in schedule.graph.inputs}.union(value for _, value in schedule.outputs)
+
+
+def storage_bytes(schedule: Schedule, root: str) -> int:
+    """Bytes of a storage: of the value of that name, or of a collective's buffer."""
+    call = schedule.collectives.get(root)
+    return call.target_bytes if call is not None and not call.unpacks else schedule.values[root].bytes
+
+
+def made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) -> bool:
+    """Whether what ``maker`` made is memory of its own, of the half of the step that ``item`` is in."""
+    operation = schedule.operations[maker.of]
+    return maker.half == item.half and not operation.strategy.inner and not is_alias(operation.op)
+
+
+def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
+    """The values that the result of an instruction could lie over, as far as it is concerned: of its shape and dtype on every rank, and
+    of which it reads no view beside them: entries of that would be gone before they were read."""
+    if item.kind != "run" or len(item.writes) != 1:
+        return ()
+    op, strategy = schedule.operations[item.of]
+    places = may_write_over(op)
+    if not places or strategy.inner:
+        return ()
+    fitting = [item.reads[place] for place in places if _as_large(schedule, item.reads[place], item.writes[0])]
+    root = schedule.storage if fitting and len(item.reads) > 1 else {}
+    return tuple([value for value in fitting if all(other == value or root[other] != root[value] for other in item.reads)])
+
+
+def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
+    """The values that must be as they are until an instruction is done: of a wait what its call is sending from where it lies."""
+    if item.kind == "free":
+        return ()
+    if item.kind != "wait":
+        return item.reads
+    return schedule.collectives[item.of].reads_in_flight
+
+
+def _as_large(schedule: Schedule, value: str, other: str) -> bool:
+    """Whether two values have the same shape and dtype on every rank."""
+    one, two, sizes = schedule.values[value], schedule.values[other], schedule.machine.mesh.sizes
+    mine, its = schedule.graph.tensors[one.tensor], schedule.graph.tensors[two.tensor]
+    if one.bytes != two.bytes or mine.dtype != its.dtype or one.spec is None or two.spec is None:
+        return False
+    if one.spec is two.spec and mine.shape == its.shape:
+        return True  # as it mostly is
+    return one.spec.lengths(mine.shape, sizes) == two.spec.lengths(its.shape, sizes)
