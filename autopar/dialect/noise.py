@@ -1,10 +1,10 @@
-"""What draws random numbers: ``autopar.uniform`` and ``autopar.normal``, and torch's own operators as arithmetic on these and on dropout.
+"""Random draws: ``autopar.uniform`` and ``autopar.normal``, and torch's own random operators as arithmetic on these and on dropout.
 
-The numbers are a function of a seed in the graph and of the step: replicas agree and shards differ, whatever state the ranks' own
-generators are in. What draws and is not in the table is refused when the graph is made.
+The numbers are a function of a seed in the graph and of the step. So replicas agree and shards differ, whatever the states of the ranks'
+own generators. A random operator that is not in the table is refused when the graph is made.
 
-A new random operator is defined here, with ``still``, the constant that it gives while runs are compared, and has a row with a ``seed``
-in ``autopar.rules.table``. What else is known of it follows from these two.
+A new random operator is defined here, with ``still``, the constant that it gives while runs are compared. It has a row with a ``seed`` in
+``autopar.rules.table``. All else follows from these two.
 """
 
 from __future__ import annotations

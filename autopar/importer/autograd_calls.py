@@ -1,8 +1,8 @@
-"""What a model says to autograd in Python, carried through export and said again, truly, in the joint trace.
+"""Calls of autograd in a model's Python: carried through export, and made again in the joint trace.
 
-Export keeps operators. Of a ``torch.autograd.Function``, a hook, ``requires_grad_`` or a gradient taken inside of forward it keeps the
-forward alone: the captured gradients would be those of another model. Here such a call becomes one operator, ``autopar::deferred``, over
-the tensors it takes; its results' shapes come from running it on fake tensors, and the joint trace makes the call itself.
+Export keeps operators. It drops the backward of a ``torch.autograd.Function``, of a hook, of ``requires_grad_`` and of a gradient taken
+inside of forward, so that captured gradients would be wrong. Here each such call becomes one operator, ``autopar::deferred``, over its
+tensors. Running it on fake tensors gives the shapes of its results; the joint trace makes the call itself.
 """
 
 from __future__ import annotations

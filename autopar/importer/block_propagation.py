@@ -1,4 +1,4 @@
-"""How operators carry blocks: what they read in blocks for a result in blocks, and how they are run on them."""
+"""Propagation of blocks through operators: which inputs are in blocks for a result in blocks, and how the operator runs on them."""
 
 from __future__ import annotations
 

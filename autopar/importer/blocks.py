@@ -1,9 +1,9 @@
-"""Weights that are several in one: held in blocks where the model cuts what is made of them.
+"""Weights in blocks: one weight for queries, keys and values, or for gate and up.
 
-One weight for queries, keys and values (or gate and up) is a dim of equal blocks. Split evenly, a rank's part is of one of them, and
-cutting the product into its blocks gathers it. So from where a tensor is cut, the cut dim is followed back through contractions,
-elementwise operators and views to parameters, and all on the way is traced with that dim as two: the block, and the place in it, which
-ranks can split. To the search it is a dim like others. What somebody reads otherwise, or what comes from no parameter, stays one dim.
+Such a weight has a dim of equal blocks. Split evenly, a rank would hold a part of one block, and cutting the product into its blocks would
+gather it. So the dim that the model cuts is followed back through contractions, elementwise operators and views to the parameters. All of
+these are traced with two dims in its place: the block, and the place in the block. Ranks split the second like any other dim. A dim that
+is also read whole, or that comes from no parameter, stays one dim.
 """
 
 from __future__ import annotations

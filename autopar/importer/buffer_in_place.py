@@ -1,7 +1,7 @@
-"""New values of buffers that are put into the buffers themselves: a cache in which a call fills a few places is not made anew.
+"""Buffers changed in place: a cache of which a call fills a few places is not copied.
 
-Tracing makes a model's changes in place functional: each makes a tensor, and the last is copied into the buffer when the call is done.
-Where nobody reads what was there afterwards, the operator may as well change the buffer, as it does in the model.
+Tracing makes a model's changes in place functional: each change makes a tensor, and the last is copied into the buffer at the end.
+Where nobody reads the old values afterwards, the operator changes the buffer itself, as in the model.
 """
 
 from __future__ import annotations

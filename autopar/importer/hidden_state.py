@@ -1,8 +1,8 @@
-"""What a forward keeps for its next call in attributes that are no buffers: a recurrent state, a running mean, the batch before.
+"""Hidden state: tensors that a forward keeps for its next call in attributes that are no buffers.
 
-A program starts every call from what its model was captured with, so that such a state would stand still without a word. Where modules, or
-the loss, hold tensors after the forward that they did not hold before, it runs twice on tensors without values, and what the second
-run reads of the first is refused. Tables that follow from sizes alone are made again by every call, and so may be kept.
+Examples are a recurrent state, a running mean, the batch before. A program starts every call from the captured model, so that such a state
+would never change. Where modules or the loss hold new tensors after a forward, it runs a second time on fake tensors. A tensor of the
+first run that the second reads is refused with an error. Tables that follow from sizes alone are made again by every call, and allowed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Memory that the model writes in place: values traced anew share it as they share it in torch's own run.
+"""Memory that the model writes in place is shared in the trace as in torch's own run.
 
-Whether ``reshape`` is a view hangs on the order in which its argument lies in memory, and operators of the dialect leave their results in
-orders of their own. To what is only read that is all one. What is written through one name and read through another has to lie, and be
-shared, as it is where the model runs; the exported graph knows both.
+Whether ``reshape`` is a view depends on the memory order of its argument, and operators of the dialect have orders of their own. That
+matters only for memory that is written through one name and read through another. The exported graph knows both names.
 """
 
 from __future__ import annotations

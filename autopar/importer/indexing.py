@@ -1,8 +1,8 @@
-"""Indexing by values: a row picked by a number in a tensor, masks that the code itself writes down, rows written where a mask holds.
+"""Indexing by values: a row picked by a number in a tensor, constant masks, and rows written where a mask holds.
 
-Export asks for such values (``table[t]`` for one ``t``), or has no size for the result (``x[mask]``), though what is meant has one: a
-number picks like a tensor of one index; of a mask that depends on nothing but numbers in the code the places are known; one row written
-to all places of a mask needs no count of them.
+Export asks for such values (``table[t]`` for one ``t``), or has no size for the result (``x[mask]``). Yet the size is known: a number picks
+like a tensor of one index, a mask built from numbers in the code has known places, and one row written to all places of a mask needs no
+count.
 """
 
 from __future__ import annotations

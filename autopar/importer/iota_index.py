@@ -1,7 +1,7 @@
-"""Indices that count the rows of a dim: ``x[torch.arange(len(x)), last]`` reads of every row what is its own.
+"""Indices that count the rows of a dim: ``x[torch.arange(len(x)), last]`` reads one entry of each row.
 
-To an index all dims that it is for are read as a whole. Where the values of one are known to be 0, 1, 2 ... to the end of its dim, along
-one dim of the result, that dim is the result's dim, as of ``gather`` and ``scatter``, whose rows stay apart.
+An index makes all of its dims whole. Where its values are known to be 0, 1, 2 ... to the end of the dim, the dim is the result's own, and
+rows stay apart as in ``gather`` and ``scatter``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Rows that were sorted by expert so that a grouped product can take them, left in the order of their tokens.
+"""Mixtures of experts without their sort: rows stay in the order of their tokens.
 
-A mixture of experts sorts the choices of all tokens by expert, takes the rows in that order through grouped products, and puts them back.
-Sorting needs all choices on one rank, whereas by hand each rank sorts what it has: no row depends on where it stands. So from the sort on
-what is in its order is followed through the exported graph: rows taken by it, operators that keep rows apart, grouped products whose groups
-end where the counts of the experts say, up to where the rows are put back. There the order is left out, the rows stay where they were,
-and the products are told each row's expert (``autopar.expert_contract``). Where any step is not known to keep rows apart, the sort stays.
+A mixture of experts sorts the choices of all tokens by expert, runs grouped products on the sorted rows, and puts them back. Sorting needs
+all choices on one rank; by hand each rank sorts its own, since no row depends on its place. So the exported graph is followed from the
+sort: rows taken by it, operators that keep rows apart, grouped products whose groups end at the experts' counts, up to the rows put back.
+Then the order is left out, and the products are told each row's expert (``autopar.expert_contract``). Where any step is not known to keep
+rows apart, the sort stays.
 """
 
 from __future__ import annotations

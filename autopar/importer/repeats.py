@@ -6,10 +6,10 @@ buffers that nobody changes, told the very same other arguments. That is seen in
 that treats one layer apart gives no chain. Whole numbers that differ in all modules (``layer_idx``) number them: where one is read, as what
 decides what a layer does, there is no chain either.
 
-The first two and the last two turns of a chain are run and traced; in the run that finds it the other modules return a copy of what they
-are given, in the trace that itself. To torch they are modules without weights then: each weight would cost a trace as much as an operator.
-The graph is then the same as of a full trace, names included; where the traced layers turn out not to be alike in it (``unrolling``), or
-something else reads a weight of the others, which is an error since the trace has none, the model is traced in full.
+The first two and the last two turns of a chain are run and traced. In the run that finds the chain the other modules return a copy of
+their input; in the trace they return the input. Skipped modules carry no weights, because tracing a weight costs as much as tracing an
+operator. The graph is the same as that of a full trace, names included. The model is traced in full where the traced layers differ
+(``unrolling``), or where anything else reads a skipped weight.
 """
 
 from __future__ import annotations

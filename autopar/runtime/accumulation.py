@@ -1,7 +1,7 @@
-"""A step of several microbatches: forward and backward of one after another, and gradients summed as the schedule says.
+"""A step of several microbatches: forward and backward of each in turn, gradients summed as the schedule says.
 
-A call runs all of them in its forward, since activations of one are to be gone before the next: ``loss.backward()`` then hands out
-gradients that are there, times the gradient of the loss.
+The forward call runs all of them, since one microbatch's activations must be freed before the next begins. ``loss.backward()`` then hands
+out gradients that are already there, times the gradient of the loss.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every rank must run the same schedule on the same weights.
+"""Agreement of ranks: all run the same schedule on the same weights.
 
-Ranks whose lists of instructions differ would wait for one another for ever; ranks that hold parts of different weights would train nothing
-that anybody meant. Both are found by a small exchange of hashes before anything runs. Weights that differ become those of the first rank
-that has values, as under DistributedDataParallel: models built without a seed, or loaded on one rank alone, are as good as equal ones.
+Ranks with different schedules would wait for one another for ever. Ranks with parts of different weights would train a model that
+nobody defined. A small exchange of hashes finds both before anything runs. Weights that differ become those of the first rank that has
+values, as under DistributedDataParallel: a model built without a seed, or loaded on one rank alone, is no error.
 """
 
 from __future__ import annotations

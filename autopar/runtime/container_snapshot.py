@@ -1,8 +1,7 @@
-"""What lists, dictionaries and plain objects hold, noted so that a change inside of them shows: ``noted(value, names) == value`` while they
-hold what they held.
+"""Snapshots of lists, dictionaries and plain objects, by which changes inside of them are found.
 
-Plain values count by what they are, tensors by identity and version, objects by the attributes that are ``names``. What else there is,
-modules say, counts by its class: it is looked at elsewhere, or by nobody.
+``noted(value, names) == value`` as long as they hold the same. Plain values count by their value, tensors by identity and version, objects
+by the attributes in ``names``. Anything else, modules for example, counts by its class.
 """
 
 from __future__ import annotations

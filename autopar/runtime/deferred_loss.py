@@ -1,8 +1,8 @@
-"""A loss that is waited for when it is read.
+"""A loss tensor whose sum over the ranks is waited for when it is read.
 
-The last thing of a forward pass is often to sum the loss over the ranks. A user rarely looks at the sum before backward, which does not
-need it; waiting for it there holds all ranks at the pace of the slowest, twice a step. So the forward pass may hand out a tensor whose
-value is on its way: whatever is done with it waits first, except what asks nothing of its value (its shape, ``detach``, ``backward``).
+Forward often ends with an all-reduce of the loss. A user rarely reads the loss before backward, which does not need it. Waiting in
+forward would hold all ranks at the pace of the slowest, twice a step. So forward may return a tensor whose value is on its way. Every
+operation on it waits first, except those that need no value: its shape, ``detach``, ``backward``.
 """
 
 from __future__ import annotations

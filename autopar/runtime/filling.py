@@ -1,7 +1,7 @@
-"""Unequal parts travel filled up to equal ones: how a rank's tensors are laid out so, and cut in the end.
+"""Padding of unequal parts to equal ones for a collective, and the cut back after it.
 
-A dim that one side of a reshard holds whole lies there as the model has it; where it travels, each part begins where equal ones would
-(``sharding.runs``), with zeros in between. What a rank holds of a split dim is one part, filled up at its end.
+A dim that one side of a reshard holds whole is padded inside: each part begins where equal parts would (``sharding.runs``), with zeros
+in between. The one part that a rank holds of a split dim is padded at its end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""The peak of memory as a schedule is run: without what a contraction that an addition follows in one kernel does not take, and what a
-collective gives back sooner than its wait."""
+"""The peak of memory as a schedule is run.
+
+It may be below the planned one: a contraction and an addition that run as one kernel make no tensor in between, and a collective may
+free its source before its wait.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a forward leaves in attributes, to be looked at after the call: the loss of a router, attention weights. The program leaves nothing
-there, so that what was there before would be read as this call's, without a word: reading it is refused."""
+"""Attributes that forward sets, such as a router's loss or attention weights.
+
+The program does not update them. Reading one raises an error instead of returning a stale value.
+"""
 
 from __future__ import annotations
 

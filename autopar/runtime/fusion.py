@@ -1,8 +1,8 @@
-"""Which operators of a schedule run as one kernel, and how those are run that write over what they read.
+"""Fusion of a contraction with an addition, and operators that write over an input.
 
-A contraction and the addition that alone reads it are ``addmm``: a bias, or any tensor of the result's shape. The graph, the plan and its
-collectives stay as they are: this is decided when a schedule is bound to its ranks, and only makes a step cheaper. Nothing here moves a
-collective, keeps a value past its ``free`` or raises the peak of live memory. PyTorch does the same with the model run eagerly.
+A contraction and the addition that alone reads it run as ``addmm``, for a bias or any tensor of the result's shape. Graph, plan and
+collectives stay the same: fusion happens when a schedule is bound to its ranks. It moves no collective, keeps no value past its ``free``
+and never raises the peak of live memory. Eager PyTorch does the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Numbers that are looked up must be rows of the whole table, as torch's own operators ask.
+"""A check that indices are in range of the whole table, as torch's own operators check.
 
-A table that is split holds some of the rows, and what it does not hold counts zero there: on all ranks together a row that nobody holds
-would be zeros without a word.
+A rank with a part of a table reads zeros for rows that it does not hold. An index out of range would then be zeros on all ranks, without
+an error.
 """
 
 from __future__ import annotations

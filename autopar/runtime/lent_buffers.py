@@ -1,9 +1,8 @@
-"""Tensors lent to a backend's threads, which are given back before Python ends.
+"""Tensors lent to gloo's threads, and given back before Python ends.
 
-A thread of gloo has the tensors of a call until a moment after the call was waited for. To let go of one that Python knows it needs the
-interpreter, and a thread that asks for it while Python ends takes the process down with it ("terminate called without an active
-exception"). So a call is given tensors of its own, of the same memory, which are kept, without that memory, until they are back. A
-process that ends waits for those that are not.
+A thread of gloo holds the tensors of a call until a moment after its wait. It needs the interpreter's lock to release a tensor. At
+interpreter exit that aborts the process ("terminate called without an active exception"). So each call gets tensors of its own over the
+same memory. They are kept, without the memory, until gloo has released them; a process that ends waits for the rest.
 """
 
 from __future__ import annotations

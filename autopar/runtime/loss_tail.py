@@ -1,7 +1,7 @@
-"""The end of the forward pass that only the loss asks for: waits for calls, and what is made of what they bring.
+"""The end of forward that only the loss depends on: late waits, and the operators after them.
 
-The loss is a sum over ranks. Waiting for it holds all ranks at the pace of the slowest, and backward does not need it. So the waits that
-the schedule calls late (``Instruction.late``), and the few operators after them, run when the loss is read (``deferred_loss``).
+The loss is a sum over ranks. Waiting for it holds all ranks at the pace of the slowest, and backward does not need it. So late waits
+(``Instruction.late``) and the few operators after them run when the loss is read (``deferred_loss``).
 """
 
 from __future__ import annotations

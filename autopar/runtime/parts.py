@@ -1,5 +1,8 @@
-"""The parts of a compiled module. They hold its weights and are read, frozen and saved as before; what they compute runs inside the program
-of the whole, so that hooks, further parameters and calls of a part by itself are refused in words."""
+"""Submodules of a compiled module.
+
+They hold its weights, and are read, frozen and saved as before. Their computation runs inside the program of the whole model. So hooks on
+them, new parameters and calls of a part by itself are refused with an error.
+"""
 
 from __future__ import annotations
 

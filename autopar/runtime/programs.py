@@ -1,8 +1,7 @@
-"""The programs of a module: the planned one, and those for calls that it was not made for.
+"""Programs of a module: the planned one, and one for each further mode and shape that it is called with.
 
-A plan is for one mode and one set of shapes. A call in another (evaluation, where dropout and batch norm do something else; a frozen part;
-a last batch that is shorter) is captured with what it was called with and planned with every parameter and buffer where it lies, by the
-first rank, which sends the plan to the others. Each such program is kept for the calls that follow.
+A plan holds for one mode and one set of shapes. Evaluation, a frozen part or a shorter last batch needs another program. The first rank
+captures and plans it, with every parameter and buffer where it already lies, and sends the plan to the others. Programs are kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What a model's modules, and its loss, hold in plain attributes: numbers, flags, names, functions, tensors that are no weights, and lists,
-dictionaries and objects of them that their code reads. A program is made with them as they were, so that a call after one of them was
-changed asks for another."""
+"""Settings of a program: plain attributes of a model's modules and of its loss.
+
+They are numbers, flags, names, functions, tensors that are no weights, and lists, dictionaries and objects of these that the code reads.
+A program is made for their values. A call after a change asks for another program.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled module and its parts save and load: the model's own names, hooks, extra state and methods, with weights as they lie."""
+"""Saving and loading of a compiled module and its parts: the model's own names, hooks, extra state and methods, weights as they lie."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Chance left out: what a model draws is a constant on one device, as it is on the ranks (``autopar.dialect.library.STILL``).
+"""Random operators as constants on one device, the same as on the ranks (``autopar.dialect.library.STILL``).
 
-Dropout is off in the sense that it drops nothing: every element is kept and still scaled by ``1 / (1 - p)``. The captured backward
-has that scale baked in, and so the plan's graph, and its hash, stay what they are. What else a model draws is a constant.
+Dropout keeps every element and scales it by ``1 / (1 - p)``. The captured backward has that scale built in, so that the plan's graph and
+its hash stay the same. Every other draw is a constant.
 """
 
 from __future__ import annotations
