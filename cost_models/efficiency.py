@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NOTHING = 1e6
-"""The share of work that costs nothing where costs add up: nothing was seen of it."""
+"""Efficiency of a term that the measurements do not show, so that it costs nothing."""
 
 
 @dataclass(frozen=True)

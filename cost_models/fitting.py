@@ -20,7 +20,7 @@ from cost_models.links import STEPS, Figures, Growth
 Array = NDArray[np.float64]
 
 ROUNDS = 20
-"""Of reweighting."""
+"""Rounds of reweighting."""
 WHOLE = 0.9
 """A call's latency is at most this share of those of two calls that do the same: the ranks meet once, not twice."""
 CLEARLY = 0.9
@@ -28,9 +28,9 @@ CLEARLY = 0.9
 BETTER = 0.98
 """More points bound by arithmetic, or by their launch, are taken as such when the error is less than this share of what it was."""
 EXACT = 1e-9
-"""A mean error that counts as none."""
+"""Mean relative error that counts as zero."""
 LEAST = 1e-18
-"""Seconds a byte or an operation: below it a term is not there, and its rate is as if it were this."""
+"""Seconds per byte or operation, at least: a smaller fitted value is replaced by this."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ LIKELY: Mapping[str, tuple[float, float, str]] = {
     "memory_bytes": (1e6, 1e14, "bytes"), "memory_bandwidth": (1e8, 1e15, "bytes/s"), "kernel_launch_seconds": (0.0, 0.1, "seconds"),
     "peak_flops": (1e8, 1e18, "operations a second"), "latency_seconds": (0.0, 0.1, "seconds"), "bandwidth": (1e5, 1e15, "bytes/s"),
 }  # fmt: skip
-"""Least and most of any machine there is, and in what: far beyond them a figure was given in GB, TFLOPS or microseconds."""
+"""Least and largest plausible value, and the unit. A figure far outside was given in GB, TFLOPS or microseconds."""
 
 _RUNS_AS: Mapping[str, str] = {"complex64": "float32", "complex128": "float64"}
 

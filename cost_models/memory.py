@@ -19,7 +19,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 FULL_BYTES = 4
-"""Of an element of a master weight and of the states beside it: float32."""
+"""Bytes of an element of a master weight and of its states: float32."""
 
 
 @dataclass(frozen=True)

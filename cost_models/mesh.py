@@ -16,7 +16,7 @@ from cost_models.errors import MeshError
 SHORT_NAMES = ("x", "y", "z", "w")
 """The names of the axes of a mesh written by sizes alone, ``2x4``."""
 MOST_AXES = 6
-"""Ways to split a tensor grow so fast with the axes that more could not be gone through."""
+"""Axes of a mesh, at most: with more there are too many ways to split a tensor."""
 MOST_RANKS = 2**20
 
 _NAME = re.compile(r"^[A-Za-z_]\w*$")

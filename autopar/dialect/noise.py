@@ -22,8 +22,10 @@ from autopar.dialect.library import define
 
 ALPHA = 1.7580993408473766
 """SELU's scale times its alpha: alpha dropout puts minus this in place of a dropped element."""
-STILL_UNIFORM, STILL_NORMAL = 0.25, 0.5
-"""Every random number while runs are compared."""
+STILL_UNIFORM = 0.25
+"""Every uniform number while runs are compared."""
+STILL_NORMAL = 0.5
+"""Every normal number while runs are compared."""
 
 
 def _uniform(like: Tensor, seed: int) -> Tensor:

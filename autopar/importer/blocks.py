@@ -28,10 +28,10 @@ aten = torch.ops.aten
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 """Operators that run one graph once, on their last arguments."""
 LEAST = 2
-"""A parameter's blocks hold so many elements of the dim at least: fewer cannot be split."""
+"""Elements of the dim in a block, at least: a block of one cannot be split."""
 
 Plain = Mapping[str, frozenset[int]]
-"""By parameter, the dims that stay one: somebody has said how they are split as they are."""
+"""By parameter, the dims that are not cut into blocks, since a pin says how they are split."""
 
 
 @dataclass(frozen=True)

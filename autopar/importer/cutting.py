@@ -17,7 +17,7 @@ _CUTTERS = frozenset({
     aten.unsafe_split.Tensor, aten.tensor_split.sections, aten.unbind.int,
 })  # fmt: skip
 _ONE_AT = frozenset({aten.unbind.int, aten.select.int})
-"""What they give has the dim no more."""
+"""Operators whose result lacks the dim."""
 _PIECES = frozenset({aten.slice.Tensor, aten.narrow.default, aten.select.int})
 
 

@@ -30,7 +30,7 @@ _STANDARD = sysconfig.get_path("stdlib")
 NO_COLLECTIVES = "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in"
 
 LONGEST = 300
-"""Characters of a message of somebody else's that are repeated."""
+"""Characters of another library's message that an error repeats."""
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (

@@ -36,9 +36,9 @@ from autopar.importer.rewrite.normalisation import cumulative_averages
 from autopar.importer.weights import FakeWeights
 
 Whole = Callable[[], AbstractContextManager[None]]
-"""The model's code runs within what it makes, where modules hold all that is theirs, of which torch may see less."""
+"""Makes a context for the model's code, in which modules hold all of their attributes; torch may see fewer."""
 Within = Callable[[Callable[[], object]], AbstractContextManager[Whole]]
-"""Given a call that runs the model once, what an export is done within."""
+"""From a call that runs the model once, the context of an export."""
 
 
 def all_held(run: Callable[[], object]) -> AbstractContextManager[Whole]:

@@ -16,7 +16,7 @@ from autopar.rules import seed_of
 
 Groups = tuple[tuple[tuple[str, ...], ...], ...]
 TURN = 8
-"""So many layers are in a turn at most."""
+"""Layers in a turn, at most."""
 
 
 def find_groups(graph: Graph) -> Groups:

@@ -22,7 +22,7 @@ from autopar.importer.known_values import running_user_frame
 from autopar.importer.repeats import as_before
 
 _DEEP = 3
-"""Containers within containers that are looked into."""
+"""Depth of nested containers that are searched."""
 
 
 def keeps_tensors(parts: Iterable[object], weights: Iterable[Tensor]) -> bool:

@@ -20,12 +20,12 @@ from autopar.importer.provenance import user_frame
 
 aten = torch.ops.aten
 _VIEWS = frozenset({aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.as_strided.default})
-"""Operators with a replacement that are views where they can be: of memory that is written they are run as they are."""
+"""Operators with a replacement that may be views: on memory that is written they run without it."""
 _HIDDEN = frozenset({aten.lift_fresh_copy.default, aten.dropout.default})
 """Operators of which the exported graph does not show whether they share memory: constants are made anew in each call, and what drops
 nothing gives its argument itself, here as there."""
 _STILL = frozenset({aten.detach_.default})
-"""Operators that change a tensor and not what is in it."""
+"""Operators that change a tensor but not its values."""
 
 
 class InPlace:

@@ -20,7 +20,7 @@ from autopar.importer.iota_index import OwnRows
 from autopar.importer.known_values import KnownValues
 
 _COUNTED = frozenset({"nonzero", "argwhere", "where", "unique", "unique_consecutive", "bincount", "repeat_interleave", "masked_select"})
-"""Functions of which the size of a result follows from values."""
+"""Functions whose result has a size that depends on values."""
 _ALL = slice(None)
 
 

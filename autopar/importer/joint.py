@@ -36,7 +36,7 @@ _OF_KNOWN_SIZE = {
     "masked_select": _MASKED,
     "repeat_interleave": "with output_size= for example",
 }
-"""By operator, what does the same of a known size."""
+"""By operator, code that does the same with a known size."""
 
 
 _PLAINLY = {
@@ -44,7 +44,7 @@ _PLAINLY = {
     "while_loop": ": a Python loop of a known number of turns, whose results torch.where keeps once it is over",
     **dict.fromkeys(("scan", "associative_scan", "map_impl"), ": a Python loop over the parts, or torch.vmap"),
 }
-"""By operator that runs a graph, what does the same."""
+"""By operator that runs a graph, advice to do the same without it."""
 
 
 class DialectProgram(nn.Module):

@@ -34,7 +34,7 @@ _SETTING = frozenset({"__set__", "set_"})
 """What gives a tensor another storage. What is written by ``out=`` is no other version of itself to torch either."""
 _CHECKS = frozenset({"_check_tensor_all", "_check_tensor_all_with", "_assert_async", "_assert"})
 _FOR_SPEED = frozenset({"_detect_is_causal_mask"})
-"""What of torch asks for values to choose a faster way: no is right of any."""
+"""torch functions that ask for values to choose a faster way: the answer no is always right."""
 _DISTRIBUTIONS = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "distributions") + os.sep
 _CONSTRAINTS = os.path.join(_DISTRIBUTIONS, "constraints.py")
 _CHANCE = (

@@ -23,9 +23,9 @@ from autopar.rules import effect_of_number, family, find_rule, localize, strateg
 from autopar.sharding import ShardingSpec, Strategy
 
 COUNTED = "where every microbatch has as many targets that count"
-"""Of a mean over targets that are not ignored, beside something else."""
+"""The condition for a mean over targets that are not ignored, where another term is added."""
 MIXED = "several"
-"""In place of the name of a divisor: there is more than one, or something beside it."""
+"""Stands for a divisor's name where there are several, or another term is added."""
 
 
 def divisors(batch: int) -> str:

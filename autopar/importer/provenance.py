@@ -17,7 +17,7 @@ from autopar.importer.diagnosis import is_user_file
 
 _is_users = lru_cache(maxsize=4096)(is_user_file)
 _OUTERMOST = str(Path(__file__).with_name("exported.py"))
-"""Above the frames of this file stands who called for the capture, not the model."""
+"""Frames above this file's are the caller of the capture, not the model."""
 
 
 class MarkedLines(TorchFunctionMode):

@@ -29,7 +29,7 @@ from autopar.importer.weights import put_back, registered_hooks
 ENDS = 2
 """Turns traced at each end."""
 FEWEST = 2
-"""Modules to pass over for which a chain is worth the run that finds it."""
+"""Skipped modules, at least, that pay for the run that finds a chain."""
 PLAIN = (int, float, str, bool, type(None))
 
 

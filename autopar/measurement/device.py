@@ -24,8 +24,10 @@ UPDATED = (2**10, 2**14, 2**18, 2**22)
 """Elements of the parameters whose optimizer's step is timed."""
 COPIED = ((8, 64), (64, 128), (256, 256), (1024, 512), (2048, 1024))
 """Rows and columns of the blocks whose copies are timed."""
-PLACES, OUT_OF_CACHE = 64, 2**26
-"""From how many places they are copied, and how many bytes these are, at most."""
+PLACES = 64
+"""Places that blocks are copied from, at most."""
+OUT_OF_CACHE = 2**26
+"""Bytes of all places together, at most: more than a CPU's cache holds."""
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,21 @@ from cost_models.collectives import KINDS
 from cost_models.fitting import CollectiveTime
 
 BYTES = tuple(4096 * 8**power for power in range(5)) + (2**26,)
-"""Of the gathered, reduced or exchanged tensor: 4 KiB to 64 MiB."""
+"""Bytes of the gathered, reduced or exchanged tensor: 4 KiB to 64 MiB."""
 Call = Callable[..., Any]
 MOST_CALLS = 40
 CALLS = (4, 12)
-"""Of a window, at least and at most, where work lies between them."""
+"""Calls in a window, at least and at most, with work between them."""
 WORK_SECONDS = 0.004
-"""Of the processor, between two calls. Ranks that share cores take turns of milliseconds, so that they meet apart: a call that follows
-another at once shows nothing of it, and in a step there is work between calls."""
-OVERLAP_BYTES, OVERLAP_ROUNDS = 2**24, 9
-"""Of the all-reduce beside which the computation is timed; and how often."""
+"""Seconds of work between two calls.
+
+Ranks that share cores take turns of milliseconds, so that they arrive at different times. A call right after another does not show
+that, and a step has work between calls.
+"""
+OVERLAP_BYTES = 2**24
+"""Bytes of the all-reduce beside which computation is timed."""
+OVERLAP_ROUNDS = 9
+"""Times that it is timed; the median counts."""
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,12 @@ LARGE: tuple[tuple[str, Keys], ...] = tuple(
 """Models for a GPU."""
 
 
-LEAST_PASSES, MOST_PASSES = 5, 40
-"""How often a model is run on a CPU."""
+LEAST_PASSES = 5
+"""Runs of a model on a CPU, at least."""
+MOST_PASSES = 40
+"""Runs of a model on a CPU, at most."""
 FILLING = 2**25
-"""Bytes that push out of a CPU's caches what the last pass left there."""
+"""Bytes that are written to clear a CPU's caches between passes."""
 MODEL_WINDOWS = 100
 """Windows that one model may take on a CPU before it has been run ``MOST_PASSES`` times."""
 

@@ -37,7 +37,7 @@ class Effort:
 
 
 MOST_BYTES_ON_CPU = 2**24
-"""Buffers of more than 32 MiB cost what they do because the C library asks the system for each anew, which no smaller one shows."""
+"""Bytes of a buffer on a CPU, at most. Above 32 MiB the C library asks the system for memory at each call, which distorts prices."""
 QUICK = Effort(0.002, 2, 2**21)
 """A rough file in seconds."""
 

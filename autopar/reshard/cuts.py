@@ -18,7 +18,7 @@ from autopar.reshard.letters import Alphabet, Letter, Letters, alphabet
 from cost_models import Machine, SubAxis
 
 MOST_PRIMES = 4
-"""Up to so many prime factors in the mesh, the finest cut is searched."""
+"""Prime factors of a mesh up to which the finest cut is searched."""
 
 
 @dataclass(frozen=True)

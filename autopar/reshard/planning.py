@@ -18,8 +18,9 @@ from cost_models.collectives import KINDS, STEP_KINDS
 
 Moves = tuple[tuple[Move, ...], tuple[SubAxis, ...], tuple[int, ...]]
 FINE_AXES = 2
+"""Axes of more than one rank up to which reshards may move parts of axes."""
 FINE_PARTS = 2
-"""Up to so many axes, which links cut in so many parts, reshards move smaller parts of axes where that pays."""
+"""Parts that links cut the axes in up to which they may."""
 
 
 @lru_cache(maxsize=1 << 20)

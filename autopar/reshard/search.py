@@ -16,11 +16,12 @@ from autopar.reshard.letters import Alphabet, LetterLayout, Letters, Match
 from autopar.reshard.moves import Move, Question, State, Way, moves_from, with_word
 
 MOST_LAYOUTS = 300
-"""How many layouts a search under a limit looks at before it gives up on doing better."""
+"""Layouts that a search under a limit expands, at most."""
 
-TENSORS, TARGETS = 8, 32
-"""So many sizes of tensors, and targets, the last that were asked, keep what is known of the states on the ways: whoever asks of many goes
-from tensor to tensor, and by targets."""
+TENSORS = 8
+"""Sizes of tensors whose states are remembered: a table of prices goes from tensor to tensor."""
+TARGETS = 32
+"""Targets of each whose states are remembered."""
 
 
 Priced = tuple[float, float, str, Letters, tuple[int, ...], State]

@@ -23,14 +23,14 @@ from cost_models.collectives import KINDS as COLLECTIVES
 from cost_models.collectives import SLICE
 
 MOST_STATES = 12_000
-"""Up to so many states (of four letters on six dims, or five on three) are listed; of more, one pair at a time is searched."""
+"""States up to which all are listed: four letters on six dims, or five on three. Above it each pair is searched by itself."""
 SAME = 1e-12
-"""Share of a way's seconds up to which another is as cheap."""
+"""Relative difference in seconds below which two ways are equally cheap."""
 COLLECTIVE = 1e-9
-"""What a collective counts against the fraction of the tensor received, where seconds are the same."""
+"""Weight of a collective against the fraction of the tensor received, where seconds are equal."""
 NONE = np.iinfo(np.int64).max
 KINDS = (SLICE.name, *COLLECTIVES, "")
-"""Of moves; a permute is the move from the node of its class, and that without a name the one to there."""
+"""Kinds of moves. A permute is the move from the node of its class; the move to the node has an empty name."""
 
 
 def listed(alphabet: Alphabet, capacities: Sequence[int]) -> bool:

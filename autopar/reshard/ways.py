@@ -27,7 +27,7 @@ SLICE, PERMUTE, DEPARTURE = (KINDS.index(kind) for kind in ("slice", "permute", 
 CUTTING = np.array([kind in COLLECTIVES and COLLECTIVES[kind].cuts for kind in KINDS])
 JOINING = np.array([kind in COLLECTIVES and COLLECTIVES[kind].joins for kind in KINDS])
 SAME = 1e-9
-"""Share by which another cut of the axes has to be cheaper to count."""
+"""Relative gain that another cut of the axes must have."""
 
 
 @dataclass(frozen=True)

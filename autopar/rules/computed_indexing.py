@@ -107,7 +107,7 @@ def scatter_add(call: OperatorCall) -> str:
 
 
 _EXTREMES: Mapping[object, str] = {"amax": "max", "amin": "min"}
-"""Reductions of which every part may have what was there before among it: it counts once or often."""
+"""Reductions to which each part may add the old value: it counts the same once or often."""
 
 
 def scatter_reduce(call: OperatorCall) -> str:

@@ -20,7 +20,7 @@ from autopar.rules.rule import Dims, ShardingRule
 from autopar.sharding import InnerCollective, Orders, ShardingSpec, Strategy
 
 MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
-"""The families that ``must_split`` is about (design: the communication model)."""
+"""Families of operators that must be split under the communication model."""
 
 Axes = tuple[int, ...]
 

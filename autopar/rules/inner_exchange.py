@@ -17,7 +17,7 @@ from autopar.sharding import InnerCollective
 
 Axes = tuple[int, ...]
 WIDE_BYTES = 4
-"""Of an element of a sum that is kept: at least float32."""
+"""Bytes of an element of a running sum: at least float32."""
 
 
 class Inside(NamedTuple):

@@ -25,7 +25,7 @@ from autopar.rules.signature import REQUIRED, Row, signature
 from autopar.sharding import ShardingSpec, Strategy, span
 
 SEED_STRIDE = 1 << 20
-"""Seeds of a graph are small numbers; a part's seed is the graph's plus its number times this."""
+"""Distance between the seeds of two parts. A graph's own seeds are smaller."""
 
 Arguments = tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]
 

@@ -19,9 +19,9 @@ OWN: dict[str, Row] = {}
 """Rows that users gave (``autopar.rules.own``)."""
 
 MAY_BE_EMPTY = frozenset({"pointwise", "random", "contraction", "reduction", "view", "softmax", "gather", "cross-entropy", "factory"})
-"""The families whose operators take tensors without elements."""
+"""Families whose operators take tensors without elements."""
 IN_EQUAL_PARTS = frozenset({"linear algebra", "own"})
-"""The families whose operators nobody has tried on parts of unequal sizes."""
+"""Families whose operators are not tested on parts of unequal sizes."""
 
 
 EQUAL_WORDS: Mapping[str, str] = {"": "", "all": "  (in equal parts)", "inner": "  (in equal parts where counted over)"}

@@ -224,7 +224,7 @@ _AS_BYTES = frozenset({
 """Dtypes that gloo cannot move: sent as bytes."""
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
 Started = tuple[Any, Tensor, Sequence[Tensor]]
-"""The work under way, what it fills, and what it reads and fills."""
+"""The work in flight, its result, and the tensors that it reads and writes."""
 Ends = tuple[list[int], list[int]]
 """Where a rank's buffer goes, and where it comes from, by member of the group."""
 

@@ -26,9 +26,9 @@ from cost_models import Mesh, SubAxis
 from cost_models.collectives import KINDS
 
 Values = dict[str, Tensor]
-"""What a rank holds, by name."""
+"""A rank's local tensors by value name."""
 GONE = torch.empty(0)
-"""Stands for what a call alone has, until it is freed."""
+"""Stands for a value that only a call holds, until it is freed."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def exchange_inside(mesh: Mesh, kind: str, axes: Sequence[int], reduction: str) 
 
 
 SOURCE: Mapping[str, Callable[[int], int]] = {"mirror": lambda place: -1 - place, "next": lambda place: place - 1}
-"""Of a permute inside an operator: the place in the group, counted from the end if negative, of the rank whose tensor each one receives."""
+"""By the word of a permute inside an operator: from a rank's place in the group to the place that it receives from."""
 
 
 class Call:

@@ -33,11 +33,11 @@ from autopar.schedule.instructions import Operation
 from cost_models import SubAxis
 
 Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
-"""What an instruction does to the values of each hosted rank and to the calls under way."""
+"""Runs an instruction on the values of each hosted rank and the calls in flight."""
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
-"""What changes its input: the operator that gives the same as a tensor of its own."""
+"""From an operator that changes its input to the one that gives the same in a new tensor."""
 Land = Callable[[Sequence[Values]], None]
-"""Waits for what is late and puts it among the values of each hosted rank."""
+"""Waits for late calls and adds their results to the values of each hosted rank."""
 
 
 @dataclass(frozen=True)

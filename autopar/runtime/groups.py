@@ -87,7 +87,7 @@ def team_of(device_mesh: DeviceMesh | None = None) -> Team:
 
 
 _CREATED: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
-"""Process groups already created, by members in the world, for each world: communicators are dear, and modules share them."""
+"""Process groups by world and by members: communicators are expensive, and modules share them."""
 
 
 def _group(members: tuple[int, ...]) -> dist.ProcessGroup:

@@ -20,7 +20,7 @@ from autopar.runtime.kernels import Kernel
 from autopar.torch_compat import assert_later
 
 BEYOND = "an index is out of range"
-"""In the words of an assertion."""
+"""Message of the assertion."""
 HINT = "look at what the data holds, and at how long a sequence may be: in the model itself, too, indices are at least 0 and less than that"
 
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 GRACE_SECONDS = 5.0
-"""How long the end of this process waits for calls that other ranks have not come to."""
+"""Seconds that the end of this process waits for calls which other ranks have not reached."""
 LOOK_SECONDS = 0.001
-"""How often it looks: nothing says when a thread has let go."""
+"""Seconds between two looks: nothing signals that a thread has released a tensor."""
 
 
 class Sent:
@@ -67,7 +67,7 @@ def lend(tensor: Tensor) -> Tensor:
 
 
 _LENT: deque[Tensor] = deque()
-"""What calls were given, in order, up to what is known to be back."""
+"""Tensors lent and not known to be back, in order."""
 _UNDER_WAY: WeakSet[Sent] = WeakSet()
 _NOTHING = torch.empty(0)
 

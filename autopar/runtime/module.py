@@ -34,7 +34,7 @@ OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
 last 32 bits alone."""
 SEEDS = 0xC2B2AE3D
-"""How far seeds are apart, likewise."""
+"""Distance between the draws of two seeds, chosen in the same way."""
 
 
 class LaterSeedWarning(UserWarning):

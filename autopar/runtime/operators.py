@@ -62,10 +62,10 @@ _INSTEAD: Mapping[str, Callable[..., Any]] = {
     "aten.slice_scatter.default": _replacing(torch.ops.aten.slice.Tensor),
     "aten.select_scatter.default": _replacing(torch.ops.aten.select.int),
 }
-"""What runs in their place. Graphs do not say how tensors lie in memory; mostly that is why one is copied, and what needs it contiguous
-would copy it once more."""
+"""Functions that run in place of an operator. A graph does not say how tensors lie in memory: copies are made contiguous at once, so that
+they are not copied again."""
 _READS_MEMORY = ("aten.native_group_norm.default", "aten.native_group_norm_backward.default")
-"""Kernels that take their operands to lie alike in memory, as torch's own callers see to: else an error, or wrong numbers."""
+"""Kernels that need all operands in one memory order; torch's own callers ensure it. Otherwise they fail or give wrong numbers."""
 
 
 @lru_cache(maxsize=4096)

@@ -34,9 +34,11 @@ from autopar.sharding import ShardingSpec
 from cost_models import Machine
 
 MOST = 16
-"""Programs beside the planned one: a call in ever new shapes would plan for ever."""
-SECONDS, LONGEST = 20.0, 320.0
-"""Time limit of the search for each; without a plan in it, twice as much and so on up to the longest: the call has to have one."""
+"""Programs beside the planned one, at most: calls in ever new shapes would plan for ever."""
+SECONDS = 20.0
+"""Seconds of the first time limit of the search for a program; doubled until there is a plan."""
+LONGEST = 320.0
+"""Seconds of the last time limit: a call without a plan then fails."""
 
 Shapes = tuple[tuple[str, tuple[int, ...], bool], ...]
 """Name, global shape and whether a gradient is wanted of each input."""

@@ -23,7 +23,7 @@ from autopar.importer.weights import fake_weights
 MakeCache = Callable[[int], Any]
 """A length -> a cache of so many tokens, as the model takes it in ``past_key_values``."""
 NAME = "cache"
-"""Of the submodule that holds the cache's tensors."""
+"""Name of the submodule that holds the cache's tensors."""
 
 
 def cached(model: nn.Module, batch: int, length: int, cache: MakeCache | None = None, device: str = "cpu") -> nn.Module:

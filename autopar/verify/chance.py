@@ -15,7 +15,7 @@ from autopar.dialect.noise import STILL_SOURCE, draws
 from autopar.torch_compat import autocast_on_cpu, replaced_on_cpu, replaced_operators
 
 COMPOSITE = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu")
-"""torch's operators that draw and are made of others: these, below autograd, would not be known as theirs."""
+"""torch's random operators that are composed of others: below autograd only the others would be seen."""
 
 
 @contextmanager

@@ -44,7 +44,7 @@ ROUNDING = 4.0
 """Where float64 shows that two runs differ by rounding alone, they may by so many times what one device's own is; gradients by their share
 of the model's largest, since sums over ranks round parts that may cancel, which a kernel does not round."""
 MEMORY_TOLERANCE = 0.1
-"""Share by which the measured peak may be off what is predicted of the program as it runs."""
+"""Relative error allowed between the measured and the predicted peak."""
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,17 @@ import torch.distributed as dist
 from autopar.errors import AutoparError, UsageError, VerificationError
 
 MOST_RANKS = 128
-"""Processes that one machine is asked for; more than any machine's devices, fewer than would bring it down."""
+"""Processes on one machine, at most: more than any machine has devices, fewer than would exhaust it."""
 STOOD_STILL = "stopped by SIGSTOP and not resumed"
-"""How a rank that a signal has stopped ends."""
+"""Failure of a rank that a signal has stopped."""
 STOPPED = "Tt"
-"""The states of such a process."""
+"""Process states of a stopped process."""
 DID_NOTHING = "it did nothing any more"
-"""How a rank ends whose process takes no processor time: one that waits for what its parent alone has, a lock or a thread."""
+"""Failure of a rank that takes no processor time: it waits for a lock or a thread that only its parent has."""
 GRACE_SECONDS = 1.0
 """After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
 LOOK_SECONDS = 0.5
-"""How often a rank that says nothing is looked at."""
+"""Seconds between two looks at a silent rank."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 PARENT_DEATH_SIGNAL = 1
