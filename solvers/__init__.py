@@ -3,21 +3,23 @@
 The road of ``solve(problem)``:
 
     problem, arrays, errors      the problem and what can be wrong with it
-    contest_format, scanner      a file -> the problem's arrays, and back
-    solving, automatic           ``solve``; the method ``auto``, which joins those below
-    reduction                    the exact steps that leave a smaller core (network, propagation, tables, memory, dominance)
+    contest_format               a file -> the problem's arrays, and back
+    solving, auto                ``solve``; the method ``auto``, which joins those below
+    settings                     every number that steers them, with its unit and reason
+    reduction                    the exact steps that leave a smaller core (presolve_state, memory, kernels)
     exact_elimination            small width: one sweep is the proof
     array_program                small core: LP, then integer program, in HiGHS (integer_program: the same through PuLP)
-    message_search               large core: prices of memory and messages for the bound (prices, messages),
-                                 neighbourhood search for the choices (local_search, neighbourhood, elimination)
-    pairs, items, desk           a core's costs, its memory, and working space, as the loops of the large core read them
-    shrinking                    what bound and choices rule out; the rest goes round again
-    record, evaluation           nothing is called feasible or a bound that was not checked there
+    message_search               large core: prices of memory and messages for the bound (dual_ascent),
+                                 neighbourhood search for the choices (local_search, lns_moves)
+    pairwise, memory_arrays,     a core's costs, its memory, and working space, as the loops of the large core read them
+    elimination_workspace
+    reduced_cost_fixing          what bound and choices rule out; the rest goes round again
+    incumbent, evaluation        nothing is called feasible or a bound that was not checked there
     solution                     what ``solve`` returns
     layered                      problems like a transformer's training step, for tests and benchmarks
+    kernels                      the loops in which the time goes, compiled where a compiler is there
 
-``compiled`` says how loops run: as machine code for all but small problems, those alone in which the time goes (translation, machine), and
-for very large ones all of them, which numba compiles; as NumPy (``..._numpy``, ``plain_...``) for small ones and where there is no numba.
+Budgets are *work*: counted, so that the same problem, seed and work give the same answer on every machine, whatever its load.
 ``import solvers`` loads no solver: names resolve on first use, so that a command line starts fast.
 """
 

@@ -43,11 +43,15 @@ def offsets(counts: Sequence[int] | Ints) -> Ints:
     return result
 
 
+VIEWS: dict[type, Callable[..., Any]] = {}
+"""For each NamedTuple of arrays the class that kernels read in its place, made of the same fields."""
+
+
 def on_arrays(kernel: Callable[..., Result]) -> Callable[..., Result]:
     """A kernel to be called with NumPy's arrays and NamedTuples of them.
 
-    It gets a memoryview of each array, and of a NamedTuple what its method ``view`` gives. Compiled, those become typed buffers; plain,
-    they give Python's numbers, several times faster than arrays do.
+    It gets a memoryview of each array, and of a NamedTuple its view (``VIEWS``). Compiled, those become typed buffers; plain, they give
+    Python's numbers, several times faster than arrays do.
     """
 
     @wraps(kernel)
@@ -61,4 +65,5 @@ def viewed(value: Any) -> Any:
     """What a kernel gets for an argument."""
     if isinstance(value, np.ndarray):
         return value.data
-    return value.view() if hasattr(value, "view") else value
+    view = VIEWS.get(type(value))
+    return value if view is None else view(*map(viewed, value))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Floats, Ints, offsets
+from solvers.arrays import VIEWS, Floats, Ints, offsets
 from solvers.kernels import views
 from solvers.kernels.constants import FACTORS, GONE, MEMBERS
 from solvers.pairwise import Pairs
@@ -42,9 +42,8 @@ class Workspace(NamedTuple):
     queue: Ints  # [n] nodes by group
     starts: Ints  # [n + 1] where a group begins in queue
 
-    def view(self) -> views.Workspace:
-        """As kernels read it."""
-        return views.Workspace(*self)
+
+VIEWS[Workspace] = views.Workspace
 
 
 def workspace(graph: Pairs, entries: int, choices: int) -> Workspace:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints, offsets
+from solvers.arrays import VIEWS, Floats, Ints, offsets
 from solvers.kernels import lay_out, views
 from solvers.kernels.constants import FAR, NEVER
 from solvers.reduction import Core
@@ -28,9 +28,8 @@ class Pairs(NamedTuple):
     to_high: Ints  # [E]
     scratch: Floats  # [4, most choices of a node]
 
-    def view(self) -> views.Graph:
-        """As kernels read it."""
-        return views.Graph(*self)
+
+VIEWS[Pairs] = views.Graph
 
 
 def pairs(core: Core) -> Pairs:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.arrays import Bytes, Ints
+from solvers.arrays import VIEWS, Bytes, Ints
 from solvers.kernels import replay, views
 from solvers.kernels.constants import LOG_DATA, NEED, POOL
 
@@ -42,9 +42,8 @@ class Network(NamedTuple):
     mark: Ints  # [N] scratch, -1
     scalars: Ints  # by the names in kernels.constants
 
-    def view(self) -> views.Network:
-        """As kernels read it."""
-        return views.Network(*self)
+
+VIEWS[Network] = views.Network
 
 
 def grown(net: Network) -> Network:

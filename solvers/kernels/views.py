@@ -1,8 +1,7 @@
 # cython: infer_types=True, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """The arrays of a graph, of memory, of a sweep and of a presolve as kernels read them.
 
-A view holds a memoryview of each array, in the order of the NamedTuple that it is made of. Compiled, ``views.pxd`` makes the fields typed
-buffers; plain, a memoryview gives Python's numbers, several times faster than NumPy's array does.
+A view is made of a memoryview of each array, in the order of the NamedTuple that it stands for: see ``arrays.on_arrays``.
 """
 
 from __future__ import annotations
@@ -10,16 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 
-def views(arrays: tuple[Any, ...]) -> Any:
-    """A memoryview of each."""
-    return map(memoryview, arrays)
-
-
 class Graph:
     """See ``pairwise.Pairs``."""
 
     def __init__(self, *arrays: Any) -> None:
-        self.ptr, self.low, self.high, self.at, self.table, self.turned, *rest = views(arrays)
+        self.ptr, self.low, self.high, self.at, self.table, self.turned, *rest = arrays
         self.adj_ptr, self.adj, self.split, self.to_low, self.to_high, self.scratch = rest
 
 
@@ -27,14 +21,14 @@ class Items:
     """See ``memory_arrays.Items``."""
 
     def __init__(self, *arrays: Any) -> None:
-        self.ptr, self.begin, self.end, self.usage, self.capacity = views(arrays)
+        self.ptr, self.begin, self.end, self.usage, self.capacity = arrays
 
 
 class Workspace:
     """See ``elimination_workspace.Workspace``."""
 
     def __init__(self, *arrays: Any) -> None:
-        self.pool, self.best, self.near_ptr, self.near, self.near_count, self.state, self.key, self.order, *rest = views(arrays)
+        self.pool, self.best, self.near_ptr, self.near, self.near_count, self.state, self.key, self.order, *rest = arrays
         self.position, self.scope_ptr, self.scope, self.table_at, self.bucket, self.bucket_next, self.entries, *rest = rest
         self.heap_key, self.heap_node, self.sums, self.ints, self.stride, self.level, self.label, self.queue, self.starts = rest
 
@@ -43,6 +37,6 @@ class Network:
     """See ``presolve_state.Network``."""
 
     def __init__(self, *arrays: Any) -> None:
-        self.ptr, self.live, self.live_count, self.cost, self.present, self.heavy, self.changed, *rest = views(arrays)
+        self.ptr, self.live, self.live_count, self.cost, self.present, self.heavy, self.changed, *rest = arrays
         self.degree, self.head, self.following, self.eu, self.ev, self.at, self.edge_live, self.pool, *rest = rest
         self.edge_queue, self.edge_waits, self.node_queue, self.node_waits, self.log, self.log_data, self.mark, self.scalars = rest
