@@ -156,7 +156,7 @@ def without_local_search() -> None:
     tuning.improve_order = lambda schedule, *_, **__: Improved(schedule, 0)
 
 
-S, R = "autopar.schedule", "autopar.search"
+S = "autopar.schedule"
 VARIANTS: dict[str, Sequence[Callable[[], None]]] = {
     "everything": (),
     "everything, another seed": (other_seed,),
@@ -166,7 +166,7 @@ VARIANTS: dict[str, Sequence[Callable[[], None]]] = {
     "no headroom": (without(f"{S}.prefetching", Room=lambda *_: None),),
     "no bucket": (ladders(bucket_bytes=()), limits(bucket_bytes=0)),
     "no prefetch": (ladders(ahead_bytes=()), limits(ahead_bytes=0)),
-    "no lead": (without(f"{S}.settings", LEAD=1.0),),
+    "no lead": (without(f"{S}.prefetching", LEAD=1.0),),
     "no call lets another pass": (without(f"{S}.prefetching", bisect_right=lambda *_, **__: 0),),
     "no deferred loss": (without(f"{S}.ordering", late_values=lambda *_: frozenset()),),
     "no tuning": (ladders(ahead_bytes=(), aside_bytes=(), bucket_bytes=()),),
@@ -175,10 +175,7 @@ VARIANTS: dict[str, Sequence[Callable[[], None]]] = {
     "moves: no shift at stalls": (weights(shift_at_stall=0),),
     "moves: no pull to stalls": (weights(pull_to_stall=0),),
     "moves: no unbucket": (weights(unbucket=0),),
-    "moves: no rebucket": (weights(rebucket=0),),
     "moves: no merge": (weights(merge=0),),
-    "moves: program order not kept at first": (without(f"{S}.settings", FIXED_ORDER=10**9),),
-    "moves: none for less memory": (without(f"{S}.settings", MEMORY_LAST=10**9),),
 }  # fmt: skip
 
 

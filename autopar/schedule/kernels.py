@@ -6,7 +6,6 @@ Each part of a collective has a *slot*, whether it is a call of its own or share
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from autopar.schedule.settings import (
     FIXED_ORDER,
     GAIN_OF_SPLIT,
     MEMORY_LAST,
-    MOVE_WEIGHTS,
     NEAR_BUCKETS,
     NEAR_PLACES,
     NEAR_SHIFTS,
@@ -32,8 +30,8 @@ ALONE = -1
 DRAW_BITS = 31
 MULTIPLIER, INCREMENT, MASK = 1103515245, 12345, 2**DRAW_BITS - 1
 """Linear congruential generator of the C standard's example: the high bits of its 31 are used."""
-SHIFT, SHIFT_AT_STALL, PULL, UNBUCKET, REBUCKET, WEIGHTS = accumulate(MOVE_WEIGHTS.values())
-"""A number below the last says what kind of move is drawn: the first whose number is above it."""
+SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE = range(5)
+"""The kinds of moves, as ``settings.MOVE_WEIGHTS`` lists them."""
 NEAR_MOVES = round(64 * NEAR_SHIFTS)
 """Of 64."""
 
@@ -439,10 +437,18 @@ def draw(random: Ints, count: int) -> int:
     return int(random[0] * count) >> DRAW_BITS
 
 
+def draw_kind(random: Ints, weights: Ints) -> int:
+    """The kind of a move."""
+    drawn, kind = draw(random, weights[len(weights) - 1]), 0
+    while drawn >= weights[kind]:
+        kind += 1
+    return kind
+
+
 @loop
 def descend(
-    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, random: Ints, moves: int,
-    limit: int, captured: int,
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, random: Ints, weights: Ints,
+    moves: int, limit: int, captured: int,
 ) -> tuple[float, int]:  # fmt: skip
     """Makes moves as long as the list takes no more seconds and holds no more bytes than it may; the seconds, and the moves judged.
 
@@ -456,6 +462,7 @@ def descend(
         order: written to.
         before: room for a copy of the order.
         random: the state of the generator of moves.
+        weights: how often each kind of move is drawn, that of those before it added.
         moves: judged at most.
         limit: bytes on a rank, without what rests.
         captured: 1 where operators are in captured order; otherwise no less is held than now.
@@ -479,14 +486,14 @@ def descend(
             cap = min(held, limit)
         if judged >= looked:
             found, looked = find_stalls(arrays, order, costs, timeline, places, stalls), judged + STALLS_AFTER
-        kind, seconds = draw(random, WEIGHTS), -2.0
-        if kind < PULL or slots == 0:
+        kind, seconds = SHIFT if slots == 0 else draw_kind(random, weights), -2.0
+        if kind <= PULL_TO_STALL:
             begin, earlier = draw(random, order.length[0]), draw(random, 2)
             reach = 1 + draw(random, NEAR_PLACES if draw(random, 64) < NEAR_MOVES else order.length[0])
-            if found > 0 and kind >= SHIFT:
+            if found > 0 and kind > SHIFT:
                 at = min(stalls[draw(random, found)], order.length[0] - 1)  # calls may have gone since they were looked for
                 begin = at + (draw(random, 2 * STALL_REACH) - STALL_REACH if draw(random, 2) > 0 else 0)
-                if kind >= SHIFT_AT_STALL:
+                if kind == PULL_TO_STALL:
                     begin, earlier = at + draw(random, order.length[0] - at), 1
                     reach = max(begin - at, 1)
                 begin = min(max(begin, 0), order.length[0] - 1)
@@ -597,8 +604,8 @@ def regrouped(
     arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, places: Ints, random: Ints,
     kind: int, most: float, held: int, least: int, limit: int,
 ) -> float:  # fmt: skip
-    """A part of a call becomes a call of its own or goes to another, or two calls become one; what the list takes then, -1 where that was
-    undone, -2 where nothing was tried. All-reduces do not part: alone each may be made where its source lies, which only the passes tell.
+    """A part of a call becomes a call of its own, or two calls become one; what the list takes then, -1 where that was undone, -2 where
+    nothing was tried. All-reduces do not part: alone each may be made where its source lies, which only the passes tell.
 
     Args:
         before, places: written to: the order before, and where everything was in it.
@@ -607,20 +614,16 @@ def regrouped(
     """
     slot = draw(random, len(order.head))
     mine = order.head[slot]
-    alone, other = order.after[mine] < 0 or arrays.calls.reduces[slot] > 0, slot
-    if kind >= UNBUCKET:
-        other = draw_partner(arrays, order, mine, random)
-    if other < 0 or (kind < UNBUCKET and alone):
+    other = slot if kind == UNBUCKET else draw_partner(arrays, order, mine, random)
+    if other < 0 or (kind == UNBUCKET and (order.after[mine] < 0 or arrays.calls.reduces[slot] > 0)):
         return -2.0
     copy(order, before)
     for at in range(order.length[0]):
         places[order.items[at]] = at
     rest = -1
-    if kind < REBUCKET and not alone:
+    if kind == UNBUCKET:
         rest = before.after[mine] if slot == mine else mine
         leave(order, slot, rest)
-        if kind >= UNBUCKET:
-            append(order, other, slot)
     else:
         append(order, other, mine)
     seconds = -2.0
@@ -628,7 +631,7 @@ def regrouped(
         if rest >= 0:
             price_call(arrays, order, costs, rest)
         price_call(arrays, order, costs, other)
-        most = most * GAIN_OF_SPLIT if kind < UNBUCKET else most
+        most = most * GAIN_OF_SPLIT if kind == UNBUCKET else most
         seconds = accept(arrays, order, costs, timeline, lives, most, held, least, limit)
     if seconds < 0.0:
         copy(before, order)

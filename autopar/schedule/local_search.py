@@ -13,6 +13,7 @@ from itertools import count
 
 import numpy as np
 
+from autopar.schedule import settings
 from autopar.schedule.array_schedule import array_schedule, call_costs, lives_for
 from autopar.schedule.bucketing import bucket_class, size
 from autopar.schedule.collectives import Collective, Part
@@ -66,9 +67,9 @@ def improve_order(
     before, random = Order(*(array.copy() for array in order)), np.random.default_rng(seed).integers(0, 2**DRAW_BITS, 1)
     timeline = timeline_for(len(order.items), len(order.head), arrays.clock.link_count)
     budget, most = usual_moves(schedule) if moves is None else moves, limit - resting_bytes(schedule, optimizer)
-    _, judged = descend(
-        arrays, order, before, call_costs(arrays, order), timeline, lives_for(arrays, order), random, budget, most, int(keep_program_order)
-    )
+    weights, captured = np.cumsum(list(settings.MOVE_WEIGHTS.values())), int(keep_program_order)
+    costs, lives = call_costs(arrays, order), lives_for(arrays, order)
+    _, judged = descend(arrays, order, before, costs, timeline, lives, random, weights, budget, most, captured)
     found = rebuilt(schedule, order, items)
     return Improved(found if is_legal(found) else schedule, judged)
 

@@ -19,8 +19,7 @@ MOVE_WEIGHTS: Mapping[str, int] = {
     "shift": 12,           # an instruction goes earlier or later
     "shift_at_stall": 9,   # the same of one near a place where operators stand still
     "pull_to_stall": 3,    # one that stands behind such a place goes there
-    "unbucket": 2,         # a part of a call becomes a call of its own
-    "rebucket": 2,         # a part of a call goes to another call
+    "unbucket": 4,         # a part of a call becomes a call of its own
     "merge": 4,            # two calls become one
 }  # fmt: skip
 """How often each kind of move of the local search is drawn. ``benchmarks/schedule_passes.py`` says what each buys."""

@@ -18,12 +18,14 @@ from autopar.schedule.kernels import ArraySchedule, Order, Timeline, descend, nu
 from autopar.schedule.legality import check_legal, is_legal
 from autopar.schedule.local_search import improve_order, rebuilt
 from autopar.schedule.passes import PLACING, ordered, run_passes
+from autopar.schedule.settings import MOVE_WEIGHTS
 from autopar.schedule.simulation import microbatches_seconds, step_seconds, timeline_for
 from autopar.schedule.storages import resting_bytes
 from solvers.compiled import LOOPS, NOTHING, machine_code
 from tests.assignments import random_assignment
 from tests.schedule.cases import CASES, Case, graph_of
 
+WEIGHTS = np.cumsum(list(MOVE_WEIGHTS.values()))
 UNLIMITED, MOST, SMALL = 2**62, 2000, 15
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -44,7 +46,8 @@ def peak(schedule: Schedule) -> int:
 def descended(arrays: ArraySchedule, order: Order, moves: int, seed: int, limit: int, *, captured: bool) -> float:
     """Changes an order by moves; the seconds."""
     before, costs, timeline = Order(*(array.copy() for array in order)), call_costs(arrays, order), room(arrays, order)
-    return descend(arrays, order, before, costs, timeline, lives_for(arrays, order), np.array([seed]), moves, limit, int(captured))[0]
+    lives = lives_for(arrays, order)
+    return descend(arrays, order, before, costs, timeline, lives, np.array([seed]), WEIGHTS, moves, limit, int(captured))[0]
 
 
 def room(arrays: ArraySchedule, order: Order) -> Timeline:
