@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def explain(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
     name: Annotated[str, typer.Argument(help="a parameter, buffer, input, output, operator, tensor, reshard or collective")],
-    others: Annotated[int, typer.Option("--next", min=0, help="solve again for so many of the next best choices, and what each adds")] = 0,
+    others: Annotated[int, typer.Option("--next", min=0, help="number of next best choices to solve for, with what each adds")] = 0,
     time_limit: Annotated[float, typer.Option(help="seconds for --next")] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
@@ -35,7 +35,7 @@ def explain(
 
 
 def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
-    """The next best choices for a parameter, buffer, input or operator, each solved again. Raises UsageError: for anything else."""
+    """Lines on the next best choices of a parameter, buffer, input or operator, each solved anew. Raises UsageError: for other names."""
     from autopar.recording import graph_of, machine_of, replay
     from autopar.recording.replaying import assignment_of
     from autopar.search.alternatives import alternatives
