@@ -65,4 +65,4 @@ def _gains(phase: SearchPhase) -> Iterator[str]:
         if not before:
             yield f"first {'plan' if what == 'step' else 'bound'}"
         else:
-            yield f"{what} {'-' if after < before else '+'}{units.percent(abs(after - before) / before)}"
+            yield f"{what} {100 * (after - before) / before:+.3g} %"
