@@ -26,38 +26,38 @@ WHOLE = 1e-6
 """What is as near to a whole number is one."""
 
 
-def solve_array_program(record: Incumbent) -> None:
+def solve_array_program(incumbent: Incumbent) -> None:
     """Reduce, then solve the core exactly."""
-    core = reduce(record.problem)
-    record.spend(core.work)
-    solve_core(record, core)
+    core = reduce(incumbent.problem)
+    incumbent.spend(core.work)
+    solve_core(incumbent, core)
 
 
-def solve_core(record: Incumbent, core: Core, excluded: int | None = None, work: float = np.inf) -> None:
+def solve_core(incumbent: Incumbent, core: Core, excluded: int | None = None, work: float = np.inf) -> None:
     """Solve the core, with so much work at most.
 
     Answers of cost ``excluded`` or more are missing from the core, and that cost is known to be reached.
     """
     if core.infeasible:
-        _exhausted(record, excluded)
+        _exhausted(incumbent, excluded)
         return
     if core.num_nodes == 0:
-        _found(record, core, np.zeros(0, dtype=np.int64), core.constant)
+        _found(incumbent, core, np.zeros(0, dtype=np.int64), core.constant)
         return
-    program = _Program(record, core, excluded, record.spent + min(work, record.work_left))
+    program = _Program(incumbent, core, excluded, incumbent.spent + min(work, incumbent.work_left))
     program.run()
 
 
-def _exhausted(record: Incumbent, excluded: int | None) -> None:
+def _exhausted(incumbent: Incumbent, excluded: int | None) -> None:
     if excluded is None:
-        record.infeasible = True
+        incumbent.infeasible = True
     else:
-        record.prove(excluded)
+        incumbent.prove(excluded)
 
 
-def _found(record: Incumbent, core: Core, choices: Ints, bound: float) -> None:
-    record.offer(core.expand(choices))
-    record.prove(bound)
+def _found(incumbent: Incumbent, core: Core, choices: Ints, bound: float) -> None:
+    incumbent.offer(core.expand(choices))
+    incumbent.prove(bound)
 
 
 def profile(core: Core, choices: Ints) -> Ints:
@@ -74,9 +74,9 @@ def profile(core: Core, choices: Ints) -> Ints:
 
 @dataclass
 class _Program:
-    """One HiGHS model and its rows of memory. ``allowed`` is what the record may have spent in the end."""
+    """One HiGHS model and its rows of memory. ``allowed`` is what the incumbent may have spent in the end."""
 
-    record: Incumbent
+    incumbent: Incumbent
     core: Core
     excluded: int | None
     allowed: float
@@ -92,27 +92,27 @@ class _Program:
                 duals = np.array(self.model.getSolution().col_dual)
                 self._dive(values)
                 self._fix(bound, duals)
-                self.model.setOptionValue("mip_abs_gap", SETTINGS.program_gap * self.record.gap * max(bound or 0.0, 0.0) / self.scale)
+                self.model.setOptionValue("mip_abs_gap", SETTINGS.program_gap * self.incumbent.gap * max(bound or 0.0, 0.0) / self.scale)
                 self.model.setOptionValue("presolve", "choose")
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
             while not self._ended():
                 values, bound = self._solve(integral)
                 if bound is None:
                     return
-                self.record.prove(bound)
+                self.incumbent.prove(bound)
                 if values is None:
                     return
                 picked = self._rounded(values)
                 whole = integral or not _between(values).any()
                 if whole:
-                    self.record.offer(self.core.expand(picked))
+                    self.incumbent.offer(self.core.expand(picked))
                 if not self._add_rows(values, picked if whole else None):
                     if whole:
                         return
                     break
 
     def _ended(self) -> bool:
-        return self.record.over or self.record.spent >= self.allowed
+        return self.incumbent.over or self.incumbent.spent >= self.allowed
 
     def _model(self) -> Any:
         import highspy
@@ -148,11 +148,11 @@ class _Program:
         model.setOptionValue("threads", 1)
         model.setOptionValue("output_flag", False)
         model.setOptionValue("presolve", "off")  # the core is reduced; only integer programs gain by more
-        model.setOptionValue("mip_rel_gap", max(self.record.gap, 1e-6) / 10)
+        model.setOptionValue("mip_rel_gap", max(self.incumbent.gap, 1e-6) / 10)
         model.setOptionValue("mip_abs_gap", 0.0)
         model.setOptionValue("mip_feasibility_tolerance", SETTINGS.tight)
         model.setOptionValue("primal_feasibility_tolerance", SETTINGS.tight)
-        model.setOptionValue("random_seed", int(self.record.seed) % 2**31)
+        model.setOptionValue("random_seed", int(self.incumbent.seed) % 2**31)
         model.passModel(lp)
         return model
 
@@ -163,7 +163,7 @@ class _Program:
         self._run(integral)
         status, info = self.model.getModelStatus(), self.model.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
-            _exhausted(self.record, self.excluded)
+            _exhausted(self.incumbent, self.excluded)
             return None, None
         optimal = status == highspy.HighsModelStatus.kOptimal
         value = info.mip_dual_bound if integral else info.objective_function_value
@@ -174,18 +174,18 @@ class _Program:
         has_values = optimal or (integral and info.primal_solution_status == 2)
         values = self._values() if has_values else None
         if not optimal and values is not None:
-            self.record.offer(self.core.expand(self._rounded(values)))
+            self.incumbent.offer(self.core.expand(self._rounded(values)))
             values = None
         return values, bound
 
     def _run(self, integral: bool = False) -> None:
         """Run HiGHS, cut by counts: of simplex iterations, and in integer programs of the times that HiGHS asks whether to go on."""
-        model, record = self.model, self.record
+        model, incumbent = self.model, self.incumbent
         iteration = SETTINGS.iteration_work * (model.getNumRow() + model.getNumCol())
-        most = max(1, int(min(1e9, (self.allowed - record.spent) / iteration)))
+        most = max(1, int(min(1e9, (self.allowed - incumbent.spent) / iteration)))
         asked = _Asked(most // SETTINGS.iterations_between_questions if integral else None)
         model.setOptionValue("simplex_iteration_limit", most)
-        model.setOptionValue("time_limit", max(0.01, record.seconds_left) + model.getRunTime())
+        model.setOptionValue("time_limit", max(0.01, incumbent.seconds_left) + model.getRunTime())
         model.cbMipInterrupt.subscribe(asked)
         model.cbSimplexInterrupt.subscribe(asked)
         try:
@@ -194,7 +194,7 @@ class _Program:
             model.cbMipInterrupt.unsubscribe(asked)
             model.cbSimplexInterrupt.unsubscribe(asked)
         iterations = max(model.getInfo().simplex_iteration_count, SETTINGS.iterations_between_questions * asked.times * integral)
-        record.spend(SETTINGS.start_work + iteration * iterations)
+        incumbent.spend(SETTINGS.start_work + iteration * iterations)
 
     def _values(self) -> Floats:
         return np.array(self.model.getSolution().col_value)[: len(self.core.costs)]
@@ -206,7 +206,7 @@ class _Program:
 
     def _fix(self, bound: float | None, duals: Floats) -> None:
         """Leaves out what the relaxation's reduced costs show to cost as much as the best answer known."""
-        known = self.record.objective
+        known = self.incumbent.objective
         if known is None or bound is None or len(duals) == 0:
             return
         self._bound(np.flatnonzero(duals * self.scale * (1 - SETTINGS.tight) > known - bound + 1).tolist(), 0.0)
@@ -225,7 +225,7 @@ class _Program:
                 node = int(np.searchsorted(self.core.node_ptr, likeliest, side="right")) - 1
                 others = set(range(*self.core.node_ptr[node : node + 2])) - gone - {likeliest}
             else:
-                self.record.offer(self.core.expand(picked))
+                self.incumbent.offer(self.core.expand(picked))
                 if not self._add_rows(values, picked):
                     break
             values = self._relaxed(others)

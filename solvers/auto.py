@@ -21,60 +21,60 @@ from solvers.reduction import Core, reduce
 from solvers.settings import SETTINGS
 
 
-def solve_auto(record: Incumbent) -> None:
+def solve_auto(incumbent: Incumbent) -> None:
     """Reduce, then choose the road by size."""
-    core = reduce(record.problem)
-    record.spend(core.work)
-    if solve_by_elimination(record, core) and record.done:
+    core = reduce(incumbent.problem)
+    incumbent.spend(core.work)
+    if solve_by_elimination(incumbent, core) and incumbent.done:
         return
     if core.num_entries <= SETTINGS.direct_entries:
-        solve_core(record, core)
+        solve_core(incumbent, core)
         return
-    AlternatingSolver(record, core).run()
+    AlternatingSolver(incumbent, core).run()
 
 
 @dataclass
 class AlternatingSolver:
     """Rounds of messages on ever smaller cores, with exact attempts between."""
 
-    record: Incumbent
+    incumbent: Incumbent
     core: Core
     attempted: float = np.inf
     gap: float = np.inf
 
     def run(self) -> None:
-        """Until the record is over, or little is gained and it is not patient."""
-        search, patient = MessageSearch(self.record, self.core), self.record.patient
-        while not self.record.over:
+        """Until the incumbent is over, or little is gained and it is not patient."""
+        search, patient = MessageSearch(self.incumbent, self.core), self.incumbent.patient
+        while not self.incumbent.over:
             search.run(SETTINGS.rounds_between_looks if patient else 1)
-            if self.record.over or self.record.objective is None:
+            if self.incumbent.over or self.incumbent.objective is None:
                 continue
             gains = self._gains()
             core = self._rest(search) if gains is patient else None
             tries = core is not None and core.num_entries <= min(SETTINGS.exact_entries, SETTINGS.smaller * self.attempted)
             if core is not None and tries:
                 self.attempted = core.num_entries
-                solve_core(self.record, core, self.record.objective, SETTINGS.exact_share * self.record.work_left)
+                solve_core(self.incumbent, core, self.incumbent.objective, SETTINGS.exact_share * self.incumbent.work_left)
             if not (patient or gains or tries):
                 return
             smaller = core is not None and core.num_entries <= SETTINGS.smaller * search.core.num_entries and core.num_nodes > 0
-            if core is not None and smaller and not self.record.over:
-                search = MessageSearch(self.record, core, _carried(search, core), float(self.record.objective or 0))
+            if core is not None and smaller and not self.incumbent.over:
+                search = MessageSearch(self.incumbent, core, _carried(search, core), float(self.incumbent.objective or 0))
 
     def _gains(self) -> bool:
         """Whether the gap has closed enough since it last had."""
-        gains = self.record.current_gap <= (1 - SETTINGS.least_gain) * self.gap
+        gains = self.incumbent.current_gap <= (1 - SETTINGS.least_gain) * self.gap
         if gains:
-            self.gap = self.record.current_gap
+            self.gap = self.incumbent.current_gap
         return gains
 
     def _rest(self, search: MessageSearch) -> Core | None:
         """The core of what bound and answer leave, None when that is not much less."""
-        objective = self.record.objective
+        objective = self.incumbent.objective
         assert objective is not None
         theta = priced(search.costs, search.items, search.dual.best_prices)
         choice, pair = reduced_costs(search.graph, theta, search.dual.best_messages)
-        self.record.spend(3 * SETTINGS.message_work * len(pair))
+        self.incumbent.spend(3 * SETTINGS.message_work * len(pair))
         room = (objective - search.bound()) * (1 + 1e-9) + 1e-3
         if search.core.num_entries > SETTINGS.exact_entries and np.count_nonzero(pair < room) > 0.9 * len(pair):
             return None
@@ -82,7 +82,7 @@ class AlternatingSolver:
         if rest is None:
             return None
         core = reduce(rest.problem, objective - search.core.constant + 1)
-        self.record.spend(core.work)
+        self.incumbent.spend(core.work)
         return replace(
             core,
             constant=core.constant + search.core.constant,

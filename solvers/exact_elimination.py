@@ -20,28 +20,28 @@ from solvers.reduction import Core
 from solvers.settings import SETTINGS
 
 
-def solve_by_elimination(record: Incumbent, core: Core) -> bool:
+def solve_by_elimination(incumbent: Incumbent, core: Core) -> bool:
     """Offer the best choices at no price of memory and prove their cost as a bound; False when tables or time do not suffice."""
     if core.infeasible or core.num_nodes == 0:
         return False
     graph, costs = pairs(core), forbidding(core.costs)
-    choices = _eliminate(record, graph, costs)
+    choices = _eliminate(incumbent, graph, costs)
     value = FAR if choices is None else total_cost(graph, costs, choices)
     if choices is None or value >= FAR:
         return False
-    record.offer(core.expand(choices))
-    record.prove(core.constant + value - SETTINGS.safety * abs(value) * core.num_nodes)
+    incumbent.offer(core.expand(choices))
+    incumbent.prove(core.constant + value - SETTINGS.safety * abs(value) * core.num_nodes)
     return True
 
 
-def _eliminate(record: Incumbent, graph: Pairs, costs: Floats) -> Ints | None:
+def _eliminate(incumbent: Incumbent, graph: Pairs, costs: Floats) -> Ints | None:
     """The best choices; None when no order of a few looks at as many entries as the work allows, or fewer."""
     nodes = len(graph.split)
     nobody, choices = np.zeros(nodes, dtype=np.uint8), np.zeros(nodes, dtype=np.int64)
-    space, least, most = workspace(graph, 0, 0), nodes, SETTINGS.elimination_share * record.work_left
-    for turn, (jitter, points) in enumerate(_orders(nodes, record.seed)):
+    space, least, most = workspace(graph, 0, 0), nodes, SETTINGS.elimination_share * incumbent.work_left
+    for turn, (jitter, points) in enumerate(_orders(nodes, incumbent.seed)):
         count = plan_order(graph, nobody, jitter, points, SETTINGS.exact_largest, SETTINGS.exact_pool, space)
-        record.spend(SETTINGS.node_work * nodes)
+        incumbent.spend(SETTINGS.node_work * nodes)
         least = min(least, nodes - count)
         if count == nodes:
             work = SETTINGS.sweep_work * entries_visited(graph, count, space)
@@ -49,7 +49,7 @@ def _eliminate(record: Incumbent, graph: Pairs, costs: Floats) -> Ints | None:
                 return None
             pool, best = np.empty(SETTINGS.exact_pool), np.empty(SETTINGS.exact_pool, dtype=np.int16)
             sweep(graph, costs, choices, count, space._replace(pool=pool, best=best))
-            record.spend(work)
+            incumbent.spend(work)
             return choices
         if turn + 1 == SETTINGS.hopeless_orders and least > SETTINGS.hopeless_nodes:
             break

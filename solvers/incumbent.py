@@ -104,7 +104,7 @@ class Incumbent:
         return self.done or self.work_left <= 0 or self.late
 
     def solution(self, method: str) -> Solution:
-        """The Solution that the record supports, no more."""
+        """The Solution that the incumbent supports, no more."""
         seconds = time.perf_counter() - self.began
         if self.objective is None:
             status = Status.INFEASIBLE if self.infeasible else Status.UNKNOWN

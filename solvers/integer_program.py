@@ -28,11 +28,11 @@ def memory_times(problem: Problem) -> Ints:
     return np.unique(problem.item_begin[live])
 
 
-def solve_pulp(record: Incumbent) -> None:
+def solve_pulp(incumbent: Incumbent) -> None:
     """The integer program by PuLP and HiGHS. Its time is limited, not its work."""
     import pulp
 
-    problem = record.problem
+    problem = incumbent.problem
     logging.getLogger("pulp").setLevel(logging.ERROR)
     model = pulp.LpProblem("choices", pulp.LpMinimize)
     finite = np.concatenate([problem.costs[problem.costs < INFINITE], problem.edge_costs[problem.edge_costs < INFINITE], [1]])
@@ -47,7 +47,7 @@ def solve_pulp(record: Incumbent) -> None:
         objective += _edge_rows(pulp, model, problem, edge, u, v, x, scale)
     model.setObjective(pulp.LpAffineExpression(objective))
     _memory_rows(pulp, model, problem, x)
-    _run(pulp, model, record, x, scale)
+    _run(pulp, model, incumbent, x, scale)
 
 
 def _edge_rows(
@@ -83,19 +83,19 @@ def _memory_rows(pulp: Any, model: Any, problem: Problem, x: dict[int, Any]) -> 
             model.addConstraint(pulp.lpSum(variable * factor for variable, factor in terms) <= problem.limit / max(1, problem.limit))
 
 
-def _run(pulp: Any, model: Any, record: Incumbent, x: dict[int, Any], scale: float) -> None:
-    limit = max(0.1, record.seconds_left)
+def _run(pulp: Any, model: Any, incumbent: Incumbent, x: dict[int, Any], scale: float) -> None:
+    limit = max(0.1, incumbent.seconds_left)
     solver = pulp.HiGHS(msg=False, timeLimit=limit, gapRel=1e-9, mip_feasibility_tolerance=1e-9, primal_feasibility_tolerance=1e-9)
     model.solve(solver)
     if model.status == pulp.LpStatusInfeasible:
-        record.infeasible = True
+        incumbent.infeasible = True
         return
-    record.prove(float(model.solverModel.getInfo().mip_dual_bound) * scale * (1 - 1e-9))
+    incumbent.prove(float(model.solverModel.getInfo().mip_dual_bound) * scale * (1 - 1e-9))
     if model.sol_status not in {pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible}:
         return
-    problem = record.problem
+    problem = incumbent.problem
     weight = np.zeros(len(problem.costs))
     for c, variable in x.items():
         weight[c] = variable.varValue or 0.0
     pieces = np.split(weight, problem.node_ptr[1:-1])
-    record.offer(np.array([int(np.argmax(piece)) for piece in pieces]))
+    incumbent.offer(np.array([int(np.argmax(piece)) for piece in pieces]))

@@ -21,29 +21,29 @@ from solvers.reduction import Core, reduce
 from solvers.settings import SETTINGS
 
 
-def solve_messages(record: Incumbent) -> None:
+def solve_messages(incumbent: Incumbent) -> None:
     """Reduce, then search until the gap is closed or time is over."""
-    core = reduce(record.problem)
-    record.spend(core.work)
+    core = reduce(incumbent.problem)
+    incumbent.spend(core.work)
     if core.infeasible:
-        record.infeasible = True
+        incumbent.infeasible = True
     elif core.num_nodes == 0:
-        record.offer(core.expand(np.zeros(0, dtype=np.int64)))
-        record.prove(core.constant)
+        incumbent.offer(core.expand(np.zeros(0, dtype=np.int64)))
+        incumbent.prove(core.constant)
     else:
-        search = MessageSearch(record, core)
-        while not record.over:
+        search = MessageSearch(incumbent, core)
+        while not incumbent.over:
             search.run(1)
 
 
 @dataclass
 class MessageSearch:
-    """The rounds on one core. ``record`` gets every better answer and bound.
+    """The rounds on one core. ``incumbent`` gets every better answer and bound.
 
     ``prices`` are those to begin with; answers that cost more than ``excluded``, which is reached, may be missing from the core.
     """
 
-    record: Incumbent
+    incumbent: Incumbent
     core: Core
     prices: Floats | None = None
     excluded: float = np.inf
@@ -54,19 +54,19 @@ class MessageSearch:
         self.graph: Pairs = pairs(core)
         self.costs: Floats = forbidding(core.costs)
         self.items = Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
-        spend = self.record.spend
+        spend = self.incumbent.spend
         self.dual = MemoryDual(self.graph, self.items, self.costs, spend, start=self.prices)
-        self.searches = [LocalSearch(self.graph, self.items, self.costs, 2 * self.record.seed + k, spend) for k in (0, 1)]
+        self.searches = [LocalSearch(self.graph, self.items, self.costs, 2 * self.incumbent.seed + k, spend) for k in (0, 1)]
         self.offered = np.inf
         self.history: list[float] = []
 
     def run(self, rounds: int) -> None:
-        """So many rounds, or fewer when the record is over."""
+        """So many rounds, or fewer when the incumbent is over."""
         if self.rounds == 0:
             self._warm_start()
-            self.dual.warm_up(SETTINGS.surely * self.record.gap, float(self.core.constant))
+            self.dual.warm_up(SETTINGS.surely * self.incumbent.gap, float(self.core.constant))
         for _ in range(rounds):
-            if self.record.over:
+            if self.incumbent.over:
                 return
             self._round()
 
@@ -75,7 +75,7 @@ class MessageSearch:
         prices = self.dual.best_prices if prices is None else prices
         messages = self.dual.best_messages if messages is None else messages
         theta = priced(self.costs, self.items, prices)
-        self.record.spend(SETTINGS.message_work * len(self.graph.table))
+        self.incumbent.spend(SETTINGS.message_work * len(self.graph.table))
         paid = dot(prices, self.dual.room)
         value = certify(self.graph, theta, messages) - paid
         scale = abs(value) + paid
@@ -94,19 +94,19 @@ class MessageSearch:
         return self.history[-1] - self.history[-rounds] < SETTINGS.stall * (self.offered - self.history[-1])
 
     def _warm_start(self) -> None:
-        if self.record.choices is not None:
-            start = self.core.restrict(self.record.choices)
-            if (start >= 0).all() and self.record.objective is not None:
-                self.offered = float(self.record.objective - self.core.constant)
+        if self.incumbent.choices is not None:
+            start = self.core.restrict(self.incumbent.choices)
+            if (start >= 0).all() and self.incumbent.objective is not None:
+                self.offered = float(self.incumbent.objective - self.core.constant)
                 for search in self.searches:
                     search.adopt(start, self.offered)
-        if self.record.objective is not None:
-            self.dual.upper = float(self.record.objective - self.core.constant)
+        if self.incumbent.objective is not None:
+            self.dual.upper = float(self.incumbent.objective - self.core.constant)
 
     def _round(self) -> None:
         dual = self.dual
         hints = Hints(dual.best_prices.copy(), dual.best_messages.copy(), dual.decoded.copy(), dual.bound)
-        self.record.spend(SETTINGS.start_work)
+        self.incumbent.spend(SETTINGS.start_work)
         if self.limited or self.rounds > 0:
             self.searches[0].search(SETTINGS.sweeps, hints)
         if self.stalled():
@@ -122,23 +122,23 @@ class MessageSearch:
         best = min(self.searches, key=lambda search: search.cost)
         if best.best is not None and best.cost < self.offered:
             self.offered = best.cost
-            self.record.offer(self.core.expand(best.best))
+            self.incumbent.offer(self.core.expand(best.best))
             self.dual.upper = best.cost
             for search in self.searches:
                 search.adopt(best.best, best.cost)
         elif best.best is None:
             for search in self.searches:
                 if search.closest is not None:
-                    self.record.offer(self.core.expand(search.closest))
+                    self.incumbent.offer(self.core.expand(search.closest))
         if self.dual.bound >= FAR / 2:
             self._nothing_left()  # some node's choices are all forbidden by its neighbours'
         elif not self.history or self.dual.bound > self.history[-1]:
-            self.record.prove(self.bound())
+            self.incumbent.prove(self.bound())
         if not self.stalled():
             self.history.append(self.dual.bound)
 
     def _nothing_left(self) -> None:
         if np.isfinite(self.excluded):
-            self.record.prove(self.excluded)
+            self.incumbent.prove(self.excluded)
         else:
-            self.record.infeasible = True
+            self.incumbent.infeasible = True

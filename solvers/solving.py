@@ -1,4 +1,4 @@
-"""The way in: ``solve`` runs a method by name and returns what its record supports."""
+"""The way in: ``solve`` runs a method by name and returns what its incumbent supports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHODS: Final[dict[str, Callable[[Incumbent], None]]] = {
     "messages": solve_messages,
     "pulp-highs": solve_pulp,
 }
-"""Every method by name: it reads ``record.problem`` and tells the record what it finds and proves."""
+"""Every method by name: it reads ``incumbent.problem`` and tells the incumbent what it finds and proves."""
 
 announce: Callable[[], None] | None = None
 """Called once before a large problem is solved without compiled kernels, for a program that can say so."""
@@ -60,15 +60,15 @@ def solve(
         raise ValueError(f"no method {method!r}\nhint: one of {', '.join(METHODS)}")
     began = time.perf_counter()
     _say_slow(len(problem.edge_costs))
-    record = Incumbent(problem, began, began + time_limit, gap, seed, progress, patient, time_limit if work is None else work)
+    incumbent = Incumbent(problem, began, began + time_limit, gap, seed, progress, patient, time_limit if work is None else work)
     if start is not None:
-        record.offer(np.asarray(start))
+        incumbent.offer(np.asarray(start))
     try:
-        METHODS[method](record)
-        find_smallest_limit(record)
+        METHODS[method](incumbent)
+        find_smallest_limit(incumbent)
     except KeyboardInterrupt:
-        record.message = INTERRUPTED
-    return record.solution(method)
+        incumbent.message = INTERRUPTED
+    return incumbent.solution(method)
 
 
 def _say_slow(entries: int) -> None:
@@ -78,10 +78,10 @@ def _say_slow(entries: int) -> None:
         announce = None
 
 
-def find_smallest_limit(record: Incumbent) -> None:
+def find_smallest_limit(incumbent: Incumbent) -> None:
     """Where no answer respects the limit: choices of little memory over time, whose peak is a limit known to be feasible."""
-    problem = record.problem
-    if record.objective is not None or problem.limit is None:
+    problem = incumbent.problem
+    if incumbent.objective is not None or problem.limit is None:
         return
     life = np.maximum(problem.item_end - problem.item_begin, 0).astype(np.float64)
     area = np.concatenate([[0.0], np.cumsum(problem.item_usage * life)])[problem.item_ptr]
@@ -93,11 +93,11 @@ def find_smallest_limit(record: Incumbent) -> None:
         limit=None,
     )
     now = time.perf_counter()
-    allowed = max(SETTINGS.lean_work, SETTINGS.lean_share * record.work_left)
-    seconds = max(SETTINGS.lean_work, SETTINGS.lean_share * record.seconds_left)
-    relaxed = Incumbent(lean, now, now + seconds, gap=SETTINGS.lean_gap, seed=record.seed, allowed=allowed)
+    allowed = max(SETTINGS.lean_work, SETTINGS.lean_share * incumbent.work_left)
+    seconds = max(SETTINGS.lean_work, SETTINGS.lean_share * incumbent.seconds_left)
+    relaxed = Incumbent(lean, now, now + seconds, gap=SETTINGS.lean_gap, seed=incumbent.seed, allowed=allowed)
     METHODS["auto"](relaxed)
-    record.spend(relaxed.spent)
-    record.cut = record.cut or relaxed.cut
+    incumbent.spend(relaxed.spent)
+    incumbent.cut = incumbent.cut or relaxed.cut
     if relaxed.choices is not None:
-        record.offer(relaxed.choices)
+        incumbent.offer(relaxed.choices)

@@ -52,10 +52,10 @@ def test_reduced_costs_leave_out_no_better_answer(monkeypatch):
         rng, alike = np.random.default_rng(seed), 10 * np.eye(3, dtype=np.int64)
         costs = [np.append(rng.integers(0, 4, 2), 60) for _ in range(5)]
         problem = Problem.build(costs, [(i, (i + 1) % 5, alike) for i in range(5)], None, None, name="cycle")
-        record = Incumbent(problem, 0.0, np.inf, 1e-6, 0)
-        record.offer(rng.integers(0, 2, 5))
-        array_program.solve_core(record, unreduced(problem))
-        assert (record.objective, record.bound) == (brute_force(problem),) * 2, seed
+        incumbent = Incumbent(problem, 0.0, np.inf, 1e-6, 0)
+        incumbent.offer(rng.integers(0, 2, 5))
+        array_program.solve_core(incumbent, unreduced(problem))
+        assert (incumbent.objective, incumbent.bound) == (brute_force(problem),) * 2, seed
     assert len(left_out) > 10 and min(left_out) >= 5
 
 
@@ -72,11 +72,11 @@ def test_answers_near_the_relaxation_save_integer_programs(monkeypatch):
     monkeypatch.setattr(array_program._Program, "_solve", lambda program, whole: (integral.extend([seed] * whole), run(program, whole))[1])
     for seed in range(400):
         problem = random_problem(seed)
-        record = Incumbent(problem, 0.0, np.inf, 0.2, 0)
-        array_program.solve_core(record, unreduced(problem))
+        incumbent = Incumbent(problem, 0.0, np.inf, 0.2, 0)
+        array_program.solve_core(incumbent, unreduced(problem))
         best = brute_force(problem)
-        assert (record.objective is None) == (best is None) == record.infeasible, seed
-        assert best is None or (record.bound <= best <= record.objective and record.done), seed
+        assert (incumbent.objective is None) == (best is None) == incumbent.infeasible, seed
+        assert best is None or (incumbent.bound <= best <= incumbent.objective and incumbent.done), seed
     assert 2 * len(set(integral)) < len(dived)
 
 
@@ -84,11 +84,11 @@ def test_cores_that_nothing_has_reduced_end_too():
     """A choice may have several items at one time there."""
     for seed in range(150):
         problem = random_problem(seed)
-        record = Incumbent(problem, 0.0, np.inf, 1e-6, 0)
-        array_program.solve_core(record, unreduced(problem))
+        incumbent = Incumbent(problem, 0.0, np.inf, 1e-6, 0)
+        array_program.solve_core(incumbent, unreduced(problem))
         best = brute_force(problem)
-        assert (record.objective, record.infeasible) == (best, best is None), seed
-        assert best is None or record.bound == best, seed
+        assert (incumbent.objective, incumbent.infeasible) == (best, best is None), seed
+        assert best is None or incumbent.bound == best, seed
 
 
 def test_messages_claim_no_more_than_is_true():
@@ -173,18 +173,18 @@ def test_more_memory_never_costs_more(seed):
 
 
 def _core_of(problem):
-    record = Incumbent(problem, time.perf_counter(), np.inf, 1e-6, 0)
-    return record, unreduced(problem)
+    incumbent = Incumbent(problem, time.perf_counter(), np.inf, 1e-6, 0)
+    return incumbent, unreduced(problem)
 
 
 def test_messages_settle_a_chain_without_a_search():
     rng = np.random.default_rng(1)
     tables = [(k, k + 1, rng.integers(0, 1000, (5, 5))) for k in range(30)]
     problem = Problem.build([rng.integers(0, 1000, 5) for _ in range(31)], tables)
-    record, core = _core_of(problem)
-    search = MessageSearch(record, core)
+    incumbent, core = _core_of(problem)
+    search = MessageSearch(incumbent, core)
     search.run(1)
-    assert record.done and record.objective == solve(problem).objective
+    assert incumbent.done and incumbent.objective == solve(problem).objective
     assert [one.sweeps for one in search.searches] == [0, 0]
 
 
@@ -192,13 +192,14 @@ def test_one_that_is_not_patient_ends_where_nothing_is_gained(monkeypatch):
     problem = dataclasses.replace(layered(6, 8, 10, seed=3), limit=None)
     looked = []
     monkeypatch.setattr(auto, "SETTINGS", dataclasses.replace(auto.SETTINGS, exact_entries=0))  # nothing else closes the gap
-    monkeypatch.setattr(MessageSearch, "run", lambda search, rounds: looked.append(rounds) or search.record.offer(np.zeros(96, np.int64)))
-    record, core = _core_of(problem)
-    record.patient = False
-    auto.AlternatingSolver(record, core).run()
-    assert looked == [1, 1] and not record.over, "the second round gains nothing"
+    zeros = np.zeros(96, np.int64)
+    monkeypatch.setattr(MessageSearch, "run", lambda search, rounds: looked.append(rounds) or search.incumbent.offer(zeros))
+    incumbent, core = _core_of(problem)
+    incumbent.patient = False
+    auto.AlternatingSolver(incumbent, core).run()
+    assert looked == [1, 1] and not incumbent.over, "the second round gains nothing"
     patient, core = _core_of(problem)
-    monkeypatch.setattr(Incumbent, "over", property(lambda record: len(looked) >= 30))
+    monkeypatch.setattr(Incumbent, "over", property(lambda incumbent: len(looked) >= 30))
     auto.AlternatingSolver(patient, core).run()
     assert len(looked) == 30 and set(looked[2:]) == {auto.SETTINGS.rounds_between_looks}
 
@@ -210,9 +211,9 @@ def test_one_that_is_not_patient_solves_exactly_what_little_is_left(monkeypatch)
     problem = Problem.build([rng.integers(0, 1000, 4) for _ in range(12)], tables)
     tried = []
     exactly = auto.solve_core
-    monkeypatch.setattr(auto, "solve_core", lambda record, core, *rest: tried.append(core) or exactly(record, core, *rest))
-    record, core = _core_of(problem)
-    record.patient = False
-    auto.AlternatingSolver(record, core).run()
-    assert record.done and record.objective == solve(problem).objective
+    monkeypatch.setattr(auto, "solve_core", lambda incumbent, core, *rest: tried.append(core) or exactly(incumbent, core, *rest))
+    incumbent, core = _core_of(problem)
+    incumbent.patient = False
+    auto.AlternatingSolver(incumbent, core).run()
+    assert incumbent.done and incumbent.objective == solve(problem).objective
     assert tried
