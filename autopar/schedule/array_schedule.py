@@ -12,8 +12,10 @@ from autopar.rules import stores, why_once
 from autopar.schedule.bucketing import bucket_class
 from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import COMPUTE, Instruction
-from autopar.schedule.kernels import (
-    ALONE,
+from autopar.schedule.schedule import Schedule
+from autopar.schedule.settings import ALONE
+from autopar.schedule.storages import entering, held_throughout, made_for_good, may_take, staying
+from autopar.schedule.tables import (
     ArraySchedule,
     CallCosts,
     CallTable,
@@ -26,8 +28,6 @@ from autopar.schedule.kernels import (
     peak_bytes,
     price_call,
 )  # fmt: skip
-from autopar.schedule.schedule import Schedule
-from autopar.schedule.storages import entering, held_throughout, made_for_good, may_take, staying
 from cost_models import Machine
 from cost_models.collectives import KINDS
 from solvers.arrays import Ints, offsets

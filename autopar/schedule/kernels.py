@@ -1,3 +1,4 @@
+# cython: infer_types=True, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """The loops over a list as arrays: its clock, its memory, and the moves of the local search. All hot code of ``schedule`` is here.
 
 Each part of a collective has a *slot*, whether it is a call of its own or shares a bucket. The start of slot n has number 2n, its wait
@@ -6,11 +7,11 @@ Each part of a collective has a *slot*, whether it is a call of its own or share
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any
 
 from autopar.schedule.settings import (
+    ALONE,
+    DRAW_BITS,
     FIXED_ORDER,
     GAIN_OF_SPLIT,
     MEMORY_LAST,
@@ -23,12 +24,8 @@ from autopar.schedule.settings import (
     TRIES,
 )  # fmt: skip
 from solvers.arrays import Floats, Ints
-from solvers.compiled import loop
 
-ALONE = -1
-"""The bucket class of a slot that never shares a call."""
-DRAW_BITS = 31
-MULTIPLIER, INCREMENT, MASK = 1103515245, 12345, 2**DRAW_BITS - 1
+MULTIPLIER, INCREMENT, MASK = 1103515245, 12345, (1 << DRAW_BITS) - 1
 """Linear congruential generator of the C standard's example: the high bits of its 31 are used."""
 SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE = range(5)
 """The kinds of moves, as ``settings.MOVE_WEIGHTS`` lists them."""
@@ -36,191 +33,75 @@ NEAR_MOVES = round(64 * NEAR_SHIFTS)
 """Of 64."""
 
 
-class Rows(NamedTuple):
-    """Numbers of each of a count: those of ``one`` are ``entries[begins[one] : begins[one + 1]]``."""
+class Rows:
+    """See ``tables.Rows``."""
 
-    begins: Ints
-    entries: Ints
-
-
-class ClockTable(NamedTuple):
-    """What the clock reads of instructions, by number.
-
-    Args:
-        first: the microbatch from which each runs.
-        works: 1 for runs and sums.
-        seconds: of those.
-        links: that each holds, as bits.
-        late: 1 for slots whose wait does not hold up operators.
-        flying: of each slot the slots whose targets its start may read in flight.
-        link_count: how many links there are.
-        slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
-    """
-
-    first: Ints
-    works: Ints
-    seconds: Floats
-    links: Ints
-    late: Ints
-    flying: Rows
-    link_count: int
-    slowdown: float
-    overlaps: bool
+    def __init__(self, *fields: Any) -> None:
+        self.begins, self.entries = fields
 
 
-class Timeline(NamedTuple):
-    """What the clock writes.
+class ClockTable:
+    """See ``tables.ClockTable``."""
 
-    Args:
-        since: seconds, by place in the list: when operators come to it.
-        begins, ends: of it, or of a start's call.
-        stalls: how long operators stand still for it.
-        free: by link, when it is free.
-        arrives: by slot, when its call has ended.
-    """
-
-    since: Floats
-    begins: Floats
-    ends: Floats
-    stalls: Floats
-    free: Floats
-    arrives: Floats
+    def __init__(self, *fields: Any) -> None:
+        self.first, self.works, self.seconds, self.links, self.late, self.flying, self.link_count, self.slowdown, self.overlaps = fields
 
 
-class CallTable(NamedTuple):
-    """What is known of each slot.
+class Timeline:
+    """See ``tables.Timeline``."""
 
-    Args:
-        classes: slots of one class may share a call; ``ALONE``.
-        latency, beyond: seconds of a call of it alone: latency, and the rest.
-        launch, slope: seconds of copies in or out of a buffer: the least, and for each byte.
-        sent, came, target: bytes as it travels, as it arrives, and of its target.
-        packs, unpacks: 1 where a call of it alone copies its sources into a buffer, and its targets out of one.
-        gathers, reduces: 1 for an all-gather, and for an all-reduce.
-        storage, source: of its target where that does not lie in a buffer with others, and of its source.
-        in_place: 1 where a call of it alone reduces its source where it lies.
-    """
-
-    classes: Ints
-    latency: Floats
-    beyond: Floats
-    launch: Floats
-    slope: Floats
-    sent: Ints
-    came: Ints
-    target: Ints
-    packs: Ints
-    unpacks: Ints
-    gathers: Ints
-    reduces: Ints
-    storage: Ints
-    source: Ints
-    in_place: Ints
+    def __init__(self, *fields: Any) -> None:
+        self.since, self.begins, self.ends, self.stalls, self.free, self.arrives = fields
 
 
-class InstructionTable(NamedTuple):
-    """What memory and moves read of instructions, by number.
+class CallTable:
+    """See ``tables.CallTable``."""
 
-    Args:
-        segment: the segment of each, numbered in order.
-        before, after: the instructions that each must follow and precede.
-        needs: the storages that are needed until then.
-        makes: the storages that begin to be there; of calls their targets'.
-        takes: the storages that its result may lie over, in the order in which they are asked.
-        workspace: bytes while it runs.
-    """
-
-    segment: Ints
-    before: Rows
-    after: Rows
-    needs: Rows
-    makes: Rows
-    takes: Rows
-    workspace: Ints
+    def __init__(self, *fields: Any) -> None:
+        self.classes, self.latency, self.beyond, self.launch, self.slope, self.sent, self.came, self.target, *rest = fields
+        self.packs, self.unpacks, self.gathers, self.reduces, self.storage, self.source, self.in_place = rest
 
 
-class StorageTable(NamedTuple):
-    """The memory that values lie in, as long as nothing is written over.
+class InstructionTable:
+    """See ``tables.InstructionTable``."""
 
-    Args:
-        bytes: of each.
-        entered, stays: 1 for those that are there from the beginning, and for those that are never given back.
-    """
-
-    bytes: Ints
-    entered: Ints
-    stays: Ints
+    def __init__(self, *fields: Any) -> None:
+        self.segment, self.before, self.after, self.needs, self.makes, self.takes, self.workspace = fields
 
 
-class ArraySchedule(NamedTuple):
-    """What stays as it is whatever the order of the list and whichever calls share a bucket.
+class StorageTable:
+    """See ``tables.StorageTable``."""
 
-    Args:
-        rounds: pairs of a microbatch, and how often what runs up to it is run.
-    """
-
-    clock: ClockTable
-    items: InstructionTable
-    calls: CallTable
-    storages: StorageTable
-    rounds: Ints
+    def __init__(self, *fields: Any) -> None:
+        self.bytes, self.entered, self.stays = fields
 
 
-class Order(NamedTuple):
-    """The order of a list and who shares a call: what moves change.
+class ArraySchedule:
+    """See ``tables.ArraySchedule``."""
 
-    Args:
-        items: numbers of instructions, the first ``length[0]`` of them.
-        head: of each slot the head of its bucket.
-        after: of each slot the next in its bucket, -1 behind the last.
-    """
-
-    items: Ints
-    length: Ints
-    head: Ints
-    after: Ints
+    def __init__(self, *fields: Any) -> None:
+        self.clock, self.items, self.calls, self.storages, self.rounds = fields
 
 
-class CallCosts(NamedTuple):
-    """What follows for each call from who shares it, at its head.
+class Order:
+    """See ``tables.Order``."""
 
-    Args:
-        seconds, copies: of its start and of its wait.
-        staging: bytes of its buffers beside targets.
-        target: bytes of its targets.
-        packs, unpacks: 1 where sources are copied into a buffer, targets out of one.
-        home: of each storage the one that it is a part of.
-    """
-
-    seconds: Floats
-    copies: Floats
-    staging: Ints
-    target: Ints
-    packs: Ints
-    unpacks: Ints
-    home: Ints
+    def __init__(self, *fields: Any) -> None:
+        self.items, self.length, self.head, self.after = fields
 
 
-class Lives(NamedTuple):
-    """When memory is taken and given back.
+class CallCosts:
+    """See ``tables.CallCosts``."""
 
-    Args:
-        begins, ends: of each storage the places of the first and last instruction during which it is there: -1 where it is there before
-            all of them, the list's length where it stays; -2 where it never is.
-        lies: the storage that each lies in.
-        size: bytes of each.
-        started: the place of each call's start, at its head.
-        over: of each place the storage that its result is written over, -1 where there is none.
-        levels: bytes at each place, and behind the last, without what rests.
-    """
+    def __init__(self, *fields: Any) -> None:
+        self.seconds, self.copies, self.staging, self.target, self.packs, self.unpacks, self.home = fields
 
-    begins: Ints
-    ends: Ints
-    lies: Ints
-    size: Ints
-    started: Ints
-    over: Ints
-    levels: Ints
+
+class Lives:
+    """See ``tables.Lives``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.begins, self.ends, self.lies, self.size, self.started, self.over, self.levels = fields
 
 
 def number_of_call(order: Order, slots: int, item: int) -> int:
@@ -231,7 +112,6 @@ def number_of_call(order: Order, slots: int, item: int) -> int:
 # ------------------------------------------------------------------------------------------------------------------------- the clock
 
 
-@loop
 def run_clock(clock: ClockTable, order: Order, starts: Floats, copies: Floats, last: int, timeline: Timeline) -> float:
     """Seconds of one microbatch, in which everything runs that does up to microbatch ``last``: see ``simulation``.
 
@@ -317,34 +197,33 @@ def step_of(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Tim
 
 def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int) -> None:
     """Says anew what follows from who shares a call."""
-    calls = arrays.calls
     beyond, sent, came, target, unpacks = 0.0, 0, 0, 0, 0
     shared = order.after[head] >= 0
     slot = head
     while slot >= 0:
-        beyond += calls.beyond[slot]
-        sent += calls.sent[slot]
-        came += calls.came[slot]
-        target += calls.target[slot]
-        unpacks = max(unpacks, calls.unpacks[slot])
+        beyond += arrays.calls.beyond[slot]
+        sent += arrays.calls.sent[slot]
+        came += arrays.calls.came[slot]
+        target += arrays.calls.target[slot]
+        unpacks = max(unpacks, arrays.calls.unpacks[slot])
         slot = order.after[slot]
-    packs = 1 if shared else calls.packs[head]
-    if shared and calls.gathers[head] > 0:
+    packs = 1 if shared else arrays.calls.packs[head]
+    if shared and arrays.calls.gathers[head] > 0:
         unpacks = 1
     copied = (sent if packs else 0) + (came if unpacks else 0)
-    copies = calls.slope[head] * copied
-    copies = max(copies, calls.launch[head]) if arrays.clock.overlaps else copies + calls.launch[head]
-    costs.seconds[head] = calls.latency[head] + beyond
+    copies = arrays.calls.slope[head] * copied
+    copies = max(copies, arrays.calls.launch[head]) if arrays.clock.overlaps else copies + arrays.calls.launch[head]
+    costs.seconds[head] = arrays.calls.latency[head] + beyond
     costs.copies[head] = copies if copied else 0.0
-    costs.staging[head] = (sent if packs > calls.reduces[head] else 0) + (came if unpacks else 0)
+    costs.staging[head] = (sent if packs > arrays.calls.reduces[head] else 0) + (came if unpacks else 0)
     costs.target[head], costs.packs[head], costs.unpacks[head] = target, packs, unpacks
     slot = head
     while slot >= 0:
-        own = calls.storage[slot]
-        costs.home[own] = own if unpacks else calls.storage[head]
+        own = arrays.calls.storage[slot]
+        costs.home[own] = own if unpacks else arrays.calls.storage[head]
         slot = order.after[slot]
-    if calls.in_place[head] > 0 and not shared:
-        costs.home[calls.storage[head]] = calls.source[head]
+    if arrays.calls.in_place[head] > 0 and not shared:
+        costs.home[arrays.calls.storage[head]] = arrays.calls.source[head]
 
 
 def home_of(costs: CallCosts, storage: int) -> int:
@@ -354,23 +233,21 @@ def home_of(costs: CallCosts, storage: int) -> int:
     return storage
 
 
-@loop
 def peak_bytes(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives) -> int:
     """Bytes of a rank at the peak without what rests, once memory is taken over where it may be (``InstructionTable.takes``).
 
     Args:
         lives: written to.
     """
-    items, calls, storages, count = arrays.items, arrays.calls, arrays.storages, order.length[0]
-    slots = len(order.head)
+    count, slots = order.length[0], len(order.head)
     for storage in range(len(lives.begins)):
-        lives.begins[storage] = -1 if storages.entered[storage] else -2
+        lives.begins[storage] = -1 if arrays.storages.entered[storage] else -2
         lives.ends[storage] = -1
-        lives.size[storage] = storages.bytes[storage]
+        lives.size[storage] = arrays.storages.bytes[storage]
     for storage in range(len(lives.begins)):
         home = home_of(costs, storage)
         lives.lies[storage] = home
-        if storages.stays[storage]:
+        if arrays.storages.stays[storage]:
             lives.ends[home] = count
     for at in range(count + 2):
         lives.levels[at] = 0
@@ -380,39 +257,39 @@ def peak_bytes(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Liv
         slot = item >> 1
         lives.over[at] = -1
         while True:
-            for place in range(items.needs.begins[part], items.needs.begins[part + 1]):
-                needed = lives.lies[items.needs.entries[place]]
+            for place in range(arrays.items.needs.begins[part], arrays.items.needs.begins[part + 1]):
+                needed = lives.lies[arrays.items.needs.entries[place]]
                 lives.ends[needed] = max(lives.ends[needed], at)
             if not called or costs.unpacks[slot] == (item & 1):
-                for place in range(items.makes.begins[part], items.makes.begins[part + 1]):
-                    made = lives.lies[items.makes.entries[place]]
+                for place in range(arrays.items.makes.begins[part], arrays.items.makes.begins[part + 1]):
+                    made = lives.lies[arrays.items.makes.entries[place]]
                     if lives.begins[made] == -2:
                         lives.begins[made] = at
             if not called or order.after[part >> 1] < 0:
                 break
             part = 2 * order.after[part >> 1] + (item & 1)
         if not called:
-            if items.workspace[item] > 0:
-                lives.levels[at] += items.workspace[item]
-                lives.levels[at + 1] -= items.workspace[item]
+            if arrays.items.workspace[item] > 0:
+                lives.levels[at] += arrays.items.workspace[item]
+                lives.levels[at + 1] -= arrays.items.workspace[item]
         elif item & 1:
             lives.levels[lives.started[slot]] += costs.staging[slot]
             lives.levels[at + 1] -= costs.staging[slot]
             if not costs.packs[slot]:
-                source = lives.lies[calls.source[slot]]
+                source = lives.lies[arrays.calls.source[slot]]
                 lives.ends[source] = max(lives.ends[source], at)
         else:
             lives.started[slot] = at
-            if not costs.unpacks[slot] and lives.lies[calls.storage[slot]] == calls.storage[slot]:
-                lives.size[calls.storage[slot]] = costs.target[slot]
+            if not costs.unpacks[slot] and lives.lies[arrays.calls.storage[slot]] == arrays.calls.storage[slot]:
+                lives.size[arrays.calls.storage[slot]] = costs.target[slot]
     for at in range(count):
         item = order.items[at]
-        for place in range(items.takes.begins[item], items.takes.begins[item + 1]):
-            storage = lives.lies[items.takes.entries[place]]
+        for place in range(arrays.items.takes.begins[item], arrays.items.takes.begins[item + 1]):
+            storage = lives.lies[arrays.items.takes.entries[place]]
             if lives.ends[storage] == at:
-                result = items.makes.entries[items.makes.begins[item]]
+                result = arrays.items.makes.entries[arrays.items.makes.begins[item]]
                 lives.lies[result], lives.ends[storage] = storage, lives.ends[result]
-                lives.over[at] = items.takes.entries[place]
+                lives.over[at] = arrays.items.takes.entries[place]
                 break
     for storage in range(len(lives.begins)):
         if lives.begins[storage] >= -1 and lives.lies[storage] == storage:
@@ -434,7 +311,7 @@ def peak_bytes(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Liv
 def draw(random: Ints, count: int) -> int:
     """A number below a count."""
     random[0] = (random[0] * MULTIPLIER + INCREMENT) & MASK
-    return int(random[0] * count) >> DRAW_BITS
+    return (random[0] * count) >> DRAW_BITS
 
 
 def draw_kind(random: Ints, weights: Ints) -> int:
@@ -445,10 +322,9 @@ def draw_kind(random: Ints, weights: Ints) -> int:
     return kind
 
 
-@loop
 def descend(
-    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, random: Ints, weights: Ints,
-    moves: int, limit: int, captured: int,
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, stamps: Ints, places: Ints,
+    stalls: Ints, random: Ints, weights: Ints, moves: int, limit: int, captured: int,
 ) -> tuple[float, int]:  # fmt: skip
     """Makes moves as long as the list takes no more seconds and holds no more bytes than it may; the seconds, and the moves judged.
 
@@ -461,6 +337,7 @@ def descend(
     Args:
         order: written to.
         before: room for a copy of the order.
+        stamps, places, stalls: scratch: a number for each instruction, twice, and two for each place where operators may stand still.
         random: the state of the generator of moves.
         weights: how often each kind of move is drawn, that of those before it added.
         moves: judged at most.
@@ -468,7 +345,6 @@ def descend(
         captured: 1 where operators are in captured order; otherwise no less is held than now.
     """
     slots, room = len(order.head), len(order.items)
-    stamps, places, stalls = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(3 * slots + 2, dtype=np.int64)
     least, held = step_of(arrays, order, costs, timeline), peak_bytes(arrays, order, costs, lives)
     for item in range(room):
         stamps[item] = -1
@@ -553,24 +429,31 @@ def find_stalls(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline:
     return found
 
 
+def stamp_rows(rows: Rows, order: Order, stamps: Ints, stamp: int, part: int) -> None:
+    """Stamps the instructions that one must follow, or those that it must precede."""
+    for place in range(rows.begins[part], rows.begins[part + 1]):
+        stamps[number_of_call(order, len(order.head), rows.entries[place])] = stamp
+
+
 def shifted(arrays: ArraySchedule, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int, fixed: int) -> int:
     """Moves an instruction so many places, or as many as what it must follow or precede allows; the place where it then is.
 
     Args:
         fixed: 1 where operators stay in their order.
     """
-    slots, items, works = len(order.head), order.items, arrays.clock.works
-    item, end = items[begin], begin
-    rows = arrays.items.before if earlier else arrays.items.after
+    slots, item, end = len(order.head), order.items[begin], begin
     part = item
     while part >= 0:
-        for place in range(rows.begins[part], rows.begins[part + 1]):
-            stamps[number_of_call(order, slots, rows.entries[place])] = stamp
+        if earlier:
+            stamp_rows(arrays.items.before, order, stamps, stamp, part)
+        else:
+            stamp_rows(arrays.items.after, order, stamps, stamp, part)
         part = 2 * order.after[part >> 1] + (item & 1) if item < 2 * slots and order.after[part >> 1] >= 0 else -1
     segment, step, last = arrays.items.segment[item], -1 if earlier else 1, 0 if earlier else order.length[0] - 1
     while end != last and (end - begin) * step < reach:
-        other = items[end + step]
-        if stamps[other] == stamp or arrays.items.segment[other] != segment or fixed * works[item] * works[other] > 0:
+        other = order.items[end + step]
+        kept = fixed * arrays.clock.works[item] * arrays.clock.works[other] > 0
+        if stamps[other] == stamp or arrays.items.segment[other] != segment or kept:
             break
         end += step
     slide(order, begin, end)
@@ -643,13 +526,13 @@ def regrouped(
 
 def draw_partner(arrays: ArraySchedule, order: Order, mine: int, random: Ints) -> int:
     """Another call that this one may share a buffer with, mostly one near it; -1 where there is none."""
-    slots, classes = len(order.head), arrays.calls.classes
-    if classes[mine] == ALONE:
+    slots = len(order.head)
+    if arrays.calls.classes[mine] == ALONE:
         return -1
     at = mine + draw(random, min(NEAR_BUCKETS, slots) if draw(random, 2) > 0 else slots)
     for _ in range(slots):
         at = at + 1 if at + 1 < slots else at + 1 - slots
-        if order.head[at] == at and at != mine and classes[at] == classes[mine]:
+        if order.head[at] == at and at != mine and arrays.calls.classes[at] == arrays.calls.classes[mine]:
             return at
     return -1
 
@@ -694,11 +577,11 @@ def place_call(
         before, places: the order before, and where everything was in it.
         mine, rest: the head of the call that was left then, and now; -1 where nothing is left of it.
     """
-    slots, items, count, head = len(order.head), arrays.items, before.length[0], before.head
-    segment, first, behind = items.segment[2 * call], 0, count
-    while items.segment[before.items[first]] != segment:
+    slots, count = len(order.head), before.length[0]
+    segment, first, behind = arrays.items.segment[2 * call], 0, count
+    while arrays.items.segment[before.items[first]] != segment:
         first += 1
-    while items.segment[before.items[behind - 1]] != segment:
+    while arrays.items.segment[before.items[behind - 1]] != segment:
         behind -= 1
     after_start, until_start = first - 1, behind
     after_wait, until_wait = after_start, until_start
@@ -706,14 +589,14 @@ def place_call(
     while slot >= 0:
         for wait in range(2):
             one = 2 * slot + wait
-            for place in range(items.before.begins[one], items.before.begins[one + 1]):
-                other = items.before.entries[place]
+            for place in range(arrays.items.before.begins[one], arrays.items.before.begins[one + 1]):
+                other = arrays.items.before.entries[place]
                 if other >= 2 * slots or order.head[other >> 1] != call:
                     stands = places[number_of_call(before, slots, other)]
                     after_start = after_start if wait else max(after_start, stands)
                     after_wait = max(after_wait, stands) if wait else after_wait
-            for place in range(items.after.begins[one], items.after.begins[one + 1]):
-                other = items.after.entries[place]
+            for place in range(arrays.items.after.begins[one], arrays.items.after.begins[one + 1]):
+                other = arrays.items.after.entries[place]
                 if other >= 2 * slots or order.head[other >> 1] != call:
                     stands = places[number_of_call(before, slots, other)]
                     until_start = until_start if wait else min(until_start, stands)
@@ -722,7 +605,7 @@ def place_call(
     until_start = min(until_start, until_wait)
     if after_start >= until_start or after_wait >= until_wait:
         return False
-    here = call if head[call] == call else mine
+    here = call if before.head[call] == call else mine
     start = places[2 * (here if draw(random, 2) > 0 else mine)]
     wait = places[2 * (here if draw(random, 2) > 0 else mine) + 1]
     if draw(random, 2) > 0:

@@ -18,14 +18,13 @@ from autopar.schedule.array_schedule import array_schedule, call_costs, lives_fo
 from autopar.schedule.bucketing import bucket_class, size
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.instructions import Instruction
-from autopar.schedule.kernels import DRAW_BITS, Order, descend
 from autopar.schedule.legality import bytes_in_flight, is_legal
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.settings import MOVES, MOVES_EACH, MOVES_WORK, PLAIN, SHORT_SAVING
+from autopar.schedule.settings import DRAW_BITS, MOVES, MOVES_EACH, MOVES_WORK, PLAIN, SHORT_SAVING
 from autopar.schedule.simulation import timeline_for
 from autopar.schedule.storages import resting_bytes
-from solvers.compiled import runs_loops
+from autopar.schedule.tables import COMPILED, Order, descend
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Improved:
 def usual_moves(schedule: Schedule) -> int:
     """How many moves of a list are judged where nothing else is said."""
     length = max(len(schedule.instructions), 1)
-    return min(MOVES, MOVES_EACH * length, MOVES_WORK // length) // (1 if runs_loops() else PLAIN)
+    return min(MOVES, MOVES_EACH * length, MOVES_WORK // length) // (1 if COMPILED else PLAIN)
 
 
 def improve_order(

@@ -42,3 +42,8 @@ ROUNDING, GAIN_OF_SPLIT = 1 + 1e-12, 1 - 1e-9
 """Factors of seconds: what takes as much but for rounding, and what one call more has to come to."""
 SHORT_SAVING = 1e-3
 """Share of a list's seconds below which a call less is not hoped for."""
+
+DRAW_BITS = 31
+"""Bits of a random number of the local search."""
+ALONE = -1
+"""The bucket class of a slot that never shares a call."""

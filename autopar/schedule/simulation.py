@@ -19,8 +19,8 @@ import numpy as np
 
 from autopar.schedule.array_schedule import ints, rows
 from autopar.schedule.instructions import COMPUTE, Instruction
-from autopar.schedule.kernels import ClockTable, Order, Timeline, run_clock
 from autopar.schedule.schedule import Schedule
+from autopar.schedule.tables import ClockTable, Order, Timeline, run_clock
 
 
 class Slot(NamedTuple):

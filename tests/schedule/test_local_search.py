@@ -5,23 +5,27 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autopar.graph import Accumulation
-from autopar.schedule import Schedule, memory
+from autopar.schedule import Schedule, kernels, memory, tables
+from autopar.schedule import array_schedule as module
 from autopar.schedule.array_schedule import array_schedule, call_costs, lives_for
 from autopar.schedule.in_place import assign_in_place
-from autopar.schedule.kernels import ArraySchedule, Order, Timeline, descend, number_of_call, peak_bytes, step_of
 from autopar.schedule.legality import check_legal, is_legal
 from autopar.schedule.local_search import improve_order, rebuilt
 from autopar.schedule.passes import PLACING, ordered, run_passes
 from autopar.schedule.settings import MOVE_WEIGHTS
 from autopar.schedule.simulation import microbatches_seconds, step_seconds, timeline_for
 from autopar.schedule.storages import resting_bytes
-from solvers.compiled import LOOPS, NOTHING, machine_code
+from autopar.schedule.tables import ArraySchedule, Order, Timeline, descend, number_of_call, peak_bytes, step_of
+from solvers.arrays import VIEWS, on_arrays
 from tests.assignments import random_assignment
 from tests.schedule.cases import CASES, Case, graph_of
 
@@ -201,14 +205,30 @@ def test_small_lists_take_hardly_more_than_in_any_order() -> None:
     assert sum(tried) >= 0.9 * len(tried) >= 9 and apart
 
 
+def _run_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the loops run as plain Python, from the file beside the compiled one."""
+    file = str(Path(str(kernels.__file__)).parent / "kernels.py")
+    spec = spec_from_file_location("plain_kernels", file, loader=SourceFileLoader("plain_kernels", file))
+    assert spec is not None and spec.loader is not None
+    plain = module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    for table in [table for table in VIEWS if table.__module__ == tables.__name__]:
+        monkeypatch.setitem(VIEWS, table, getattr(plain, table.__name__))
+    monkeypatch.setattr(tables, "_descend", on_arrays(plain.descend))
+    monkeypatch.setattr(module, "price_call", on_arrays(plain.price_call))
+
+
 @pytest.mark.parametrize("case", CASES[::7], ids=str)
-def test_both_forms_do_the_same(case: Case) -> None:
+def test_both_forms_do_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = placed(case)
-    found = []
-    for form in (NOTHING, LOOPS):
+    if not tables.COMPILED:
+        pytest.skip("the loops are not compiled here: the two forms are one")
+    found, limit = [], peak(schedule)
+    for plain in (False, True):
+        if plain:
+            _run_plain(monkeypatch)
         arrays, order, _ = array_schedule(schedule)
-        with machine_code(form):
-            seconds = descended(arrays, order, 500, case.seed, peak(schedule), captured=True)
+        seconds = descended(arrays, order, 500, case.seed, limit, captured=True)
         found.append((seconds, order.items[: order.length[0]].tolist(), order.head.tolist()))
     assert found[0] == found[1]
     assert is_legal(schedule)

@@ -1,0 +1,234 @@
+"""The tables that ``kernels`` reads: what is known of a list's instructions, calls and storages, as arrays.
+
+Each part of a collective has a *slot*, whether it is a call of its own or shares a bucket. The start of slot n has number 2n, its wait
+2n + 1; all other instructions have the numbers behind those. The first slot of a bucket is its *head*: its start and wait are the call's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.schedule import kernels
+from solvers.arrays import VIEWS, Floats, Ints, on_arrays
+
+
+class Rows(NamedTuple):
+    """Numbers of each of a count: those of ``one`` are ``entries[begins[one] : begins[one + 1]]``."""
+
+    begins: Ints
+    entries: Ints
+
+
+class ClockTable(NamedTuple):
+    """What the clock reads of instructions, by number.
+
+    Args:
+        first: the microbatch from which each runs.
+        works: 1 for runs and sums.
+        seconds: of those.
+        links: that each holds, as bits.
+        late: 1 for slots whose wait does not hold up operators.
+        flying: of each slot the slots whose targets its start may read in flight.
+        link_count: how many links there are.
+        slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
+    """
+
+    first: Ints
+    works: Ints
+    seconds: Floats
+    links: Ints
+    late: Ints
+    flying: Rows
+    link_count: int
+    slowdown: float
+    overlaps: bool
+
+
+class Timeline(NamedTuple):
+    """What the clock writes.
+
+    Args:
+        since: seconds, by place in the list: when operators come to it.
+        begins, ends: of it, or of a start's call.
+        stalls: how long operators stand still for it.
+        free: by link, when it is free.
+        arrives: by slot, when its call has ended.
+    """
+
+    since: Floats
+    begins: Floats
+    ends: Floats
+    stalls: Floats
+    free: Floats
+    arrives: Floats
+
+
+class CallTable(NamedTuple):
+    """What is known of each slot.
+
+    Args:
+        classes: slots of one class may share a call; ``ALONE``.
+        latency, beyond: seconds of a call of it alone: latency, and the rest.
+        launch, slope: seconds of copies in or out of a buffer: the least, and for each byte.
+        sent, came, target: bytes as it travels, as it arrives, and of its target.
+        packs, unpacks: 1 where a call of it alone copies its sources into a buffer, and its targets out of one.
+        gathers, reduces: 1 for an all-gather, and for an all-reduce.
+        storage, source: of its target where that does not lie in a buffer with others, and of its source.
+        in_place: 1 where a call of it alone reduces its source where it lies.
+    """
+
+    classes: Ints
+    latency: Floats
+    beyond: Floats
+    launch: Floats
+    slope: Floats
+    sent: Ints
+    came: Ints
+    target: Ints
+    packs: Ints
+    unpacks: Ints
+    gathers: Ints
+    reduces: Ints
+    storage: Ints
+    source: Ints
+    in_place: Ints
+
+
+class InstructionTable(NamedTuple):
+    """What memory and moves read of instructions, by number.
+
+    Args:
+        segment: the segment of each, numbered in order.
+        before, after: the instructions that each must follow and precede.
+        needs: the storages that are needed until then.
+        makes: the storages that begin to be there; of calls their targets'.
+        takes: the storages that its result may lie over, in the order in which they are asked.
+        workspace: bytes while it runs.
+    """
+
+    segment: Ints
+    before: Rows
+    after: Rows
+    needs: Rows
+    makes: Rows
+    takes: Rows
+    workspace: Ints
+
+
+class StorageTable(NamedTuple):
+    """The memory that values lie in, as long as nothing is written over.
+
+    Args:
+        bytes: of each.
+        entered, stays: 1 for those that are there from the beginning, and for those that are never given back.
+    """
+
+    bytes: Ints
+    entered: Ints
+    stays: Ints
+
+
+class ArraySchedule(NamedTuple):
+    """What stays as it is whatever the order of the list and whichever calls share a bucket.
+
+    Args:
+        rounds: pairs of a microbatch, and how often what runs up to it is run.
+    """
+
+    clock: ClockTable
+    items: InstructionTable
+    calls: CallTable
+    storages: StorageTable
+    rounds: Ints
+
+
+class Order(NamedTuple):
+    """The order of a list and who shares a call: what moves change.
+
+    Args:
+        items: numbers of instructions, the first ``length[0]`` of them.
+        head: of each slot the head of its bucket.
+        after: of each slot the next in its bucket, -1 behind the last.
+    """
+
+    items: Ints
+    length: Ints
+    head: Ints
+    after: Ints
+
+
+class CallCosts(NamedTuple):
+    """What follows for each call from who shares it, at its head.
+
+    Args:
+        seconds, copies: of its start and of its wait.
+        staging: bytes of its buffers beside targets.
+        target: bytes of its targets.
+        packs, unpacks: 1 where sources are copied into a buffer, targets out of one.
+        home: of each storage the one that it is a part of.
+    """
+
+    seconds: Floats
+    copies: Floats
+    staging: Ints
+    target: Ints
+    packs: Ints
+    unpacks: Ints
+    home: Ints
+
+
+class Lives(NamedTuple):
+    """When memory is taken and given back.
+
+    Args:
+        begins, ends: of each storage the places of the first and last instruction during which it is there: -1 where it is there before
+            all of them, the list's length where it stays; -2 where it never is.
+        lies: the storage that each lies in.
+        size: bytes of each.
+        started: the place of each call's start, at its head.
+        over: of each place the storage that its result is written over, -1 where there is none.
+        levels: bytes at each place, and behind the last, without what rests.
+    """
+
+    begins: Ints
+    ends: Ints
+    lies: Ints
+    size: Ints
+    started: Ints
+    over: Ints
+    levels: Ints
+
+
+VIEWS.update({
+    Rows: kernels.Rows,
+    ClockTable: kernels.ClockTable,
+    Timeline: kernels.Timeline,
+    CallTable: kernels.CallTable,
+    InstructionTable: kernels.InstructionTable,
+    StorageTable: kernels.StorageTable,
+    ArraySchedule: kernels.ArraySchedule,
+    Order: kernels.Order,
+    CallCosts: kernels.CallCosts,
+    Lives: kernels.Lives,
+})
+
+COMPILED = not str(kernels.__file__).endswith(".py")
+"""Whether the loops run as machine code."""
+
+_descend = on_arrays(kernels.descend)
+number_of_call = on_arrays(kernels.number_of_call)
+peak_bytes = on_arrays(kernels.peak_bytes)
+price_call = on_arrays(kernels.price_call)
+run_clock = on_arrays(kernels.run_clock)
+step_of = on_arrays(kernels.step_of)
+
+
+def descend(
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, random: Ints, weights: Ints,
+    moves: int, limit: int, captured: int,
+) -> tuple[float, int]:  # fmt: skip
+    """See ``kernels.descend``, which is given its scratch here."""
+    scratch = [np.empty(size, dtype=np.int64) for size in (len(order.items), len(order.items), 3 * len(order.head) + 2)]
+    return _descend(arrays, order, before, costs, timeline, lives, *scratch, random, weights, moves, limit, captured)
