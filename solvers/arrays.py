@@ -1,6 +1,6 @@
 """A problem's numbers as flat int64 arrays.
 
-Flat arrays because every solver loops over them in compiled code and two processes or threads share them as they are.
+Flat arrays because every solver loops over them, in compiled code where there is some (``on_arrays``).
 """
 
 from __future__ import annotations

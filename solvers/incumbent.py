@@ -81,9 +81,9 @@ class Incumbent:
         return self.infeasible or self.current_gap <= self.gap
 
     def spend(self, work: float) -> bool:
-        """Count work that was done; True when no more may be."""
+        """Count work that was done; True when the solve is over."""
         self.spent += work
-        return self.work_left <= 0 or self.late
+        return self.over
 
     @property
     def work_left(self) -> float:
@@ -95,7 +95,7 @@ class Incumbent:
 
     @property
     def late(self) -> bool:
-        """Whether the deadline is past, which is noted."""
+        """Whether the deadline is past, which is noted as a cut."""
         self.cut = self.cut or self.seconds_left <= 0
         return self.cut
 
