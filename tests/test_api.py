@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -47,8 +47,11 @@ def graph() -> autopar.Graph:
 def test_plan_of_a_graph_is_the_plan_of_its_model(graph: autopar.Graph) -> None:
     first = autopar.plan(graph, mesh="dp=2,tp=2", target="Block")
     second = autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh={"dp": 2, "tp": 2})
-    same = {"objective": second.objective}
+    same = {"objective": second.objective, "search": second.search}
     assert first.model_copy(update=same) == second
+    assert first.search is not None and second.search is not None
+    done = [[(phase.name, phase.work_seconds) for phase in plan.search.phases] for plan in (first, second)]
+    assert done[0] == done[1]
     assert second.model.target == "Block" and second.hardware["name"] == "h100-sxm"
     assert autopar.check(first, graph) == ()
 
@@ -214,9 +217,9 @@ def test_a_time_limit_that_passes_before_the_search_names_the_stage(graph: autop
     with pytest.raises(TimeLimitError, match="captured"):
         autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2", time_limit=1e-6)
     with monkeypatch.context() as patch, pytest.raises(TimeLimitError, match="pricing"):
-        patch.setattr("autopar.search.space.perf_counter", lambda: math.inf)
+        patch.setattr("autopar.search.effort.perf_counter", count(0.0, 1e6).__next__)
         autopar.plan(graph, mesh="dp=2", time_limit=900.0)
-    monkeypatch.setattr("autopar.search.finding.GRACE", (0.0, 900.0))
+    monkeypatch.setattr("autopar.search.effort.GRACE_SECONDS", 900.0)
     assert autopar.plan(graph, mesh="dp=2", time_limit=1e-6).baselines, "a plan written by hand is an answer"
 
 

@@ -45,7 +45,7 @@ def tied(search: Trials) -> Timed | None:
     for wanted in (*whole, *(replace(one, strategies={}) for one in candidates)):
         if search.left <= 0:
             break
-        choices = choices_of(model, problem, wanted, search.seed, gap=CLOSE, seconds=max(search.left, 1.0))
+        choices = choices_of(model, problem, wanted, search.seed, search.budget.at_least(1.0), gap=CLOSE)
         if choices is None:
             continue
         made = search.schedule(extract(model, choices), best.limits, search.tries, best.placed_seconds)

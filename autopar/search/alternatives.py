@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 
 from autopar.errors import UsageError
 from autopar.schedule import Assignment, Schedule, simulated
 from autopar.search.building import build_model
+from autopar.search.effort import Budget, Meter
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import choices_of
@@ -68,17 +68,16 @@ def alternatives(
     slowdown = machine.hardware.overlap_slowdown
     weights: Weights = InSequence() if communication else Exposure.first(slowdown).learn(schedule, simulated(schedule))
     problem, _ = model.problem(limit, weights)
-    ends, found = perf_counter() + seconds, dict[str, Alternative]()
+    budget, found = Budget(Meter(seconds), seconds), dict[str, Alternative]()
     for number, choice in enumerate(choices):
-        left = ends - perf_counter()
-        if left <= 0:
+        if budget.over:
             break
         fixed = Assignment({name: choice}, {}) if isinstance(choice, ShardingSpec) else Assignment({}, {name: choice})
-        share = max(left / (len(choices) - number), LEAST_SECONDS)
-        made = choices_of(model, problem, fixed, seed, gap=CLOSE, seconds=share)
+        turn = budget.share(1 / (len(choices) - number)).at_least(LEAST_SECONDS)
+        made = choices_of(model, problem, fixed, seed, turn, gap=CLOSE)
         if made is None:
             continue
-        timed = best_schedule(graph, extract(model, made), machine, optimizer, limit, start=schedule.limits, tries=TRIES)
+        timed = best_schedule(graph, extract(model, made), machine, optimizer, limit, start=schedule.limits, tries=TRIES, budget=budget)
         if timed.memory.peak <= limit:
             found[_words(choice)] = Alternative(_words(choice), timed.seconds, timed.memory.peak)
     return tuple(sorted(found.values(), key=lambda one: (one.seconds, one.peak)))

@@ -9,18 +9,16 @@ solved once and its bound is the bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from time import perf_counter
 
 from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.schedule import Assignment
-from autopar.schedule.freeing import free
-from autopar.schedule.legality import check_legal
 from autopar.search.bounds import floor_of
+from autopar.search.effort import EFFORTS, Budget, Meter
 from autopar.search.folded import folded
 from autopar.search.folding import Folding, fold
 from autopar.search.found import Clock, Found, Shared
@@ -28,10 +26,11 @@ from autopar.search.merging import Merging, mergings
 from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
 from autopar.search.pooled import pooled
-from autopar.search.single import SPENT, alone_in, bound_beside, look, model_of, search_model
+from autopar.search.single import SPENT, alone_in, look, model_of, search_model
 from autopar.search.space import Late, Space
-from autopar.search.trials import GAIN, LONG, PROOF, TURN, Asked, Progress
-from autopar.search.tuning import Timed, best_schedule
+from autopar.search.telemetry import Telemetry
+from autopar.search.trials import GAIN, PROOF, TURN, Asked, Progress
+from autopar.search.tuning import Timed
 from autopar.search.written import Written
 from autopar.sharding import ALL_ORDERS
 from cost_models import Machine
@@ -49,10 +48,6 @@ ENUMERATING = 1 / 3
 answer."""
 HURRIED = 0.5
 """Share of the time limit after which the best plan of merged axes is scheduled before it is looked around."""
-OPEN, TRIES = 0.01, 24
-"""The gap from which meshes with axes merged are searched to the end too, and how many limits are tried for a plan from there."""
-GRACE = 0.05, 0.25
-"""Share of the time limit, and seconds, beyond it in which a search may come to its first plan."""
 
 
 @young_garbage_only()
@@ -71,6 +66,7 @@ def find_plan(
     recompute: bool = False,
     effort: Effort = DEFAULT_EFFORT,
     shared: Shared | None = None,
+    skip: Set[str] = frozenset(),
 ) -> Found:
     """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
@@ -88,15 +84,17 @@ def find_plan(
     check_effort(effort)
     limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
     steps = optimizer if graph.mode == "train" else "none"
-    now, grace = perf_counter(), GRACE[0] * time_limit + GRACE[1]
-    asked = Asked(limit, steps, time_limit, now, PROOF if gap is None else gap, seed, progress, baselines, recompute, grace=grace)
+    meter = Meter(time_limit)
+    telemetry = Telemetry(meter, frozenset(skip))
+    budget = Budget(meter, EFFORTS[effort])
+    asked = Asked(limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry)
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = Clock()
     shared = shared or Shared()
     known = list(shared.known)
     try:
         found = _find(graph, machine, pins, asked, clock, shared, known)
-        return shared.took(_beside_merged(graph, machine, pins, asked, clock, found))
+        return shared.took(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut))
     except InfeasibleError:
         shared.known += known[len(shared.known) :]
         raise
@@ -114,7 +112,7 @@ def _find(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock
     Raises:
         Late: choices were not enumerated or priced in time.
     """
-    folding = fold(graph) if machine.cost_model != "communication" else None
+    folding = fold(graph) if machine.cost_model != "communication" and "folding" not in asked.telemetry.skip else None
     kept = folding.pins(pins) if folding is not None else None
     found: Found | None = None
     written = Written()
@@ -125,7 +123,8 @@ def _find(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock
             found = _nearby(space, folding, pins, asked, clock, known, enumerated)
         else:
             model = folded(shared.model("folded", lambda: model_of(space, clock)), folding)
-            found = search_model(model, space, pins, asked, clock, known, written) if model is not None else None
+            inside = replace(asked, telemetry=asked.telemetry.within("folded"))
+            found = search_model(model, space, pins, inside, clock, known, written) if model is not None else None
         if found is not None and found.ended:
             return found
     try:
@@ -146,9 +145,9 @@ def _find_whole(
         found = _nearby(space, None, pins, asked, clock, known, enumerated)
         if found is not None:
             return found
-        if perf_counter() > asked.ends:
-            hint = "allow more time (--time-limit), or name fewer axes"
-            raise TimeLimitError(f"{SPENT[0].format(asked.time_limit)} among plans of merged axes and those near them", hint)
+        if asked.budget.over:
+            hint = "allow more time (--time-limit), more effort (--effort), or name fewer axes"
+            raise TimeLimitError(f"{SPENT[0].format(asked.budget.meter.time_limit)} among plans of merged axes and those near them", hint)
         _enumerate(space, asked, clock, 1.0)
     found = search_model(shared.model("whole", lambda: model_of(space, clock)), space, pins, asked, clock, known, written)
     assert found is not None
@@ -167,8 +166,9 @@ def _too_many(space: Space) -> bool:
 def _enumerate(space: Space, asked: Asked, clock: Clock, share: float = ENUMERATING) -> bool:
     """Whether all choices could be enumerated in time; where there are no merged axes to go by they have to be."""
     many = _many_axes(space.machine) and share < 1.0
-    last, now = asked.ends + asked.grace, perf_counter()
-    space.until = now + share * max(asked.ends - now, 0.0) if many else last
+    meter = asked.budget.meter
+    last = Budget(meter, math.inf)
+    space.budget = asked.budget.share(share) if many else last
     try:
         for op in space.graph.ops:
             space.op_choices(op)
@@ -178,7 +178,7 @@ def _enumerate(space: Space, asked: Asked, clock: Clock, share: float = ENUMERAT
         return False
     finally:
         clock.lap("enumerate")
-        space.until = last
+        space.budget = last
     return True
 
 
@@ -193,13 +193,15 @@ def _nearby(
         enumerated: whether all choices are; else the best plan of merged axes is the answer, without a bound.
     """
     graph = space.graph if folding is None else folding.whole
+    whole_budget = asked.budget.left
     bound = floor_of(space, folding) if enumerated else 0.0
-    if enumerated and asked.recompute and graph.mode == "train":
-        bound = max(bound, pooled(space, folding, asked.limit, perf_counter() + TURN * asked.time_limit))
+    if enumerated and asked.recompute and graph.mode == "train" and "aggregated memory" not in asked.telemetry.skip:
+        with asked.telemetry.phase("aggregated memory", lambda: (math.inf, bound)):
+            bound = max(bound, pooled(space, folding, asked.limit, asked.budget.share(TURN)))
     least = min((timed.seconds for timed in known), default=math.inf)
-    less = replace(asked, baselines=not enumerated)
+    less = replace(asked, baselines=not enumerated, telemetry=asked.telemetry.within("merged axes"))
     ways = list(mergings(space.machine, ALL_ORDERS))
-    plans, found, _, interrupted = _of_merged_axes(graph, ways, pins, less, bound, least, folding is not None, draft=True)
+    plans, found, interrupted = _of_merged_axes(graph, ways, pins, less, bound, least, folding is not None)
     merged = found.timed if found is not None else None
     reached = merged.seconds if merged is not None else math.inf
     start = merged.limits if merged is not None and reached < least else None
@@ -207,7 +209,7 @@ def _nearby(
     least = min(least, reached)
     whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
     clock.lap("merged")
-    hurried = perf_counter() > asked.began + HURRIED * asked.time_limit
+    hurried = asked.budget.left < (1 - HURRIED) * whole_budget
     written, by_hand = Written(), list[Assignment]()
     if enumerated and not (plans and (whole or hurried or interrupted)):
         try:
@@ -220,11 +222,12 @@ def _nearby(
     best: Found | None = None
     last = interrupted or not enumerated
     for number in range(LOOKS + hurried if plans else 0):
-        last = last or perf_counter() > asked.ends
-        alone, looking = last or number < hurried, perf_counter()
-        seconds = 0.0 if interrupted or (alone and enumerated) else asked.time_limit
+        last = last or asked.budget.over
+        alone, looking = last or number < hurried, asked.budget.left
+        budget = asked.budget.at_most(0.0) if interrupted or (alone and enumerated) else asked.budget
         wanted = asked.baselines and not alone and (best is None or not best.baselines)
-        around = replace(asked, time_limit=seconds, proves=whole and not alone, bounds=[bound], baselines=wanted)
+        inside = asked.telemetry.within("near")
+        around = replace(asked, budget=budget, telemetry=inside, proves=whole and not alone, bounds=[bound], baselines=wanted)
         part = alone_in(space, plans[0]) if alone else space if whole else near(space, [*plans, *by_hand])
         try:
             looked = look(part, space, folding, pins, around, clock, known, written.again(), plans, start)
@@ -252,8 +255,7 @@ def _nearby(
             continue
         if part is space:
             break
-        now = perf_counter()
-        if not gained or interrupted or last or looked.gap <= asked.gap or 2 * now - looking > asked.ends:
+        if not gained or interrupted or last or looked.gap <= asked.gap or 2 * asked.budget.left < looking:
             break  # among others for want of time: the next takes as long as this one
         plans, least, start = [looked.plan, *plans], looked.timed.seconds, looked.timed.limits
     if best is None and interrupted:
@@ -265,92 +267,34 @@ def _over_all(space: Space, merged: Timed | None, bound: float, asked: Asked) ->
     """Whether a search over all choices is worth its time, and has it."""
     if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WIDE) <= bound:
         return False
-    return entries(space) <= min(MOST, PACE * asked.time_limit)
-
-
-def _beside_merged(graph: Graph, machine: Machine, pins: Pins, asked: Asked, clock: Clock, found: Found) -> Found:
-    """What was found, or on a mesh with some of its axes merged where that, searched to the end, gives the better plan: fewer choices are
-    searched better. Where little is left to gain, or schedules take long, drafts of such plans have to do (``_nearby``)."""
-    if found.gap <= max(OPEN, asked.gap) or found.interrupted or len(graph.ops) >= LONG:
-        return found
-    ways = _worth_merging(machine)
-    if not ways:
-        return found
-    began, before, bound = perf_counter(), found.timed, found.bound_seconds / graph.microbatches
-    assert before is not None
-    try:
-        plans, merged, proved, interrupted = _of_merged_axes(graph, ways, pins, asked, bound, before.seconds, folded=False, draft=False)
-        if merged is not None and merged.timed is not None and merged.timed.better(before, asked.limit):
-            start, optimizer = merged.timed.limits, found.optimizer
-            timed = best_schedule(graph, plans[0], machine, optimizer, asked.limit, start=start, tries=TRIES, until=asked.ends)
-            found = _instead(found, timed, merged.tied_seconds, proved) if timed.better(before, asked.limit) else found
-        if found.timed is before and found.own_seconds > found.seconds:
-            found = _instead(found, before, found.tied_seconds, proved)
-    except KeyboardInterrupt:
-        interrupted = True
-    clock.lap("merged")
-    return replace(found, stages=clock.laps, solve_seconds=found.solve_seconds + perf_counter() - began, interrupted=interrupted)
-
-
-def _worth_merging(machine: Machine) -> list[Merging]:
-    """Down to two axes, and to one where a single link serves all of them, so that none is slowed by another."""
-    used = [axis for axis, size in enumerate(machine.mesh.sizes) if size > 1]
-    if machine.cost_model == "communication" or len(used) < 2:
-        return []
-    one_link = len(machine.links([machine.mesh.whole(axis) for axis in used])) == 1
-    counts = [*([ALL_ORDERS] if len(used) > ALL_ORDERS else []), *([1] if one_link else [])]
-    return [merging for axes in counts for merging in mergings(machine, axes)]
-
-
-def _instead(found: Found, timed: Timed, tied_seconds: float, merged: float) -> Found:
-    """Another schedule in the place of what was found, with the bound of that.
-
-    Args:
-        merged: seconds below which no plan of merged axes stays.
-    """
-    schedule = check_legal(free(timed.schedule), "the search")
-    seconds = timed.seconds * schedule.graph.microbatches
-    bound = bound_beside(seconds, found.own_seconds, max(found.floor_seconds, min(merged, found.own_seconds)))
-    achieved = (seconds - bound) / seconds if seconds > 0 else 0.0
-    return replace(
-        found, schedule=schedule, seconds=seconds, bound_seconds=bound, gap=achieved,
-        status="optimal" if achieved <= PROOF else "feasible", solver="merged axes", memory=timed.memory, tied_seconds=tied_seconds,
-        timed=timed, plan=timed.assignment,
-    )  # fmt: skip
+    return entries(space) <= min(MOST, PACE * asked.budget.left)
 
 
 def _of_merged_axes(
-    graph: Graph, ways: Sequence[Merging], pins: Pins, asked: Asked, bound: float, least: float, folded: bool, draft: bool
-) -> tuple[list[Assignment], Found | None, float, bool]:  # fmt: skip
-    """Plans of meshes with axes merged in some ways, the best first, what was found with it, seconds below which no plan of those meshes
-    stays, and whether Ctrl-C ended that.
+    graph: Graph, ways: Sequence[Merging], pins: Pins, asked: Asked, bound: float, least: float, folded: bool
+) -> tuple[list[Assignment], Found | None, bool]:  # fmt: skip
+    """Drafts of plans of meshes with axes merged in some ways, the best first, what was found with it, and whether Ctrl-C ended that.
 
     Args:
         bound: of all plans.
         least: seconds of the best plan known.
         folded: whether plans are to be those of the folded graph, where they were searched so.
-        draft: whether plans are for another search to begin from; else each mesh is searched to the end.
     """
     plans, interrupted = list[Assignment](), False
     best: Found | None = None
-    reached, proved = math.inf, [0.0] * len(ways)
+    reached = math.inf
     for number, merging in enumerate(ways):
-        left = asked.ends - perf_counter()
+        left = asked.budget.left
         merged = merging.pins(pins)
         if merged is None:
-            proved[number] = math.inf
             continue
-        if left <= 0 or (reached * (1 - asked.gap) <= bound and (draft or bound <= reached)):
+        if left <= 0 or reached * (1 - asked.gap) <= bound:
             continue
-        share = left / (len(ways) - number + (LOOKS if draft else 0))
-        grace = 0.0 if plans or least < math.inf else (left - share) / 2
-        less = replace(
-            asked, time_limit=share, began=perf_counter(), proves=not draft, bounds=[], progress=None, draft=draft, grace=grace
-        )  # fmt: skip
+        budget = asked.budget.share(1 / (len(ways) - number + LOOKS))
+        less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True)
         try:
             found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])
         except InfeasibleError:
-            proved[number] = math.inf
             continue
         except (TimeLimitError, Late):
             if not plans and bound > 0.0:
@@ -359,8 +303,7 @@ def _of_merged_axes(
         except KeyboardInterrupt:
             if not plans and least == math.inf:
                 raise
-            return plans, best, min(proved), True
-        proved[number] = found.bound_seconds
+            return plans, best, True
         if found.timed is not None and found.plan is not None:
             plan = found.plan if folded else found.timed.assignment
             better = found.timed.seconds < reached
@@ -368,4 +311,4 @@ def _of_merged_axes(
             best, reached = (found, found.timed.seconds) if better else (best, reached)
         if interrupted := found.interrupted:
             break
-    return plans, best, min(proved, default=0.0), interrupted
+    return plans, best, interrupted

@@ -17,6 +17,7 @@ import numpy as np
 from autopar.schedule import Assignment, Schedule
 from autopar.schedule.liveness import held
 from autopar.search.beside import Pair, pairs_at
+from autopar.search.effort import Budget
 from autopar.search.model import Model
 from autopar.search.solving import solve
 from solvers import INFINITE, Problem
@@ -141,7 +142,7 @@ class Reserves:
 
 
 def choices_of(
-    model: Model, problem: Problem, assignment: Assignment, seed: int, *, gap: float = 0.01, seconds: float = 60.0
+    model: Model, problem: Problem, assignment: Assignment, seed: int, budget: Budget, *, gap: float = 0.01
 ) -> np.ndarray | None:  # fmt: skip
     """Choices, one for each node of the problem, that stand for the inputs' specs and the strategies of an assignment, all that it leaves
     open as cheap as the problem allows.
@@ -149,7 +150,7 @@ def choices_of(
     None where the search does not offer what it takes, or no reshards fit.
 
     Args:
-        gap, seconds: at which the solve ends.
+        budget, gap: at which the solve ends.
     """
     costs = problem.costs.copy()
     space = model.space
@@ -170,4 +171,4 @@ def choices_of(
             return None
         others = np.arange(last - first) != offered.index(wanted)
         costs[first:last][others] = INFINITE
-    return solve(replace(problem, costs=costs), time_limit=seconds, gap=gap, seed=seed).choices
+    return solve(replace(problem, costs=costs), budget, gap=gap, seed=seed).choices

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from time import perf_counter
 
 import numpy as np
 
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
+from autopar.search.effort import Budget
 from autopar.search.folding import Folding, shortened
 from autopar.search.model import Model, Priced, Weights
 from autopar.search.repeats import PATTERN
@@ -252,8 +252,8 @@ class FoldedModel(Model):
         """The best so far, to begin from: weights asked one after another are much alike."""
         return {}
 
-    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
-        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, seconds, choices, bound))
+    def proved(self, weights: Weights, bound: float, optimum: float, budget: Budget, choices: np.ndarray) -> float:
+        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, budget, choices, bound))
 
 
 def folded(model: Model, folding: Folding) -> FoldedModel | None:
@@ -284,7 +284,7 @@ class _Piece:
         nodes = sum(float(cost[choice]) for cost, choice in zip(self.costs, mine, strict=True))
         return nodes + sum(float(table[mine[one], mine[other]]) for one, other, table in self.edges)
 
-    def solve(self, potentials: Mapping[int, Table], seconds: float) -> tuple[float, Table | None]:
+    def solve(self, potentials: Mapping[int, Table], budget: Budget) -> tuple[float, Table | None]:
         """The bound under these potentials, and an answer."""
         costs = list(self.costs)
         for sign, places in ((1.0, self.pays), (-1.0, self.paid)):
@@ -293,7 +293,7 @@ class _Piece:
                     costs[node] = costs[node] + sign * potentials[source]
         least = [float(cost[np.isfinite(cost)].min(initial=0.0)) for cost in costs]
         problem, unit = in_units([cost - low for cost, low in zip(costs, least, strict=True)], self.edges, None, None)
-        found = solve(problem, time_limit=seconds, gap=CLOSE, patient=False)
+        found = solve(problem, budget, gap=CLOSE, patient=False)
         return found.bound * unit + sum(least), found.choices
 
 
@@ -342,8 +342,8 @@ class Decomposition:
                 ends_here = [layer.node(end, np.zeros(len(self.priced.nodes[end]))) for end in (source, target)]
                 layer.edges.append((ends_here[0], ends_here[1], table))
 
-    def bound(self, optimum: float, seconds: float, tied: np.ndarray | None = None, wanted: float = np.inf) -> float:
-        """The best bound found in about ``seconds``.
+    def bound(self, optimum: float, budget: Budget, tied: np.ndarray | None = None, wanted: float = np.inf) -> float:
+        """The best bound found within about the budget.
 
         The layer counts for most of the bound and is the smaller piece: steps are made by what it answers alone, until it lacks little,
         and only then is the outside solved.
@@ -355,27 +355,27 @@ class Decomposition:
             wanted: a bound that is as good as any higher one.
         """
         wanted = min(wanted, optimum * (1 - ENOUGH))
-        ends = perf_counter() + seconds
+        inside = budget.share(1 - OUTSIDE)
         start = self.model.potentials
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
         best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
         most, idle = -np.inf, 0
         for step in range(STEPS):
-            inner, chosen = self.layer.solve(potentials, max(ends - OUTSIDE * seconds - perf_counter(), 1.0))
+            inner, chosen = self.layer.solve(potentials, inside.at_least(1.0))
             lacks = self.times * (aim - inner)
             idle = 0 if step == 0 or inner > most + GAIN * (aim - most) else idle + 1
             most = max(most, inner)
-            last = step + 1 == STEPS or idle == IDLE or perf_counter() >= ends - OUTSIDE * seconds or chosen is None
+            last = step + 1 == STEPS or idle == IDLE or inside.over or chosen is None
             found = {id(self.layer): chosen}
             little = lacks <= max(LITTLE * optimum, (optimum - wanted) / 2)
             agrees = little or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:
-                outer, around = self.outside.solve(potentials, max(ends - perf_counter(), 1.0))
+                outer, around = self.outside.solve(potentials, budget.at_least(1.0))
                 found[id(self.outside)] = around
                 value = outer + self.times * inner
                 if value > best:
                     best, kept = value, potentials
-                if last or around is None or best >= wanted or perf_counter() >= ends:
+                if last or around is None or best >= wanted or budget.over:
                     break
                 lacks = optimum - value
             slope = self._slope(potentials, found)

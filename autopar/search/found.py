@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.search.model import Model
 from autopar.search.space import Space
+from autopar.search.telemetry import PhaseRecord
 from autopar.search.tuning import Timed
 
 
@@ -51,6 +52,9 @@ class Found:
         ended: False where the search was left for another, on the whole graph.
         own_seconds: the bound over the choices of the mesh itself. Plans of merged axes may lie below it.
         floor_seconds: one over those too.
+        trace: what each phase did.
+        effort: see ``find_plan``.
+        cut: whether the time limit cut the search off: with more time the plan may be another.
         timed: the schedule with its assignment, for searches that follow.
         plan: the same assignment as it was searched: of the folded graph where equal layers are folded.
         tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
@@ -75,6 +79,9 @@ class Found:
     tied_seconds: float = 0.0
     own_seconds: float = 0.0
     floor_seconds: float = 0.0
+    trace: tuple[PhaseRecord, ...] = ()
+    effort: str = "normal"
+    cut: bool = False
     timed: Timed | None = None
     plan: Assignment | None = None
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 
 from autopar.schedule import Assignment
 from autopar.search.building import build_model
+from autopar.search.effort import Budget
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
@@ -37,7 +37,7 @@ FITTINGS = 8
 """Times that a problem is solved under one share, each with more left free, at most."""
 KEEPING_GAP = 5e-3
 KEEPING_SECONDS = 6.0
-"""The gap at which one solve stops, and its time."""
+"""The gap at which one solve stops, and its work seconds."""
 MORE = 4
 """Times as many limits are tried for the first answer: others begin from its."""
 
@@ -50,7 +50,7 @@ class Wanted:
         limit: bytes a rank.
         moments: times of second runs that are told apart; 0: there are none.
         tries: limits of the passes that are tried for each answer.
-        until: the ``perf_counter`` at which it ends.
+        budget: what it may spend.
         shares: of the limit, what answers may hold before they are scheduled.
         first: the first that fits is enough.
     """
@@ -59,7 +59,7 @@ class Wanted:
     moments: int
     tries: int
     seed: int
-    until: float
+    budget: Budget
     shares: tuple[float, ...] = SHARES
     first: bool = False
 
@@ -108,11 +108,10 @@ class _Keeping:
         model, wanted, found = self.model, self.wanted, None
         problem, _ = model.problem(int(share * wanted.limit), prices)
         for _ in range(FITTINGS):
-            left = wanted.until - perf_counter()
-            if left <= 0:
+            if wanted.budget.over:
                 break
             solution = solve(
-                self.reserves.applied(problem), time_limit=min(KEEPING_SECONDS, left), gap=KEEPING_GAP, seed=wanted.seed,
+                self.reserves.applied(problem), wanted.budget.at_most(KEEPING_SECONDS), gap=KEEPING_GAP, seed=wanted.seed,
                 start=None if self.start is None else self.reserves.completed(self.start),
             )  # fmt: skip
             if solution.choices is None:
@@ -133,5 +132,5 @@ class _Keeping:
             model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
             tries=wanted.tries * (MORE if best is None else 1),
             start=best.limits if best is not None else None, beside=best.placed_seconds if best is not None else math.inf,
-            samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),),
+            samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),), budget=wanted.budget,
         )  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
 
 import numpy as np
 
 from autopar.errors import InfeasibleError
 from autopar.schedule import Assignment, Memory
+from autopar.search.effort import Budget
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
 from autopar.search.model import Model
@@ -29,7 +29,7 @@ FITTINGS = 2
 
 
 def smallest(
-    model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[Timed], proved: bool, until: float
+    model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[Timed], proved: bool, budget: Budget
 ) -> tuple[Timed, int]:  # fmt: skip
     """The plan of least peak memory found, and bytes that no plan goes below.
 
@@ -38,23 +38,23 @@ def smallest(
 
     Args:
         proved: no plan fits in ``limit``.
-        until: the ``perf_counter`` from which nothing more is tried.
+        budget: what it may spend.
     """
     light = _light(model, problem)
     plans = [rival.assignment for rival in rivals]
-    held = solve(light, time_limit=_seconds(until, FIRST_SECONDS), gap=NEAR, seed=seed).choices
+    held = solve(light, _turn(budget, FIRST_SECONDS), gap=NEAR, seed=seed).choices
     if held is not None:
         plans.append(extract(model, held))
     assert plans, "without a limit every graph has a plan"
-    best = min((_measured(model, plan, limit) for plan in plans), key=lambda timed: timed.memory.peak)
+    best = min((_measured(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
     ruled_out = low = limit if proved else 0
     target = limit
     for _ in range(HALVINGS):
-        if best.memory.peak <= limit or perf_counter() > until or best.memory.peak - low <= NEAR * best.memory.peak:
+        if best.memory.peak <= limit or budget.over or best.memory.peak - low <= NEAR * best.memory.peak:
             break
         if low or proved:
             target = (max(low, limit) + best.memory.peak) // 2
-        found, out = _at_most(model, light, target, limit, seed, until)
+        found, out = _at_most(model, light, target, limit, seed, budget)
         if out:
             ruled_out = max(ruled_out, target)
         if found is None or found.memory.peak >= best.memory.peak:
@@ -64,13 +64,13 @@ def smallest(
     return best, ruled_out
 
 
-def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, until: float) -> tuple[Timed | None, bool]:
+def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, budget: Budget) -> tuple[Timed | None, bool]:
     """The smallest plan found where the problem is limited to ``target``, and whether none keeps to that."""
     reserves, best = Reserves(model, target), None
     problem = replace(light, limit=target)
     for _ in range(FITTINGS):
         asked = reserves.applied(problem)
-        solution = solve(asked, time_limit=_seconds(until, HALVING_SECONDS), gap=0.05, seed=seed)
+        solution = solve(asked, _turn(budget, HALVING_SECONDS), gap=0.05, seed=seed)
         if solution.choices is None:
             if asked is problem:
                 return best, solution.status is Status.INFEASIBLE
@@ -78,7 +78,7 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, u
                 break
             continue
         choices = solution.choices[: len(model.nodes)]
-        found = _measured(model, extract(model, choices), limit)
+        found = _measured(model, extract(model, choices), limit, budget)
         if best is None or found.memory.peak < best.memory.peak:
             best = found
         if found.memory.peak <= target or not reserves.learn(problem, choices, found.samples):
@@ -86,13 +86,13 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, u
     return best, False
 
 
-def _seconds(until: float, most: float) -> float:
-    return max(min(until - perf_counter(), most), LEAST)
+def _turn(budget: Budget, most: float) -> Budget:
+    return budget.at_most(most).at_least(LEAST)
 
 
-def _measured(model: Model, assignment: Assignment, limit: int) -> Timed:
+def _measured(model: Model, assignment: Assignment, limit: int, budget: Budget) -> Timed:
     space = model.space
-    return best_schedule(space.graph, assignment, space.machine, space.optimizer, limit, start=LEAN, tries=0)
+    return best_schedule(space.graph, assignment, space.machine, space.optimizer, limit, start=LEAN, tries=0, budget=budget)
 
 
 def _light(model: Model, problem: Problem) -> Problem:

@@ -33,6 +33,7 @@ from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
 from autopar.schedule.lateness import may_be_late, may_keep
 from autopar.schedule.ordering import phases_in_order
+from autopar.search.effort import Budget
 from autopar.search.paths import Dependencies
 from autopar.search.resharding import SECONDS
 from autopar.search.space import IMPOSSIBLE, Space
@@ -407,7 +408,7 @@ class Model:
         """Whether at a time of memory items nothing runs that a node stands for beside its own."""
         return True
 
-    def proved(self, weights: Weights, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
+    def proved(self, weights: Weights, bound: float, optimum: float, budget: Budget, choices: np.ndarray) -> float:
         """The bound on all plans, given the bound and the answer of the problem under these weights: what it costs, and its choices."""
         return bound
 

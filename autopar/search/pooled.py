@@ -15,6 +15,7 @@ import numpy as np
 
 from autopar.search.bounds import Cuts
 from autopar.search.building import build_model
+from autopar.search.effort import Budget
 from autopar.search.folded import folded
 from autopar.search.folding import Folding
 from autopar.search.model import Model, Node
@@ -24,19 +25,19 @@ from autopar.search.space import Space
 from cost_models import Machine, Mesh
 
 
-def pooled(space: Space, folding: Folding | None, limit: int, until: float) -> float:
+def pooled(space: Space, folding: Folding | None, limit: int, budget: Budget) -> float:
     """Seconds below which no plan in ``limit`` bytes a rank stays.
 
     Args:
         space: of the folded graph where equal layers are folded.
-        until: the ``perf_counter`` up to which it may take; 0 is what it gives without an answer.
+        budget: what it may spend; 0 is what it gives without an answer.
     """
     total = float(limit * math.prod(space.sizes))
     model = _alone(space)
     tied = folded(model, folding) if folding is not None else model
     assert tied is not None, "on one rank all layers are offered the same"
     middle = sum(op.phase == "forward" for op in space.graph.ops)
-    return max(dearest(tied, Cuts(tied, 0.0).first(), total, (middle,), until), 0.0)
+    return max(dearest(tied, Cuts(tied, 0.0).first(), total, (middle,), budget), 0.0)
 
 
 def _alone(space: Space) -> Model:

@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 import numpy as np
 
 from autopar.search.bounds import Answer, Cuts, Mixture, blend
+from autopar.search.effort import Budget
 from autopar.search.model import TIES, Model, Node, Priced, Weights
 from autopar.search.solving import solve
 from solvers import Status
@@ -75,23 +75,23 @@ class _Asked:
     choices: np.ndarray
 
 
-def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int], until: float, enough: float = 0.0) -> float:
+def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int], budget: Budget, enough: float = 0.0) -> float:
     """The best bound found on the step of every plan that holds at most ``allowed`` bytes at some times; 0 without any.
 
     Args:
         weights: to begin from; none of paths.
         times: at which bytes may be paid for.
-        until: the ``perf_counter`` up to which it may take.
+        budget: what it may spend.
         enough: the relative gain for which no other price is tried.
     """
     cuts = Cuts(model, weights.slowdown, allowed, times)
     best: _Asked | None = None
     prices: Mapping[int, float] = {}
     within = math.inf
-    idle, still, seconds, ends = 0, 0, SECONDS, perf_counter() + ASKING * (until - perf_counter())
-    while len(cuts.answers) < ASKED and still < IDLE and (left := ends - perf_counter()) > 0:
+    idle, still, seconds, asking = 0, 0, SECONDS, budget.share(ASKING)
+    while len(cuts.answers) < ASKED and still < IDLE and (left := asking.left) > 0:
         problem, unit = model.problem(None, Rented(weights, prices))
-        found = solve(problem, time_limit=min(seconds, left), gap=GAIN, patient=False)
+        found = solve(problem, asking.at_most(seconds), gap=GAIN, patient=False)
         if found.choices is None or found.objective is None:
             if found.status is Status.INFEASIBLE or seconds >= min(MOST, left):
                 break
@@ -117,5 +117,6 @@ def dearest(model: Model, weights: Mixture, allowed: float, times: Sequence[int]
         prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in dear.items()}
     if best is None:
         return 0.0
-    charged, left = allowed * sum(best.prices.values()), min(MOST, until - perf_counter())
-    return model.proved(Rented(best.weights, best.prices), best.bound + charged, best.least, left, best.choices) - charged
+    charged = allowed * sum(best.prices.values())
+    rented = Rented(best.weights, best.prices)
+    return model.proved(rented, best.bound + charged, best.least, budget.at_most(MOST), best.choices) - charged

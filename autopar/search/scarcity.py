@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations
-from time import perf_counter
 
 from autopar.errors import TimeLimitError
-from autopar.rules import why_once
 from autopar.schedule import Assignment
 from autopar.search.again import without_kept
 from autopar.search.building import build_model
+from autopar.search.effort import Budget
 from autopar.search.exposure import Alone, Exposure
 from autopar.search.extract import extract
 from autopar.search.keeping import KEEPING_GAP, SHARES, Wanted, fit
@@ -39,9 +37,6 @@ PASSES = 4
 LIGHTER, ROUGH = 2, 1e-2
 """Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
 solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
-KEEPING, KEEPING_FOLDED, APART = 0.4, 0.65, 0.8
-"""Shares of the time left for what plans keep; where layers are folded, of all of them alike, and then of each: nothing else follows there
-but that the best has its limits tuned."""
 UNUSED = 0.005
 """Where the best of equal layers leaves less of the limit, there is nothing that some of them could keep beside."""
 TIGHTER = 0.95
@@ -52,11 +47,8 @@ TIGHT = 0.02
 """The gap above which they are."""
 CHANGED = 3
 """So many plans are changed one thing at a time."""
-LIGHTER_SHARE = 0.3
-"""Share of the time left in which the best plan without a limit is changed until it fits."""
-TOGETHER, TOGETHER_SHARE = 600_000, 0.4
-"""Edge entries up to which answers with second runs as choices are asked for in less memory (``in_less``), and their share of the time
-left."""
+TOGETHER = 600_000
+"""Edge entries up to which answers with recomputation as choices are asked for in less memory (``in_less``)."""
 SHARE, STEP = 0.8, 0.1
 """The first share of the limit that they may hold, and how much less the next one may."""
 BESIDE = (0.1, 0.3, 0.5)
@@ -67,8 +59,6 @@ ALONE, ROOM = (0.3, 0.6, 1.0), (0.8, 0.85, 0.9, 0.95, 1.0)
 """Shares of the time beside operators that collectives have for themselves then, and of the limit that answers may hold, drawn as well."""
 BESIDE_BEST = 1.03
 """Plans that take so many times as long as the best, at most, are changed before others are."""
-CHANGES = 200
-"""Sets of second runs looked at, at most, when those of a small problem are changed one or two at a time."""
 
 
 def fitting(trials: Trials, weights: Weights, gap: float) -> Timed | None:
@@ -95,17 +85,16 @@ def _learn(trials: Trials, answer: Timed) -> bool:
     return trials.reserves.learn(trials.problem, trials.start, answer.samples)
 
 
-def in_less(trials: Trials) -> None:
+def in_less(trials: Trials, budget: Budget) -> None:
     """Answers in which second runs are chosen together with everything else, each for less memory than the one before, until one fits as a
     schedule and the next does no better: what an answer leaves free, its schedule has to gather ahead. Not in large problems."""
     model = build_model(trials.model.space, again=1)
     if sum(edge.seconds.size for edge in model.edges) > TOGETHER:
         return
-    until = perf_counter() + TOGETHER_SHARE * trials.left
     for waited in BESIDE:
         prices, share, fits = Exposure.of_streams(waited, trials.slowdown), SHARE, False
-        while share > 0.0 and perf_counter() < until and not trials.spent():
-            answer = _answer(trials, model, prices, int(share * trials.limit), ROUGH, until)
+        while share > 0.0 and not budget.over and not trials.spent():
+            answer = _answer(trials, model, prices, int(share * trials.limit), ROUGH, budget)
             if answer is None:
                 break
             found = trials.schedule(answer, None, trials.tries)
@@ -118,32 +107,31 @@ def in_less(trials: Trials) -> None:
             share -= STEP
 
 
-def keep_less(trials: Trials, prices: Exposure) -> None:
+def keep_less(trials: Trials, prices: Exposure, budget: Budget) -> None:
     """What the answers so far and the plans written by hand are split like, with less kept; and then, as long as that helps, with answers
     beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
-    until = perf_counter() + (KEEPING_FOLDED if trials.folded else KEEPING) * trials.left
     light = without_kept(model) if trials.apart else model
     shares: tuple[float, ...] = SHARES
     if trials.large and trials.apart:
-        prices = _without_kept(trials, light, prices, until)
+        prices = _without_kept(trials, light, prices, budget)
         if trials.draft and trials.best is not None and trials.best.memory.peak <= trials.limit:
             return
     estimate: Timed | None = None
     for _ in range(PASSES):
         trials.gained = False
-        found, prices = trials.kept((*trials.answers, *written), prices, until - perf_counter(), shares, estimate)
-        if found is None or not trials.gained or trials.draft or perf_counter() >= until:
+        found, prices = trials.kept((*trials.answers, *written), prices, budget, shares, estimate)
+        if found is None or not trials.gained or trials.draft or budget.over:
             break
         shares, estimate = SHARES[:1], found if found.estimated else None
-        answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), KEEPING_GAP, until)
+        answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), KEEPING_GAP, budget)
         if answer is None:
             break
         trials.answers.append(answer)
 
 
-def keep_apart(trials: Trials, prices: Exposure) -> None:
+def keep_apart(trials: Trials, prices: Exposure, budget: Budget) -> None:
     """Of the best plan of equal layers, what each of them keeps: some may make more again than others, where all alike leave memory
     unused. Not where outputs or tensors are pinned, which a folded graph does not name, or the graph is too deep to be scheduled whole."""
     model, best = trials.model, trials.best
@@ -152,32 +140,31 @@ def keep_apart(trials: Trials, prices: Exposure) -> None:
     if best.memory.peak > (1 - UNUSED) * trials.limit or model.short(best.assignment):
         return
     pins, whole = model.space.pins, model.whole(best.assignment)
-    if pins.outputs or pins.tensors or perf_counter() >= trials.began + trials.time_limit:
+    if pins.outputs or pins.tensors or trials.budget.over:
         return
     space = replace(model.space, graph=model.whole_graph, pins=Pins())
-    until = perf_counter() + APART * trials.left
-    wanted = Wanted(trials.limit, 1, trials.tries, trials.seed, until, SHARES[1::-1])
+    wanted = Wanted(trials.limit, 1, trials.tries, trials.seed, budget, SHARES[1::-1])
     found, _ = fit(space, (whole,), prices.learn(best.schedule, best.slots), wanted, best=replace(best, assignment=whole))
     if found is not None:
         trials.offer(found, "auto")
 
 
-def _answer(trials: Trials, light: Model, prices: Weights, limit: int, gap: float, until: float) -> Assignment | None:
+def _answer(trials: Trials, light: Model, prices: Weights, limit: int, gap: float, budget: Budget) -> Assignment | None:
     """The answer of a problem within so many bytes; None where there is none."""
     problem, _ = light.problem(limit, prices)
-    seconds = max(min(until - perf_counter(), TURN * trials.time_limit), 1.0)
-    choices = solve(problem, time_limit=seconds, gap=gap, seed=trials.seed, patient=False).choices
+    turn = budget.at_most(TURN * trials.effort).at_least(1.0)
+    choices = solve(problem, turn, gap=gap, seed=trials.seed, patient=False).choices
     return None if choices is None else extract(light, light.expand(choices))
 
 
-def _without_kept(trials: Trials, light: Model, prices: Exposure, until: float) -> Exposure:
+def _without_kept(trials: Trials, light: Model, prices: Exposure, budget: Budget) -> Exposure:
     """Answers that fit when all is made again that may be, each under the prices of the one before; the last prices.
 
     Where what is kept is all that does not fit, answers without a limit say little of how parameters are to be split."""
     graph, machine, limit = light.space.graph, light.space.machine, int(SHARES[0] * trials.limit)
     for _ in range(LIGHTER):
-        answer = _answer(trials, light, prices, limit, ROUGH, until)
-        if answer is None or answer in trials.answers or perf_counter() >= until:
+        answer = _answer(trials, light, prices, limit, ROUGH, budget)
+        if answer is None or answer in trials.answers or budget.over:
             break
         trials.answers.append(answer)
         leaner = recompute(graph, answer, full(graph), machine)
@@ -210,49 +197,24 @@ def tighten(trials: Trials, weights: Weights) -> None:
         target = (low + high) // 2 if low else int(TIGHTER * target)
 
 
-def change_again(trials: Trials, plain: Timed) -> None:
-    """Second runs of the best plan without a limit, one or two more or fewer at a time, from those of the best that fits, none and all:
-    what an answer counts and what its schedule holds differ, and between two answers of the problem there may be one that fits."""
-    space = trials.model.space
-    names = [op.name for op in space.graph.ops if op.phase == "forward" and not why_once(op)]
-    changes = [frozenset(some) for count in (1, 2) for some in combinations(names, count)][:CHANGES]
-    seen: set[frozenset[str]] = set()
-    known = trials.best.assignment.again if trials.best is not None else frozenset()
-    for start in dict.fromkeys((known, frozenset[str](), frozenset(names))):
-        chosen: frozenset[str] | None = start
-        while chosen is not None:
-            around, chosen = [chosen, *(chosen ^ change for change in changes)], None
-            for some in around:
-                if some in seen:
-                    continue
-                if len(seen) >= CHANGES or trials.left <= 0:
-                    return
-                seen.add(some)
-                found = trials.schedule(recompute(space.graph, plain.assignment, some, space.machine), None, tries=0)
-                trials.offer(found, "auto")
-                if trials.best is found:
-                    chosen = some
-                    break
-
-
-def part(trials: Trials) -> None:
+def part(trials: Trials, budget: Budget) -> None:
     """Of the best plan without a limit a part of each tensor on a rank, as far as it takes to fit; where that does not do, layers are made
     again as well."""
     assert trials.plain is not None
-    plan, space, until = trials.plain.assignment, trials.model.space, perf_counter() + trials.left
+    plan, space = trials.plain.assignment, trials.model.space
     for some in (plan, *(leaner for _, leaner in with_policies(space.graph, plan, space.machine))):
         if not trials.spent() and not trials.parted:
-            trials.parted = list(parted(space, some, trials.limit, lambda other: trials.schedule(other, None, trials.tries), until))
+            trials.parted = list(parted(space, some, trials.limit, lambda one: trials.schedule(one, None, trials.tries), budget))
     for found in trials.parted:
         trials.offer(found, "auto")
 
 
-def lighter(trials: Trials) -> None:
+def lighter(trials: Trials, budget: Budget) -> None:
     """The best plan without a limit changed until it fits. Where that ends before, ``keep_less`` may take its strategies."""
     space = trials.model.space
     if trials.plain is None or trials.spent() or not space.offers(trials.plain.assignment):
         return
-    found = lighten(space, trials.plain, trials.limit, perf_counter() + LIGHTER_SHARE * trials.left)
+    found = lighten(space, trials.plain, trials.limit, budget)
     if found.memory.peak <= trials.limit:
         found = min(found, trials.schedule(found.assignment, found.limits, trials.tries), key=lambda one: one.seconds)
         trials.parted.append(found)
@@ -261,31 +223,26 @@ def lighter(trials: Trials) -> None:
         trials.answers.append(found.assignment)
 
 
-def change_one(trials: Trials, share: float) -> None:
-    """One change after another: of the best plans that fit towards the best without a limit, and of the best of these to anything.
-
-    Args:
-        share: of the time left.
-    """
+def change_one(trials: Trials, budget: Budget) -> None:
+    """One change after another: of the best plans that fit towards the best without a limit, and of the best of these to anything."""
     model = trials.model
 
     def tune(plan: Assignment) -> Timed:
         return trials.schedule(plan, None, trials.tries)
 
     plain = trials.plain.assignment if trials.plain is not None else None
-    until = perf_counter() + share * trials.left
 
     def change(begin: Timed, guide: Assignment | None, stages: tuple[bool, ...]) -> None:
         asked = begin.assignment, guide is not None, stages
-        if trials.spent() or asked in trials.changed or not model.space.offers(begin.assignment) or perf_counter() >= until:
+        if trials.spent() or asked in trials.changed or not model.space.offers(begin.assignment) or budget.over:
             return
-        trials.offer(improve(model.space, begin, trials.limit, tune, until, guide, stages), "auto")
-        if perf_counter() < until:
+        trials.offer(improve(model.space, begin, trials.limit, tune, budget, guide, stages), "auto")
+        if not budget.over:
             trials.changed.append(asked)
 
     for begin in trials.fitted[:CHANGED] if plain is not None else ():
         change(begin, plain, LESS)
-    while perf_counter() < until and TIGHT < trials.reached < math.inf:
+    while not budget.over and TIGHT < trials.reached < math.inf:
         before, best = len(trials.changed), trials.best
         near = [one for one in trials.fitted if one.seconds <= BESIDE_BEST * trials.fitted[0].seconds]
         for begins in (near, trials.fitted):
@@ -296,15 +253,12 @@ def change_one(trials: Trials, share: float) -> None:
             break
 
 
-def change_some(trials: Trials, share: float) -> None:
+def change_some(trials: Trials, budget: Budget) -> None:
     """Of the best plan that fits one region after another chosen anew (``regions``), under prices and in shares of the limit that are
-    drawn: each says something else about what schedules show only afterwards.
-
-    Args:
-        share: of the time left, at most; it ends where many regions gave nothing.
+    drawn: each says something else about what schedules show only afterwards. It ends where many regions gave nothing.
     """
-    space, until, idle = trials.model.space, perf_counter() + share * trials.left, 0
-    while idle < IDLE_REGIONS and perf_counter() < until and trials.fits and trials.reached > TIGHT and not trials.spent():
+    space, idle = trials.model.space, 0
+    while idle < IDLE_REGIONS and not budget.over and trials.fits and trials.reached > TIGHT and not trials.spent():
         best, draws = trials.best, trials.draws
         assert best is not None
         if not space.offers(best.assignment):
@@ -314,7 +268,7 @@ def change_some(trials: Trials, share: float) -> None:
         alone = (Alone(waited, trials.slowdown) for waited in ALONE)
         offered: list[Weights] = [learnt, *streams, *alone]
         model = build_model(around(space, best.assignment, region(space.graph, draws.choice(REGIONS), draws)), again=1)
-        answer = _answer(trials, model, draws.choice(offered), int(draws.choice(ROOM) * trials.limit), ROUGH, until)
+        answer = _answer(trials, model, draws.choice(offered), int(draws.choice(ROOM) * trials.limit), ROUGH, budget)
         idle += 1
         if answer is not None and answer != best.assignment:
             trials.offer(trials.schedule(answer, best.limits, trials.tries, best.placed_seconds), "auto")
@@ -330,9 +284,8 @@ def without_answer(trials: Trials) -> None:
     last = trials.last
     if trials.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
         raise too_late(trials)
-    ends = trials.began + trials.time_limit
     known = (*trials.rivals, *([] if trials.best is None else [trials.best]))
-    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, known, trials.proved, ends)
+    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, known, trials.proved, trials.budget)
     trials.offer(found, "least memory")
     assert trials.best is not None
     if trials.best.memory.peak > trials.limit:
@@ -344,4 +297,4 @@ def too_late(trials: Trials) -> TimeLimitError:
     if trials.best is not None:
         what += f" that fits in {readable(trials.limit)} a rank, where the least found takes {readable(trials.best.memory.peak)},"
     hint = "allow more time (--time-limit), more memory, or fewer choices by pins"
-    return TimeLimitError(f"{what} was found in {trials.time_limit:.3g} s", hint)
+    return TimeLimitError(f"{what} was found in {trials.budget.meter.time_limit:.3g} s", hint)

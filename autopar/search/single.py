@@ -5,10 +5,8 @@ Which model that is (of folded layers, of the whole graph, of what lies near oth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
 
 from autopar.ending import put_together
 from autopar.errors import InfeasibleError, TimeLimitError
@@ -18,11 +16,12 @@ from autopar.schedule.legality import check_legal
 from autopar.search.alike import tied
 from autopar.search.bounds import floor
 from autopar.search.building import build_model
-from autopar.search.entering import split_inputs
+from autopar.search.effort import Budget
 from autopar.search.folded import folded
 from autopar.search.folding import Folding
 from autopar.search.found import Baseline, Clock, Found
 from autopar.search.model import Model
+from autopar.search.phases import Phase, run_phases
 from autopar.search.pins import Pins
 from autopar.search.rounds import Search
 from autopar.search.space import Late, Space
@@ -51,21 +50,31 @@ def search_model(
     again = asked.recompute and counts
     search = Search(model, asked, again)
     clock.lap("model")
-    priced = perf_counter() - asked.began
+    meter = asked.budget.meter
+    priced = meter.seconds
 
-    def begin() -> None:
+    def offer_known(search: Search, budget: Budget) -> None:
         for schedule in known:
             search.offer(schedule, "known")
+
+    def schedule_given(search: Search, budget: Budget) -> None:
         for number, plan in enumerate(plans):
             if search.left > 0 or not search.fits:
                 search.offer(search.schedule(plan, None if number else start, tries=search.tries), "merged axes")
-        if asked.baselines:
-            written.schedule(search, space, pins, again)
+
+    beginning = (
+        Phase[Search]("known plans", 1.0, lambda s: bool(known), offer_known),
+        Phase[Search]("plans of merged axes", 1.0, lambda s: bool(plans), schedule_given),
+        Phase[Search]("baselines", 1.0, lambda s: asked.baselines, lambda s, budget: written.schedule(s, space, pins, again)),
+    )
+
+    def begin() -> None:
+        run_phases(beginning, search)
         search.rivals = tuple(written.rivals.values())
         clock.lap("baselines")
         if search.left <= 0 and not search.fits:
             words = f"enumerating and pricing choices took {priced:.1f} s before the search"
-            raise TimeLimitError(f"{SPENT[0].format(asked.time_limit)}: {words}", SPENT[1])
+            raise TimeLimitError(f"{SPENT[0].format(meter.time_limit)}: {words}", SPENT[1])
 
     try:
         ended = search.run(begin)
@@ -78,12 +87,14 @@ def search_model(
         found = replace(_found(search, search.best, written, clock), ended=False) if search.best is not None and search.fits else None
         written.unfold(model)
         return found
-    if not search.interrupted:
-        written.settle(search)
+    ending = (
+        Phase[Search]("baselines", 1.0, lambda s: not s.interrupted, lambda s, budget: written.settle(s)),
+        Phase[Search]("final local search", 1.0, lambda s: True, lambda s, budget: s.finish()),
+    )
+    run_phases(ending, search)
     clock.lap("solve")
     assert search.best is not None
-    search.best = search.finished(search.best)
-    best = _settled(search, search.best)
+    best = _tied(search, search.best)
     made, interrupted = put_together(lambda: _found(search, best, written, clock))
     return replace(made, interrupted=made.interrupted or interrupted)
 
@@ -101,7 +112,7 @@ def look(
 
 def alone_in(space: Space, plan: Assignment) -> Space:
     """The space of what a plan is split like, which takes no time to price."""
-    return replace(space.restricted([plan]), until=math.inf)
+    return replace(space.restricted([plan]), budget=None)
 
 
 def model_of(space: Space, clock: Clock) -> Model:
@@ -110,11 +121,13 @@ def model_of(space: Space, clock: Clock) -> Model:
     return model
 
 
-def _settled(search: Search, best: Timed) -> Timed:
-    """The plan as it is to be run, where that costs next to nothing: its inputs split, equal layers alike."""
+def _tied(search: Search, best: Timed) -> Timed:
+    """The plan as it is to be run: equal layers alike, where that costs next to nothing."""
+    if "tied layers" in search.telemetry.skip:
+        return best
     try:
-        search.best = best = split_inputs(search) or best
-        return tied(search) or best
+        with search.telemetry.phase("tied layers", search.standing):
+            return tied(search) or best
     except (KeyboardInterrupt, Late) as reason:
         search.interrupted |= isinstance(reason, KeyboardInterrupt)
         return best
@@ -134,7 +147,7 @@ def _found(search: Search, best: Timed, written: Written, clock: Clock) -> Found
         {name: _baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
         times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,
-        replace(best, assignment=model.whole(best.assignment)), best.assignment,
+        timed=replace(best, assignment=model.whole(best.assignment)), plan=best.assignment,
     )  # fmt: skip
 
 

@@ -1,16 +1,34 @@
-"""Solves on the way to an answer: Ctrl-C ends what they are part of, which would take the best so far for the answer."""
+"""Solves within a budget of work: the one place from which a search calls the solvers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import solvers
+from autopar.search.effort import Budget
 from solvers import INTERRUPTED, Problem, Solution
 
+LEAST_SECONDS = 0.5
+"""Wall-clock seconds that a solve may take at least, however little the time limit leaves."""
 
-def solve(problem: Problem, **options: Any) -> Solution:
-    """``solvers.solve``. Raises KeyboardInterrupt after Ctrl-C."""
-    found = solvers.solve(problem, **options)
+
+def solve(problem: Problem, budget: Budget, **options: Any) -> Solution:
+    """``solvers.solve`` within a budget, which is charged.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, which ends the phase that this solve is a part of.
+    """
+    found = solve_interruptibly(problem, budget, **options)
     if found.message == INTERRUPTED:
         raise KeyboardInterrupt
+    return found
+
+
+def solve_interruptibly(problem: Problem, budget: Budget, **options: Any) -> Solution:
+    """The same; after Ctrl-C the best so far, with ``INTERRUPTED`` as its message."""
+    work = max(budget.ends - budget.meter.spent, 0.0)
+    seconds = max(budget.meter.seconds_left, LEAST_SECONDS)
+    found = solvers.solve(problem, work=work, time_limit=seconds, **options)
+    budget.charge(found.work)
+    budget.meter.cut |= found.cut
     return found

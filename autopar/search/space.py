@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from time import perf_counter
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard.cuts import prime_cut
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT, Assignment
+from autopar.search.effort import Budget
 from autopar.search.pins import Pins
 from autopar.search.resharding import Resharding, places, words
 from autopar.search.uneven import Uneven, find_uneven, signature
@@ -88,7 +88,7 @@ class Space:
         pins: what the user fixed.
         only: the strategies of each operator, by name, and ``placed`` the specs of each graph input, where a search is among these alone
             (see ``restricted`` and ``near``).
-        until: the ``perf_counter`` from which nothing more is enumerated or priced: ``Late`` is raised.
+        budget: of enumeration and pricing; where it is used up ``Late`` is raised. None: no limit.
     """
 
     graph: Graph
@@ -98,7 +98,7 @@ class Space:
     unknown: dict[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Strategy, ...]] | None = None
     placed: Mapping[str, tuple[ShardingSpec, ...]] | None = None
-    until: float = float("inf")
+    budget: Budget | None = None
     _ops: dict[object, OpChoices] = field(default_factory=dict)
     _some: dict[object, OpChoices] = field(default_factory=dict)
     _named: dict[str, OpChoices] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Space:
         return found
 
     def _in_time(self) -> None:
-        if perf_counter() > self.until:
+        if self.budget is not None and self.budget.over:
             raise Late
 
     def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:

@@ -7,20 +7,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from time import perf_counter
 
 import numpy as np
 
 from autopar.schedule import Assignment, Limits
 from autopar.search.bounds import Mixture, floor
+from autopar.search.effort import Budget
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves
 from autopar.search.folded import FoldedModel
 from autopar.search.keeping import MOMENTS, SHARES, Wanted, fit
 from autopar.search.model import TIES, Model, Weights
+from autopar.search.solving import solve_interruptibly
+from autopar.search.telemetry import Telemetry
 from autopar.search.tuning import Sample, Timed, Tuning, reordered
-from solvers import INTERRUPTED, Problem, Solution, Status, solve
+from solvers import INTERRUPTED, Problem, Solution, Status
 
 PROOF = 1e-6
 """A plan is called optimal when its gap is at most this."""
@@ -39,9 +41,9 @@ GAIN = 1e-3
 UNLIMITED = 2**62
 """Bytes that no plan needs."""
 TURN = 1 / 6
-"""Share of the time limit that one solve may take, so that there are several; the first may take half."""
+"""Share of the effort that one solve may take, so that there are several; the first may take half."""
 FIRST, LEAST = 1.0, 0.1
-"""Seconds of a solve, at least: where there is no plan that fits yet, and where there is."""
+"""Work seconds of a solve, at least: where there is no plan that fits yet, and where there is."""
 NEAR, HOPE = 5e-3, 5e-3
 """Where an estimate of memory is so near the limit, and one of seconds so near the best, the whole schedule is made."""
 ROUGHLY = 0.03
@@ -69,26 +71,19 @@ class Asked:
 
     limit: int
     optimizer: str
-    time_limit: float
-    began: float
+    budget: Budget
     gap: float
     seed: int
     progress: Progress | None
     baselines: bool
     recompute: bool
+    telemetry: Telemetry
     bounds: list[float] = field(default_factory=list)
     """Proved on the way, for all plans whatever memory they need."""
     proves: bool = True
     """Whether the choices are all there are, so that what bounds them bounds every plan."""
     draft: bool = False
     """Whether a plan is wanted for another search to begin from: deep schedules may stay estimated."""
-    grace: float = 0.0
-    """Seconds beyond the time limit for what leads to the first plan."""
-
-    @property
-    def ends(self) -> float:
-        """The ``perf_counter`` at which it has to have ended."""
-        return self.began + self.time_limit
 
 
 class Trials:
@@ -96,9 +91,9 @@ class Trials:
 
     def __init__(self, model: Model, asked: Asked, again: bool) -> None:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
-        self.time_limit, self.grace, self.began, self.interrupted = asked.time_limit, asked.grace, asked.began, False
+        self.budget, self.effort, self.telemetry, self.interrupted = asked.budget, asked.budget.left, asked.telemetry, False
         self.held_back = 0.0
-        """Seconds that are left for what follows."""
+        """Work seconds that are left for what follows."""
         self.apart = MOMENTS if again else 0
         """Times told apart of second runs, in problems that have them from the start."""
         self.problem, self.unit = model.problem(asked.limit)
@@ -135,7 +130,7 @@ class Trials:
         self.weights: Weights | None = None
         """Those that gave ``aim``."""
         self.proving = 0.0
-        """Seconds that the longest solve for a bound has taken."""
+        """Work seconds that the longest solve for a bound has taken."""
         self.mixtures: list[tuple[float, Mixture]] = []
         """What was asked for a bound, and the bound of it."""
         self.rivals: tuple[Timed, ...] = ()
@@ -160,8 +155,12 @@ class Trials:
 
     @property
     def left(self) -> float:
-        """Seconds left of the whole search, pricing and baselines included, but those held back; those of grace until there is a plan."""
-        return self.time_limit + (-self.held_back if self.fits else self.grace) - (perf_counter() - self.began)
+        """Work seconds left of the whole search, but those held back once there is a plan; 0 after the time limit."""
+        return max(self.budget.left - (self.held_back if self.fits else 0.0), 0.0)
+
+    def part(self, share: float) -> Budget:
+        """A share of the work left."""
+        return self.budget.at_most(share * self.left)
 
     @property
     def reached(self) -> float:
@@ -175,7 +174,12 @@ class Trials:
         """Whether there is a plan within the memory limit."""
         return self.best is not None and self.best.memory.peak <= self.limit
 
+    def standing(self) -> tuple[float, float]:
+        """Step seconds of the best plan that fits, infinite without one, and bound seconds."""
+        return (self.best.seconds if self.fits and self.best is not None else math.inf), self.bound
+
     def spent(self) -> bool:
+        """Whether nothing is left to do."""
         return self.left <= 0 or self.short or self.reached <= self.gap
 
     def offer(self, found: Timed, method: str) -> bool:
@@ -192,6 +196,7 @@ class Trials:
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
         self.best, self.method = found, method
+        self.budget.meter.has_plan |= self.fits
         self.close = [one for one in self.close if not one.estimated or one.seconds <= found.seconds * (1 + ROUGHLY)]
         self.close = [*(self.close if found.estimated else ()), found]
         return gain
@@ -205,12 +210,17 @@ class Trials:
             for one in self.close[1:]:
                 self.best = one if one.better(self.best, self.limit) else self.best
 
-    def finished(self, found: Timed) -> Timed:
-        """The answer reordered with more effort than others were, where anything is left to gain: of a long list that takes seconds."""
+    def finish(self) -> None:
+        """The best plan's order improved with more effort."""
+        assert self.best is not None
+        self.best = self.finished(self.best)
+
+    def finished(self, found: Timed, effort: int = EFFORT) -> Timed:
+        """A plan after local search with ``effort`` times the moves of others, where anything is left to gain."""
         late = self.interrupted or (self.long and self.left <= 0)
         if self.draft or late or found.memory.peak > self.limit or self.reached <= self.gap:
             return found
-        return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, EFFORT)
+        return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Timed | None:
         """One solve, its schedule taken in; None without choices.
@@ -240,7 +250,7 @@ class Trials:
     def choose(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Solution | None:
         """What ``solve`` does before its schedule: the choices are in ``start``, and their assignment is the last of ``answers``; None
         without any. Whoever makes no schedule of it looks whether it was interrupted."""
-        began, self.gained = perf_counter(), False
+        began, self.gained = self.budget.meter.spent, False
         space = self.model.space
         bytes_allowed = UNLIMITED if self.folded else self.limit if limit is None else limit
         problem, unit = self.model.problem(bytes_allowed, weights)
@@ -253,17 +263,17 @@ class Trials:
             if self.progress is not None:
                 known = max(self.bound, bound * unit / (1 + TIES)) if proves and not self.folded else self.bound
                 best = self.best.seconds if self.best is not None else math.inf
-                self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, perf_counter() - self.began)
+                self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, self.budget.meter.seconds)
 
-        most = self.time_limit
+        most = self.effort
         if space.machine.cost_model != "communication":
             most *= TURN if self.start is not None else 0.5
         if self.folded and start is not None:
             start = self.model.restrict(start)
         def answer(problem: Problem) -> Solution:
-            seconds = max(min(self.left, most), LEAST if self.fits else FIRST)
+            turn = self.budget.at_most(min(self.left, most)).at_least(LEAST if self.fits else FIRST)
             patient = self.small  # of others a little more is soon said by other prices
-            found = solve(problem, time_limit=seconds, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
+            found = solve_interruptibly(problem, turn, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
                 raise KeyboardInterrupt
             return found
@@ -276,7 +286,7 @@ class Trials:
                 raise KeyboardInterrupt
         self.last = solution = solution if solution is not None and self.roomy else answer(asked)
         if proves:
-            self.proving = max(self.proving, perf_counter() - began)
+            self.proving = max(self.proving, self.budget.meter.spent - began)
             bound = solution.bound * unit / (1 + TIES)
             if bound > self.aim:
                 self.aim, self.weights = bound, weights
@@ -296,7 +306,7 @@ class Trials:
         return solution
 
     def kept(
-        self, plans: Sequence[Assignment], prices: Exposure, seconds: float, shares: tuple[float, ...] = SHARES, best: Timed | None = None
+        self, plans: Sequence[Assignment], prices: Exposure, budget: Budget, shares: tuple[float, ...] = SHARES, best: Timed | None = None
     ) -> tuple[Timed | None, Exposure]:
         """The strategies of plans with less kept, if that fits; and the prices learnt.
 
@@ -304,7 +314,7 @@ class Trials:
             best: an estimate of what came of that before, with which others are compared as such: at full depth both may be longer.
         """
         model = self.model
-        wanted = Wanted(self.limit, self.apart, self.tries, self.seed, perf_counter() + max(seconds, 1.0), shares, self.draft)
+        wanted = Wanted(self.limit, self.apart, self.tries, self.seed, budget.at_least(1.0), shares, self.draft)
         found, prices = fit(model.space, plans, prices, wanted, model.folding if isinstance(model, FoldedModel) else None, best)
         if found is None or found.memory.peak > self.limit:
             return None, prices
@@ -313,7 +323,7 @@ class Trials:
 
     def fit(self, plan: Timed, prices: Exposure) -> Timed | None:
         """A plan's strategies with less kept, if that fits."""
-        return self.kept((plan.assignment,), prices, min(self.left, self.time_limit * TURN))[0]
+        return self.kept((plan.assignment,), prices, self.budget.at_most(min(self.left, self.effort * TURN)))[0]
 
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> Timed:
         """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
@@ -341,6 +351,6 @@ class Trials:
         if known is None:
             model, space, graph = self.model, self.model.space, self.model.whole_graph
             samples = (() if exact else model.short(assignment)) or (Sample(1.0, graph, model.whole(assignment)),)
-            known = Tuning(assignment, samples, space.machine, space.optimizer, self.limit)
+            known = Tuning(assignment, samples, space.machine, space.optimizer, self.limit, budget=self.budget)
             self.tunings.append((exact, known))
-        return known.run(start, tries, self.began + self.time_limit, beside, gain)
+        return known.run(start, tries, beside, gain, improve=not self.long)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from time import perf_counter
 from typing import Any
 
 from autopar.graph import Graph
@@ -21,6 +20,7 @@ from autopar.schedule.in_place import assign_in_place, clear_in_place
 from autopar.schedule.local_search import improve_order, saved_at_most, usual_moves
 from autopar.schedule.ordering import Prices
 from autopar.schedule.passes import Placed, default_limits
+from autopar.search.effort import Budget, unlimited
 from cost_models import Machine
 
 MIB = 2**20
@@ -47,6 +47,8 @@ BESIDE = 2
 """So many rungs are near."""
 REORDERED = 1.1
 """What trails by more than this is not reordered (``improve_order``), unless fewer calls could save as much."""
+PLACED, HELD, MOVED = 16e-6, 16e-6, 6e-9
+"""Work seconds for each instruction that is placed and simulated; whose memory is asked; and for each that a judged move simulates."""
 EQUAL = 1e-9
 """Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -151,11 +153,14 @@ class Tuning:
         samples: what is scheduled for it.
         limit: of bytes on a rank.
         below: seconds; of what takes so long nothing more is asked.
+        budget: what counts the work; other limits are tried while it lasts.
     """
 
     def __init__(
-        self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int, below: float = math.inf
+        self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int, below: float = math.inf,
+        budget: Budget | None = None,
     ) -> None:  # fmt: skip
+        self.budget = budget or unlimited()
         self.samples = [(one.weight, Placed(ordered(one.graph, one.assignment, machine, one.prices))) for one in samples]
         self.assignment, self.machine, self.optimizer, self.limit, self.below = assignment, machine, optimizer, limit, below
         self.best: Timed | None = None
@@ -254,6 +259,7 @@ class Tuning:
             (weight, sample.under(_without(limits, left_out)))
             for (weight, sample), left_out in zip(self.samples, self.left_out, strict=True)
         )
+        self.budget.charge(PLACED * sum(len(one.instructions) for _, one in placed))
         return self._looked(limits, placed)
 
     def _looked(self, limits: Limits, placed: tuple[tuple[float, Schedule], ...]) -> _Looked:
@@ -285,6 +291,7 @@ class Tuning:
 
     def _timed(self, one: _Looked) -> tuple[Timed, Sequence[Memory]]:
         """With what is written over, and what each sample holds."""
+        self.budget.charge(HELD * sum(len(schedule.instructions) for _, schedule in one.placed))
         reused = [(weight, assign_in_place(schedule)) for weight, schedule in one.placed]
         parts = [memory(schedule, self.optimizer) for _, schedule in reused]
         held = _sum_of([(weight, part) for (weight, _), part in zip(reused, parts, strict=True)])
@@ -298,7 +305,9 @@ class Tuning:
             return self.best
         if self._hurried is None or self._hurried[0] is not self.best:
             ((weight, placed),) = self.kept.placed
-            changed = improve_order(placed.under(self.kept.limits), self.optimizer, self.limit).schedule
+            improved = improve_order(placed.under(self.kept.limits), self.optimizer, self.limit)
+            changed = improved.schedule
+            self.budget.charge(MOVED * improved.moves * len(changed.instructions))
             one = self._looked(self.kept.limits, ((weight, changed),))
             hopeful = one.seconds < self.best.seconds * (1 - EQUAL) or self.best.memory.peak > self.limit
             made = self._timed(one)[0] if hopeful else self.best
@@ -306,31 +315,30 @@ class Tuning:
             self._hurried = self.best, replace(made, placed_seconds=self.best.seconds) if gains else self.best
         return self._hurried[1]
 
-    def run(self, start: Limits | None, tries: int, until: float = math.inf, beside: float = math.inf, gain: float = 0.0) -> Timed:
+    def run(self, start: Limits | None, tries: int, beside: float = math.inf, gain: float = 0.0, *, improve: bool = True) -> Timed:
         """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
         again with each asked at once.
 
         Args:
             gain: the relative one for which no other limits are tried, though some of them may hold less.
+            improve: whether local search follows, where it may make this the best.
         """
         before, trusted = (self.best, self.ahead, self.kept, set(self.asked), set(self.looked)), self.trusts
-        found = self._run(start, tries, until, beside, gain)
+        found = self._run(start, tries, beside, gain)
         if self.trusts is not trusted:
             self.best, self.ahead, self.kept, self.asked, self.looked = before
-            found = self._run(start, tries, until, beside, gain)
+            found = self._run(start, tries, beside, gain)
         hopeful = found.seconds <= REORDERED * beside or found.seconds - saved_at_most(found.schedule, found.step_seconds) <= beside
-        return self.hurried() if hopeful else found
+        return self.hurried() if hopeful and improve else found
 
-    def _run(self, start: Limits | None, tries: int, until: float, beside: float, gain: float) -> Timed:
+    def _run(self, start: Limits | None, tries: int, beside: float, gain: float) -> Timed:
         before, trusted, self.beside = len(self.looked), self.trusts, beside
         timed = self.machine.cost_model != "communication"
-        took = -perf_counter()
         first = LEAN if timed and self.least > self.limit else start or default_limits(self.machine)
         if first in self.looked:
             before -= 1
         else:
             self.look(first)
-        took += perf_counter()
         best = self.settle()
         if best.memory.peak > self.limit and timed and LEAN not in self.looked:
             self.look(LEAN)
@@ -344,7 +352,7 @@ class Tuning:
                 assert self.ahead is not None
                 begun, low, high = getattr(self.ahead.limits, name), -math.inf, math.inf
                 for step, limits in enumerate(_steps(self.ahead.limits, name, self._ladder(name, ladder))):
-                    value, left = getattr(limits, name), len(self.looked) - before <= tries and perf_counter() + took < until
+                    value, left = getattr(limits, name), len(self.looked) - before <= tries and not self.budget.over
                     if limits not in self.looked and low < value < high and left and self.look(limits) > NEAR * self.ahead.seconds:
                         low, high = (max(low, value), high) if value < begun else (low, min(high, value))
                     now = self.ahead.seconds
@@ -377,7 +385,7 @@ def _sum_of(found: Sequence[tuple[float, Memory]]) -> Memory:
 
 def best_schedule(
     graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, *, start: Limits | None = None, tries: int = 100,
-    until: float = math.inf, beside: float = math.inf, samples: Sequence[Sample] = (),
+    beside: float = math.inf, samples: Sequence[Sample] = (), budget: Budget | None = None,
 ) -> Timed:  # fmt: skip
     """The best schedule found for an assignment within ``limit`` bytes a rank.
 
@@ -388,18 +396,19 @@ def best_schedule(
             communication model, where nothing overlaps.
         beside: ``placed_seconds`` of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at,
             and of what then trails by more than it gains little (``NEAR``).
-        until: the ``perf_counter`` at which the last of them is to be ready, if each takes as long as the first.
+        budget: see ``Tuning``.
     """
-    tuning = Tuning(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit)
-    return tuning.run(start, tries, until, beside)
+    tuning = Tuning(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit, budget=budget)
+    return tuning.run(start, tries, beside)
 
 
-def reordered(found: Timed, machine: Machine, optimizer: str, limit: int, effort: int) -> Timed:
+def reordered(found: Timed, machine: Machine, optimizer: str, limit: int, effort: int, budget: Budget) -> Timed:
     """The same reordered with more effort (``improve_order``), where it takes less and fits; not what is estimated."""
     if found.estimated or machine.cost_model == "communication":
         return found
     before = clear_in_place(found.schedule)
     changed = improve_order(before, optimizer, limit, effort * usual_moves(before), keep_program_order=False)
+    budget.charge(MOVED * changed.moves * len(before.instructions))
     made = assign_in_place(changed.schedule)
     step, held = step_seconds(made, optimizer), memory(made, optimizer)
     if step >= found.step_seconds * (1 - EQUAL) or held.peak > limit:
@@ -412,7 +421,7 @@ def reordered(found: Timed, machine: Machine, optimizer: str, limit: int, effort
 
 def schedule_below(
     graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, limits: Limits, below: float,
-    hurries: float = 1.0, prices: Prices | None = None,
+    hurries: float = 1.0, prices: Prices | None = None, budget: Budget | None = None,
 ) -> Timed | None:  # fmt: skip
     """The schedule of an assignment under some limits, or some near them where that needs more than ``limit`` bytes a rank; None where it
     takes ``below`` seconds or more: what it holds was not asked then.
@@ -421,7 +430,7 @@ def schedule_below(
         hurries: what takes less than so many times ``below`` as limits alone let calls stand is reordered; nothing where that is 1.
         prices: see ``Sample``.
     """
-    tuning = Tuning(assignment, (Sample(1.0, graph, assignment, prices),), machine, optimizer, limit, below * hurries)
+    tuning = Tuning(assignment, (Sample(1.0, graph, assignment, prices),), machine, optimizer, limit, below * hurries, budget)
     tuning.look(limits)
     if tuning.best is None or hurries == 1.0:
         return tuning.best

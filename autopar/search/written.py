@@ -63,9 +63,12 @@ class Written:
 
     def settle(self, search: Trials) -> None:
         """Schedules those at full depth that may be better than the best of a search that has ended."""
-        for name in _by_worth(self.rivals, search.limit):
+        names = _by_worth(self.rivals, search.limit)
+        for name in names:
             self.rivals[name] = search.sure(self.rivals[name])
             search.offer(self.rivals[name], "baseline")
+        if search.long and names:
+            self.rivals[names[0]] = search.finished(self.rivals[names[0]], 1)
 
     def _schedule(self, search: Trials, space: Space, pins: Pins, again: bool) -> None:
         rivals = self.rivals

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from time import perf_counter
 
 import pytest
 
@@ -12,6 +11,7 @@ from autopar.importer import capture_graph
 from autopar.schedule import Assignment
 from autopar.search import alike
 from autopar.search.building import build_model
+from autopar.search.effort import unlimited
 from autopar.search.extract import extract
 from autopar.search.fitting import choices_of
 from autopar.search.model import InSequence
@@ -19,8 +19,8 @@ from autopar.search.pins import resolve_pins
 from autopar.search.repeats import grouped
 from autopar.search.rounds import Search
 from autopar.search.space import Space
-from autopar.search.trials import Asked
 from cost_models import Machine, Mesh, load_hardware
+from tests.search.requests import asked
 
 
 def searched() -> Search:
@@ -29,7 +29,7 @@ def searched() -> Search:
     graph = capture_graph(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args)
     machine = Machine(Mesh.parse("dp=2,tp=2"), load_hardware("cpu-cluster"), "communication")
     model = build_model(Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {})))
-    search = Search(model, Asked(2**34, "adamw", 1e6, perf_counter(), 0.05, 0, None, False, False), again=False)
+    search = Search(model, asked(2**34, work=1e6, gap=0.05), again=False)
     search.run()
     return search
 
@@ -48,7 +48,7 @@ def test_a_layer_of_its_own_kind_joins_the_others() -> None:
     weight = next(item.tensor for item in search.model.space.graph.inputs if item.name == "layers.1.up.weight")
     for spec in search.model.nodes[search.model.number["input", weight]].specs:
         wanted = replace(search.best.assignment, inputs={**search.best.assignment.inputs, weight: spec}, strategies={})
-        choices = choices_of(search.model, problem, wanted, 0)
+        choices = choices_of(search.model, problem, wanted, 0, unlimited())
         if spec != search.best.assignment.inputs[weight] and choices is not None:
             break
     odd = search.schedule(extract(search.model, choices), None, 0)

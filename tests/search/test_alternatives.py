@@ -33,7 +33,7 @@ def test_an_alternative_costs_what_a_plan_pinned_so_costs() -> None:
 def test_explain_tells_the_next_best(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = autopar(capsys, "explain", plan_file, "layers.0.weight", "--next", 2).out.splitlines()
     (start,) = [number for number, line in enumerate(out) if line.startswith("next best, all else solved again once")]
-    assert len(out) == start + 3 and all("a rank at the peak" in line for line in out[start + 1 :])
+    assert len(out) == start + 3 and all("per rank at the peak" in line for line in out[start + 1 :])
     assert any(line.startswith("  'S") or "->" in line for line in autopar(capsys, "explain", plan_file, "h", "--next", 1).out.splitlines())
     refused(autopar(capsys, "explain", plan_file, "output:loss", "--next", 1), 2, "is no parameter, buffer, input or operator")
     for limit in ("0", "nan", "inf"):

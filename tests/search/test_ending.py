@@ -13,10 +13,11 @@ import pytest
 import solvers
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
-from autopar.search import Found, find_plan, finding, solving, space, trials
+from autopar.search import Found, effort, find_plan, finding, rounds, trials
 from autopar.search.bounds import Cuts, Mixture
+from autopar.search.effort import Budget
 from autopar.search.folding import Folding
-from autopar.search.rounds import BOUNDS, Search
+from autopar.search.rounds import BOUNDS
 from autopar.search.space import Late, Space
 from autopar.search.tuning import Tuning
 from cost_models import Machine
@@ -54,7 +55,7 @@ class Moments:
 
     def __init__(self, patch: pytest.MonkeyPatch, last: float, end: Callable[[], None]) -> None:
         self.count, self.last, self.end, self.scheduled = 0, last, end, 0
-        for place, name in ((Space, "_in_time"), (Tuning, "look"), (solving, "solve")):
+        for place, name in ((Space, "_in_time"), (Tuning, "look"), (solvers, "solve")):
             patch.setattr(place, name, self._counted(getattr(place, name)))
         run = Tuning.run
 
@@ -103,28 +104,28 @@ def test_a_search_that_is_ended_gives_the_best_so_far(case: Callable[[], tuple[G
             if way == "interrupted":
                 found, moments = ended(case, last, interrupt)
             else:
-                found, moments = ended(case, last, lambda: patch.setattr(space, "perf_counter", lambda: 1e300))
+                found, moments = ended(case, last, lambda: patch.setattr(effort, "perf_counter", lambda: 1e300))
         assert moments.count >= last
         if found is None:
             assert not moments.scheduled
         else:
             given += 1
             assert found.memory.peak <= UNLIMITED and found.bound_seconds <= found.seconds
-            assert found.interrupted == (way == "interrupted")
+            assert found.interrupted == (way == "interrupted") and found.cut == (way == "late")
     assert given
 
 
 @pytest.mark.parametrize("roomy", [False, True])
 def test_ctrl_c_in_a_solve_without_an_answer_ends_the_search(monkeypatch: pytest.MonkeyPatch, roomy: bool) -> None:
     """The solver gives what it has, which may be nothing, or an answer without the limit that does not keep to it: nothing follows."""
-    solve, asked = trials.solve, list[Problem]()
+    solve, asked = trials.solve_interruptibly, list[Problem]()
 
-    def interrupted(problem: Problem, **options: Any) -> Solution:
+    def interrupted(problem: Problem, budget: Budget, **options: Any) -> Solution:
         asked.append(problem)
-        found = solve(problem, **options)
+        found = solve(problem, budget, **options)
         return replace(found, choices=found.choices if roomy else None, peak_usage=None, message=solvers.INTERRUPTED)
 
-    monkeypatch.setattr(trials, "solve", interrupted)
+    monkeypatch.setattr(trials, "solve_interruptibly", interrupted)
     limit = UNLIMITED if roomy else find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=UNLIMITED).memory.peak
     asked.clear()
     found = find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=limit)
@@ -177,10 +178,10 @@ def test_where_time_is_up_before_anything_fits_the_least_memory_found_is_said(mo
     graph, machine = small_graph(1), small_machine(1, "2x2")
     free = find_plan(graph, machine, memory_bytes=UNLIMITED)
 
-    def late(search: Search, *more: Any) -> None:
+    def late(*given: Any) -> None:
         raise Late
 
-    monkeypatch.setattr(Search, "_rounds", late)
+    monkeypatch.setattr(rounds, "run_phases", late)
     with pytest.raises((InfeasibleError, TimeLimitError), match=r"in 4 B a rank.*least (found|known)"):
         find_plan(graph, machine, memory_bytes=4, baselines=True)
     assert find_plan(graph, machine, memory_bytes=UNLIMITED).seconds >= free.seconds

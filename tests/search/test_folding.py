@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from autopar.search import find_plan
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import PHASES, Answer, Cuts, Mixture, Term, floor, floor_of
 from autopar.search.building import build_model
+from autopar.search.effort import Budget, unlimited
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.folded import ENOUGH, IDLE, OUTSIDE, Decomposition, FoldedModel, folded
@@ -27,9 +27,9 @@ from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import resolve_pins
 from autopar.search.rounds import Search
 from autopar.search.space import Space
-from autopar.search.trials import Asked
 from cost_models import Machine, Mesh, load_hardware
 from solvers import evaluate, solve
+from tests.search.requests import asked, budget
 
 SPLIT_WIDTH = {"module:layers.[0-9]": "R R S0"}
 """What layers pass on is split as the next one cannot use it: what crosses from layer to layer costs."""
@@ -112,11 +112,11 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     free, free_unit = whole.problem(None, weights_of(whole)[name])
     oracle = solve(free, time_limit=600.0, gap=1e-6)
     assert oracle.objective is not None
-    bound = Decomposition(tied, weights.price(tied)).bound(optimum, 60.0)
+    bound = Decomposition(tied, weights.price(tied)).bound(optimum, unlimited())
     assert 0.97 * oracle.objective * free_unit <= bound <= oracle.objective * free_unit * (1 + 1e-9)
     # steps by the layer alone come as far
     pieces = Decomposition(models("dp=4")[1], weights.price(tied))
-    alone = pieces.bound(optimum, 60.0, tied.expand(found.choices))
+    alone = pieces.bound(optimum, unlimited(), tied.expand(found.choices))
     assert bound * (1 - 2 * ENOUGH) <= alone <= oracle.objective * free_unit * (1 + 1e-9)
     # a bound that is wanted is reached with no more steps than it takes
     steps: list[int] = []
@@ -124,7 +124,7 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
         counted = Decomposition(models("dp=4")[1], weights.price(tied))
         step, calls = counted.layer.solve, list[int]()
         counted.layer.solve = lambda *given, step=step, calls=calls: (calls.append(1), step(*given))[1]  # type: ignore[method-assign]
-        assert counted.bound(optimum, 60.0, tied.expand(found.choices), wanted) >= min(wanted, alone)
+        assert counted.bound(optimum, unlimited(), tied.expand(found.choices), wanted) >= min(wanted, alone)
         steps.append(len(calls))
     assert steps[0] == 1 <= steps[1]
     # the tied answer costs the same in pieces
@@ -132,31 +132,30 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     assert outer + pieces.times * inner == pytest.approx(optimum, rel=1e-6)
 
 
-def test_the_outside_has_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_outside_has_its_part_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where steps on the layer never agree with the outside; those that gain nothing end before."""
     tied = models("dp=4")[1]
     for moves, steps in ((True, 0), (False, 1 + IDLE)):
         pieces = Decomposition(tied, weights_of(tied)["mixture"].price(tied))
-        now, inner, outer = [0.0], list[float](), list[float]()
+        given, inner, outer = budget(10.0), list[float](), list[float]()
         answers = [np.zeros(len(piece.costs), np.int64) for piece in (pieces.layer, pieces.outside)]
         for paid in pieces.layer.paid.values():
             answers[0][paid] = [len(pieces.layer.costs[node]) - 1 for node in paid]  # other than what pays
 
-        def of_layer(potentials: object, seconds: float) -> tuple[float, np.ndarray]:
-            now[0] += 1.0  # noqa: B023
-            inner.append(seconds)  # noqa: B023
+        def of_layer(potentials: object, turn: Budget) -> tuple[float, np.ndarray]:
+            inner.append(turn.left)  # noqa: B023
+            turn.charge(1.0)
             return 0.1 - (0.1 * 0.8 ** len(inner) if moves else 0.1), answers[0]  # noqa: B023
 
-        def of_outside(potentials: object, seconds: float) -> tuple[float, np.ndarray]:
-            outer.append(seconds)  # noqa: B023
+        def of_outside(potentials: object, turn: Budget) -> tuple[float, np.ndarray]:
+            outer.append(turn.left)  # noqa: B023
             return 1.0, answers[1]  # noqa: B023
 
         with monkeypatch.context() as patch:
-            patch.setattr("autopar.search.folded.perf_counter", lambda: now[0])  # noqa: B023
             patch.setattr(pieces.layer, "solve", of_layer)
             patch.setattr(pieces.outside, "solve", of_outside)
             patch.setattr(pieces.layer, "cost", lambda choices: 0.1)
-            pieces.bound(100.0, 10.0, answers[0])
+            pieces.bound(100.0, given, answers[0])
         assert len(outer) == 1 and outer[0] >= OUTSIDE * 10.0
         assert len(inner) == (steps or (1 - OUTSIDE) * 10.0)
 
@@ -311,7 +310,7 @@ def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("autopar.search.folded.DEEP", FEWEST + 1)
     model = replace(models("dp=4")[1])
     limit = 2**33
-    search = Search(model, Asked(limit, "adamw", 60.0, perf_counter(), 1e-6, 0, None, False, False), False)
+    search = Search(model, asked(limit, work=60.0), False)
     problem, _ = model.problem(None)
     answer = solve(problem, time_limit=600.0, gap=1e-2).choices
     assert answer is not None
@@ -327,7 +326,7 @@ def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatc
     check_legal(best.schedule, "whole")
     assert found.memory.peak == pytest.approx(best.memory.peak, rel=1e-3)
     assert found.seconds == pytest.approx(best.seconds, rel=0.03)
-    near = Search(model, replace(Asked(limit, "adamw", 60.0, perf_counter(), 1e-6, 0, None, False, False), limit=best.memory.peak), False)
+    near = Search(model, asked(best.memory.peak, work=60.0), False)
     assert not near.schedule(found.assignment, None, tries=0).estimated, "near the limit nothing is guessed"
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import inf
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +21,7 @@ from autopar.schedule.legality import check_legal
 from autopar.search import keeping, scarcity
 from autopar.search.baselines import find_baselines
 from autopar.search.building import build_model
+from autopar.search.effort import unlimited
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import counted
@@ -32,9 +32,9 @@ from autopar.search.pins import Pins
 from autopar.search.rounds import Search
 from autopar.search.scarcity import keep_apart, keep_less
 from autopar.search.space import Space
-from autopar.search.trials import Asked
 from autopar.search.tuning import LEAN, Timed
 from solvers import solve
+from tests.search.requests import asked
 from tests.search.test_folding import folding, graph, machine
 
 PLANS = ("ddp", "fsdp", "megatron")
@@ -108,7 +108,7 @@ def test_what_is_fitted_fits() -> None:
     _, kept, most = answer(tied(*plans()), None)
     limit = int(0.8 * most)
     with patch("autopar.search.keeping.KEEPING_SECONDS", inf):
-        found, prices = fit(space(), plans(), Exposure.first(0.0), Wanted(limit, MOMENTS, 3, 0, inf, (0.95,)), folding())
+        found, prices = fit(space(), plans(), Exposure.first(0.0), Wanted(limit, MOMENTS, 3, 0, unlimited(), (0.95,)), folding())
     assert found is not None and found.memory.peak <= limit < peak(kept)
     assert found.schedule.graph is graph() and prices != Exposure.first(0.0)
     check_legal(found.schedule, "fitted")
@@ -124,7 +124,7 @@ def test_a_draft_ends_with_the_first_that_fits(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(keeping._Keeping, "run", noted)
     monkeypatch.setattr(keeping, "KEEPING_SECONDS", inf)
-    wanted = Wanted(limit, MOMENTS, 3, 0, inf, (1e-6, 0.95, 0.9), first)
+    wanted = Wanted(limit, MOMENTS, 3, 0, unlimited(), (1e-6, 0.95, 0.9), first)
     found, _ = fit(space(), plans(), Exposure.first(0.0), wanted, folding())
     assert found is not None and found.memory.peak <= limit
     assert shares == ([1e-6, 0.95] if first else [1e-6, 0.95, 0.9])
@@ -136,14 +136,14 @@ def test_layers_keep_apart_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, most = answer(tied(*plans()), None)
     gained, unlike, limit = 0, 0, int(0.45 * most)
     monkeypatch.setattr(keeping, "KEEPING_SECONDS", inf)
-    begin, prices = fit(space(), plans(), Exposure.first(0.15), Wanted(limit, MOMENTS, 3, 0, inf, (0.95,)), folding())
+    begin, prices = fit(space(), plans(), Exposure.first(0.15), Wanted(limit, MOMENTS, 3, 0, unlimited(), (0.95,)), folding())
     assert begin is not None and begin.memory.peak <= limit
     group, layers = folding().group, folding().group.left_out
     for room in (1.0, 1.02, 1.04, 1.06):
-        asked = Asked(int(room * limit), "adamw", 600.0, perf_counter(), 1e-6, 0, None, False, True)
-        search = Search(tied(*plans(), moments=0), asked, True)
+        request = asked(int(room * limit), work=600.0, recompute=True)
+        search = Search(tied(*plans(), moments=0), request, True)
         search.best = begin
-        keep_apart(search, prices)
+        keep_apart(search, prices, search.budget)
         found = search.best
         assert found.memory.peak <= room * limit and found.seconds <= begin.seconds
         check_legal(found.schedule, "apart")
@@ -166,8 +166,7 @@ def test_no_problem_of_the_whole_depth_is_built_for_a_large_graph() -> None:
         seen.append(len(of.graph.ops))
         return real(of)
 
-    alone = patch("autopar.search.finding.OPEN", 1.0)  # one search, none beside it with the axes merged
-    with alone, patch("autopar.search.trials.LARGE", 0), patch("autopar.search.single.build_model", build):
+    with patch("autopar.search.trials.LARGE", 0), patch("autopar.search.single.build_model", build):
         plan = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm", memory=limit, time_limit=600.0)
     assert seen == [len(folding().graph.ops)]
     assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()
@@ -197,15 +196,15 @@ def test_estimates_of_deep_graphs_are_compared_with_each_other(estimated: bool) 
     """What a pass is compared with: a schedule at full depth may be longer than its estimate, which hides what the next one gains."""
     first, seen = SimpleNamespace(estimated=estimated), list[Any]()
 
-    def kept(plans: object, prices: object, seconds: float, shares: object, best: object) -> tuple[Any, object]:
+    def kept(plans: object, prices: object, budget: object, shares: object, best: object) -> tuple[Any, object]:
         seen.append(best)
         trials.gained = len(seen) == 1
         return first, prices
 
-    counts = {"apart": 0, "left": inf, "limit": 1}
+    counts = {"apart": 0, "limit": 1}
     flags = {"folded": True, "large": False, "draft": False, "gained": False}
     trials: Any = SimpleNamespace(model=None, rivals=(), answers=[], kept=kept, **counts, **flags)
     with patch.object(scarcity, "_answer", lambda *asked: "another"):
-        keep_less(trials, Exposure.first(0.0))
+        keep_less(trials, Exposure.first(0.0), unlimited())
     assert seen == [None, first if estimated else None]
     assert trials.answers == ["another"]

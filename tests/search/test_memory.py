@@ -6,6 +6,7 @@ import re
 import statistics
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
 from autopar.schedule.local_search import improve_order
 from autopar.schedule.passes import ENDING, PLACING, ordered, run_passes
-from autopar.search import find_plan, finding, trials
+from autopar.search import find_plan, trials
 from autopar.search.beside import pairs_at
 from autopar.search.building import build_model
+from autopar.search.effort import Budget, unlimited
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves, choices_of, counted, held_by_time
 from autopar.search.model import Model
@@ -28,7 +30,7 @@ from autopar.search.space import Space
 from autopar.search.tuning import LEAN
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
-from solvers import INFINITE, Problem, evaluate, solve
+from solvers import INFINITE, Problem, Solution, evaluate, solve
 from tests.graphs import random_graph, random_schedule
 
 MESHES = ("x=4", "x=2,y=2")
@@ -160,9 +162,13 @@ def test_more_memory_never_costs_more_and_the_least_named_does(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(4))
 def test_a_limit_that_keeps_nothing_out_is_not_asked_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that does is, after the first answer without it: both find what they find with the limit from the start."""
-    graph, asked = random_graph(seed, layers=4), list[int | None]()
-    monkeypatch.setattr(trials, "solve", lambda problem, **more: (asked.append(problem.limit), solve(problem, **more))[1])
-    monkeypatch.setattr(finding, "OPEN", 1.0)  # one search, none beside it with the axes merged
+    graph, asked, real = random_graph(seed, layers=4), list[int | None](), trials.solve_interruptibly
+
+    def noted(problem: Problem, budget: Budget, **more: Any) -> Solution:
+        asked.append(problem.limit)
+        return real(problem, budget, **more)
+
+    monkeypatch.setattr(trials, "solve_interruptibly", noted)
     free = find_plan(graph, machine("x=2,y=2"), memory_bytes=2**60, time_limit=600.0)
     assert set(asked) == {None}
     tight = int(0.97 * free.memory.peak)
@@ -204,9 +210,9 @@ def test_choices_stand_for_an_assignment() -> None:
     model = model_of(random_graph(2, layers=3), "x=2,y=2")
     problem, _ = model.problem(None)
     assignment = extract(model, drawn(model, 2))
-    choices = choices_of(model, problem, assignment, seed=0)
+    choices = choices_of(model, problem, assignment, 0, unlimited())
     assert choices is not None
     again = extract(model, choices)
     assert (again.inputs, again.strategies) == (assignment.inputs, assignment.strategies)
     nowhere = ShardingSpec(((), ()), ((0, "sum"),))
-    assert choices_of(model, problem, replace(assignment, inputs=dict.fromkeys(assignment.inputs, nowhere)), seed=0) is None
+    assert choices_of(model, problem, replace(assignment, inputs=dict.fromkeys(assignment.inputs, nowhere)), 0, unlimited()) is None

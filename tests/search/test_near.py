@@ -8,7 +8,6 @@ import pytest
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
-from autopar.schedule.freeing import free
 from autopar.search import Found, find_plan, finding, rounds
 from autopar.search.baselines import find_baselines
 from autopar.search.merging import Merging, mergings
@@ -122,41 +121,16 @@ def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch
     assert set(found.baselines) == set(whole.baselines)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (10, 18, 33))])
-def test_no_plan_costs_more_than_those_of_merged_axes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where all choices are searched at once, as here, and where what is searched around is a draft."""
-    graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
-    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
-    assert found.seconds <= min(item.seconds for item in merged) * ROOM
-    assert found.bound_seconds <= found.seconds
-    assert found.timed is not None
-    assert found.memory == found.timed.memory
-    assert found.schedule.instructions == free(found.timed.schedule).instructions
-
-
-@pytest.mark.parametrize("mesh", ["2x2x2", "2x2"])
-@pytest.mark.parametrize("seed", [17, 26, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (10, 33, 37, 52, 78, 104, 105))])
-def test_no_plan_on_one_link_costs_more_than_on_one_axis(mesh: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a dim is split in unequal parts (26, 37, 52, 78, 104), which several axes make together as one does."""
-    graph, machine = small_graph(seed), small_machine(seed, mesh)
-    machine = replace(machine, hardware=replace(machine.hardware, devices_per_node=8))
-    (merging,) = mergings(machine, 1)
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
-    assert found.seconds <= of_merged_axes(graph, merging, monkeypatch).seconds * ROOM
-    assert found.bound_seconds <= found.seconds
-
-
-@pytest.mark.parametrize("many", [finding.MANY, 0])
-def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_merged_axes(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it was begun from or came after. It is not called optimal for having no other bound."""
+def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was begun from on merged axes, and is not called optimal for having no other bound."""
     graph, machine = small_graph(0), small_machine(0, "2x2x2")
     merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
-    monkeypatch.setattr(finding, "MANY", many)
+    monkeypatch.setattr(finding, "MANY", 0)
     monkeypatch.setattr(finding, "WIDE", -1.0)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert found.seconds < found.own_seconds, "what is tried here"
-    assert found.floor_seconds < found.bound_seconds <= min(item.bound_seconds for item in merged) * ROOM < found.seconds
+    assert found.floor_seconds == found.bound_seconds <= min(item.bound_seconds for item in merged) * ROOM
+    assert found.bound_seconds < found.seconds
     assert found.status == "feasible"
 
 
@@ -174,7 +148,6 @@ def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypat
 
     monkeypatch.setattr(finding, "MANY", 0)
     monkeypatch.setattr(finding, "WIDE", 2.0)
-    monkeypatch.setattr(finding, "OPEN", 2.0)
     monkeypatch.setattr(finding, "_of_merged_axes", noted)
     monkeypatch.setattr(rounds.Search, "__init__", impatient)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)

@@ -10,6 +10,7 @@ from autopar.schedule import make_schedule, memory, step_seconds
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import floor_of
 from autopar.search.building import build_model
+from autopar.search.effort import unlimited
 from autopar.search.extract import extract
 from autopar.search.pins import Pins
 from autopar.search.pooled import pooled
@@ -34,7 +35,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None) -> None:
     floor, raised = floor_of(space, None), 0
     for limit in sorted({peak for _, peak in sets}):
         best = min(seconds for seconds, peak in sets if peak <= limit)
-        bound = pooled(space, None, limit, math.inf)
+        bound = pooled(space, None, limit, unlimited())
         assert bound <= best * (1 + 1e-9)
         raised += bound > floor * 1.001
     assert raised or seed is not None, "where memory is short something has to be made again"
@@ -47,7 +48,7 @@ def test_no_plan_on_a_mesh_is_below_it(mesh: str) -> None:
     for name in ("ddp", "fsdp"):
         for _, leaner in with_policies(graph(), find_baselines(space)[0][name], on):
             schedule = make_schedule(graph(), leaner, on, LEAN)
-            bound = pooled(small, folding(), memory(schedule, "adamw").peak, math.inf)
+            bound = pooled(small, folding(), memory(schedule, "adamw").peak, unlimited())
             assert bound <= step_seconds(schedule, "adamw")
 
 
@@ -55,6 +56,6 @@ def test_folded_layers_say_the_same() -> None:
     on = machine("dp=2,tp=2")
     whole, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
     limit = int(0.7 * memory(make_schedule(graph(), find_baselines(whole)[0]["fsdp"], on, LEAN), "adamw").peak)
-    free, tied = pooled(whole, None, limit, math.inf), pooled(small, folding(), limit, math.inf)
+    free, tied = pooled(whole, None, limit, unlimited()), pooled(small, folding(), limit, unlimited())
     assert free > floor_of(whole, None) * 1.001, "memory is short"
     assert free * 0.98 <= tied <= free * (1 + 1e-3), "a bound on layers left free"

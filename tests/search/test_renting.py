@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -10,10 +9,11 @@ import numpy as np
 import pytest
 
 from autopar.schedule import make_schedule, memory, step_seconds
-from autopar.search import renting, rounds, trials
+from autopar.search import renting, rounds
 from autopar.search.baselines import find_baselines
 from autopar.search.bounds import Cuts, Mixture, Path, Term
 from autopar.search.building import build_model
+from autopar.search.effort import Budget, unlimited
 from autopar.search.extract import extract
 from autopar.search.folded import FoldedModel, folded
 from autopar.search.model import Model
@@ -22,9 +22,9 @@ from autopar.search.recompute import with_policies
 from autopar.search.renting import ASKING, Rented, dearest
 from autopar.search.rounds import Search
 from autopar.search.space import Space
-from autopar.search.trials import Asked
 from autopar.search.tuning import LEAN
 from solvers import Problem, Solution, solve
+from tests.search.requests import asked, budget
 from tests.search.small_graphs import small_machine
 from tests.search.test_again import chain, drawn, every_set, one_rank
 from tests.search.test_folding import folding, graph, machine
@@ -75,7 +75,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None, mesh: str) -> None:
     free, raised = min(seconds for seconds, _ in sets), 0
     for limit in sorted({peak for _, peak in sets}):
         best = min(seconds for seconds, peak in sets if peak <= limit)
-        bounds = [dearest(model, first(model), float(limit), (time,), math.inf) for time in range(0, len(some.ops), 4)]
+        bounds = [dearest(model, first(model), float(limit), (time,), unlimited()) for time in range(0, len(some.ops), 4)]
         assert max(bounds) <= best * (1 + 1e-9)
         raised += max(bounds) > free * 1.001
     assert raised or seed is not None, "where memory is short something has to be made again"
@@ -86,7 +86,7 @@ def test_no_plan_on_a_mesh_is_below_it() -> None:
     on, model = machine(MESH), tied(MESH)
     plan = find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"]
     schedule = make_schedule(graph(), dict(with_policies(graph(), plan, on))["full"], on, LEAN)
-    bound = dearest(model, first(model), float(memory(schedule, "adamw").peak), rests(model), math.inf)
+    bound = dearest(model, first(model), float(memory(schedule, "adamw").peak), rests(model), unlimited())
     assert bound <= step_seconds(schedule, "adamw")
 
 
@@ -99,8 +99,8 @@ def test_less_memory_costs_more_and_all_layers_pay(monkeypatch: pytest.MonkeyPat
     times = rests(model)
     later = [whole.times[name] for name, at in model.times.items() if at in times]
     allowed = 0.55 * lean_peak(MESH)
-    found = [dearest(some, first(some), allowed, at, math.inf) for some, at in ((whole, later), (model, times))]
-    free = dearest(whole, first(whole), 2.0**60, later, math.inf)
+    found = [dearest(some, first(some), allowed, at, unlimited()) for some, at in ((whole, later), (model, times))]
+    free = dearest(whole, first(whole), 2.0**60, later, unlimited())
     assert found[0] > free * 1.001, "memory is short"
     assert found[0] * 0.97 <= found[1] <= found[0] * (1 + 2e-3), "a bound on layers left free"
 
@@ -110,9 +110,9 @@ def test_chains_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gathers and reductions take long: for the loss's own call nobody waits."""
     mesh = "dp=8"
     model, allowed = tied(mesh), 0.8 * lean_peak(mesh)
-    chained = dearest(model, first(model), allowed, rests(model), math.inf)
+    chained = dearest(model, first(model), allowed, rests(model), unlimited())
     monkeypatch.setattr(Cuts, "longest", lambda self, *of: Path((), ()))
-    assert chained > dearest(model, first(model), allowed, rests(model), math.inf) * 1.001
+    assert chained > dearest(model, first(model), allowed, rests(model), unlimited()) * 1.001
 
 
 def test_weights_without_paths() -> None:
@@ -121,9 +121,9 @@ def test_weights_without_paths() -> None:
     assert mixed.without_paths().weights == {Term("forward", "node"): 1.0, Term("backward", compute=True): 1.0}
 
 
-def test_without_time_nothing_is_solved() -> None:
+def test_without_work_nothing_is_solved() -> None:
     model = tied(MESH)
-    assert dearest(model, first(model), 1.0, rests(model), -math.inf) == 0.0
+    assert dearest(model, first(model), 1.0, rests(model), budget(0.0)) == 0.0
 
 
 def test_prices_end_where_more_of_them_could_bring_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,55 +132,59 @@ def test_prices_end_where_more_of_them_could_bring_little(monkeypatch: pytest.Mo
     limit = min(peak for _, peak in every_set(some, extract(build_model(model.space), answer(build_model(model.space))), on))
     solved, real = list[Problem](), renting.solve
 
-    def counted(problem: Problem, **how: Any) -> Solution:
+    def counted(problem: Problem, given: Budget, **how: Any) -> Solution:
         solved.append(problem)
-        return real(problem, **how)
+        return real(problem, given, **how)
 
     monkeypatch.setattr(renting, "solve", counted)
-    best, most = dearest(model, first(model), float(limit), rests(model), math.inf), len(solved)
-    found = dearest(model, first(model), float(limit), rests(model), math.inf, 0.05)
+    best, most = dearest(model, first(model), float(limit), rests(model), unlimited()), len(solved)
+    found = dearest(model, first(model), float(limit), rests(model), unlimited(), 0.05)
     assert len(solved) - most < most
     assert best / 1.05 <= found <= best
 
 
-def test_time_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, given, real, model = [0.0], list[float](), renting.solve, tied(MESH)
+def test_work_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much each solve takes of what it may."""
+    given, left, real, model = budget(10.0), list[float](), renting.solve, tied(MESH)
 
-    def slow(problem: Problem, *, time_limit: float, **how: Any) -> Solution:
-        now[0] += time_limit
-        return real(problem, time_limit=600.0, **how)
+    def slow(problem: Problem, turn: Budget, **how: Any) -> Solution:
+        found = real(problem, budget(600.0), **how)
+        turn.charge(turn.left)
+        return found
 
-    def proved(self: FoldedModel, weights: Rented, bound: float, optimum: float, seconds: float, choices: np.ndarray) -> float:
-        given.append(seconds)
+    def proved(self: FoldedModel, weights: Rented, bound: float, optimum: float, turn: Budget, choices: np.ndarray) -> float:
+        left.append(turn.left)
         return bound
 
-    monkeypatch.setattr(renting, "perf_counter", lambda: now[0])
     monkeypatch.setattr(renting, "solve", slow)
     monkeypatch.setattr(FoldedModel, "proved", proved)
-    assert dearest(model, first(model), 1.0, rests(model), 10.0) != 0.0
-    assert given == [pytest.approx((1 - ASKING) * 10.0)]
+    assert dearest(model, first(model), 1.0, rests(model), given) != 0.0
+    assert left == [pytest.approx((1 - ASKING) * 10.0)]
 
 
-@pytest.mark.parametrize(("left", "given"), [(100.0, 35.0), (30.0, 20.0), (19.0, None), (-1.0, None)])
-def test_time_is_left_for_the_proofs_that_follow(monkeypatch: pytest.MonkeyPatch, left: float, given: float | None) -> None:
-    asked, until = list[float](), 1000.0
-    search = Search(tied(MESH), Asked(2**30, "adamw", 100.0, until - 100.0 + left, 1e-6, 0, None, False, True), True)
-    search.weights, search.grace = first(search.model), 0.0
-    monkeypatch.setattr(rounds, "perf_counter", lambda: until)
-    monkeypatch.setattr(trials, "perf_counter", lambda: until)
-    monkeypatch.setattr(rounds, "dearest", lambda model, weights, limit, times, ends, enough: asked.append(ends - until) or 0.0)
-    search._rent()
-    assert asked == ([pytest.approx(given)] if given is not None else [])
+def searched(spent: float) -> Search:
+    """A search that has spent so much of 100 work seconds."""
+    search = Search(tied(MESH), asked(2**30, work=100.0, recompute=True), True)
+    search.budget.charge(spent)
+    return search
 
 
-@pytest.mark.parametrize(("left", "settles"), [(100.0, True), (-5.0, True), (-11.0, False)])
-def test_a_last_proof_passes_the_limit_by_little(monkeypatch: pytest.MonkeyPatch, left: float, settles: bool) -> None:
-    """A tenth of the limit of 100 s and half a second, less what two solves have taken."""
-    proofs, now = list[float](), 1000.0
-    search = Search(tied(MESH), Asked(2**30, "adamw", 100.0, now - 100.0 + left, 1e-6, 0, None, False, True), True)
-    search.grace, search.proving = 0.0, 0.1
+@pytest.mark.parametrize(("given", "asks"), [(35.0, True), (9.0, False)])
+def test_too_little_work_is_not_begun(monkeypatch: pytest.MonkeyPatch, given: float, asks: bool) -> None:
+    """A tenth of the search's 100 work seconds at least."""
+    turns, search = list[float](), searched(0.0)
+    search.weights = first(search.model)
+    monkeypatch.setattr(rounds, "dearest", lambda model, weights, limit, times, turn, enough: turns.append(turn.left) or 0.0)
+    search.rent(search.budget.at_most(given))
+    assert turns == [given] * asks
+
+
+@pytest.mark.parametrize(("spent", "settles"), [(0.0, True), (105.0, True), (111.0, False)])
+def test_a_last_proof_passes_the_budget_by_little(monkeypatch: pytest.MonkeyPatch, spent: float, settles: bool) -> None:
+    """A tenth of the budget of 100 work seconds and half a second, less what two solves have taken."""
+    proofs, search = list[float](), searched(spent)
+    search.proving = 0.1
     search.claims = [(1.0, 1.0, first(search.model), answer(search.model))]
-    monkeypatch.setattr(trials, "perf_counter", lambda: now)
-    monkeypatch.setattr(FoldedModel, "proved", lambda self, *of: proofs.append(now) or 0.0)
-    search._settle()
+    monkeypatch.setattr(FoldedModel, "proved", lambda self, *of: proofs.append(spent) or 0.0)
+    search.settle_claims(search.budget)
     assert bool(proofs) is settles and not search.claims

@@ -10,6 +10,7 @@ import pytest
 from autopar.schedule import Assignment
 from autopar.search import scarcity, trials
 from autopar.search.baselines import find_baselines
+from autopar.search.effort import Budget
 from autopar.search.moving import LESS
 from autopar.search.rounds import close_enough
 from autopar.search.scarcity import change_one
@@ -39,15 +40,15 @@ def test_a_plan_is_changed_until_nothing_helps_once(monkeypatch: pytest.MonkeyPa
     ahead = replace(found["fsdp"], seconds=found["ddp"].seconds * 0.9)
 
     def improve(
-        space: object, begin: Timed, limit: int, tune: object, until: float, guide: Assignment | None, stages: tuple[bool, ...]
+        space: object, begin: Timed, limit: int, tune: object, budget: Budget, guide: Assignment | None, stages: tuple[bool, ...]
     ) -> Timed:  # fmt: skip
         asked.append((begin.assignment, guide is not None, len(stages)))
         assert len(asked) < 20, "again and again"
         return ahead if stages == LESS[1:] else begin
 
     monkeypatch.setattr(scarcity, "improve", improve)
-    change_one(some, 0.5)
-    change_one(some, 0.5)
+    change_one(some, some.budget)
+    change_one(some, some.budget)
     first, second = found["ddp"].assignment, found["fsdp"].assignment
     begun = [(first, True, 2), (first, False, 1), (first, False, 1)]  # with what adds to be done there is another best
     ended = [(second, False, 1), (second, False, 1), (second, True, 2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
 
 import pytest
 
@@ -16,9 +15,10 @@ from autopar.search.folding import FEWEST
 from autopar.search.model import Model
 from autopar.search.pins import Pins
 from autopar.search.space import Space
-from autopar.search.trials import Asked, Trials
+from autopar.search.trials import Trials
 from autopar.search.tuning import Timed
 from autopar.search.written import Written
+from tests.search.requests import asked as request
 from tests.search.test_folding import folding, graph, machine
 
 Assignments = tuple[dict[str, Assignment], dict[str, str]]
@@ -74,7 +74,7 @@ def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better:
     monkeypatch.setattr(folded, "DEEP", FEWEST + 1)
     model = folded.folded(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
     assert model is not None
-    search = rounds.Search(model, Asked(2**36, "adamw", 60.0, perf_counter(), 0.0, 0, None, True, False), False)
+    search = rounds.Search(model, request(2**36, work=60.0, gap=0.0, baselines=True), False)
     plans = Written()
     plans.schedule(search, model.space, Pins(), again=False)
     first = search.best

@@ -1,0 +1,67 @@
+"""What each phase of a search did: work, CPU seconds, step and bound before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import process_time
+
+from autopar.search.effort import Meter
+
+Standing = Callable[[], tuple[float, float]]
+"""Step seconds of the incumbent (infinite without one that fits) and bound seconds."""
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One phase that ran.
+
+    Args:
+        name: the phase's, after the models it ran on: ``folded: baselines``.
+        work: work seconds (``effort``).
+        seconds: CPU seconds of this process.
+        step_before, step_after: seconds of the incumbent's step; infinite without an incumbent.
+        bound_before, bound_after: seconds of the bound.
+    """
+
+    name: str
+    work: float
+    seconds: float
+    step_before: float
+    step_after: float
+    bound_before: float
+    bound_after: float
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Records of phases, and the phases that are left out.
+
+    Args:
+        place: the model that is searched, in words, before each name.
+        skip: names of phases that are left out, for ablation.
+        records: in order; of all searches for one plan.
+    """
+
+    meter: Meter
+    skip: frozenset[str] = frozenset()
+    place: tuple[str, ...] = ()
+    records: list[PhaseRecord] = field(default_factory=list)
+
+    def within(self, place: str) -> Telemetry:
+        """The same for a search on another model."""
+        return Telemetry(self.meter, self.skip, (*self.place, place), self.records)
+
+    @contextmanager
+    def phase(self, name: str, standing: Standing) -> Iterator[None]:
+        """Records what is done within."""
+        step, bound = standing()
+        work, seconds = self.meter.spent, process_time()
+        try:
+            yield
+        finally:
+            now = standing()
+            words = ": ".join((*self.place, name))
+            spent = self.meter.spent - work, process_time() - seconds
+            self.records.append(PhaseRecord(words, *spent, step, now[0], bound, now[1]))
