@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from autopar.search.again import MOMENTS, without_kept
-from autopar.search.bounds import Answer, Cuts, Mixture, blend, floor
+from autopar.search.bounds import Answer, Cuts, Mixture, blend
 from autopar.search.building import build_model
-from autopar.search.calls import Charges
-from autopar.search.counting import Counting
 from autopar.search.effort import Budget
-from autopar.search.excluding import within
-from autopar.search.exposure import Alone, Exposure
+from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
 from autopar.search.fitting import Reserves, choices_of
 from autopar.search.folded import FoldedModel, folded
-from autopar.search.model import TIES, InSequence, Model, Weights
+from autopar.search.model import TIES, InSequence, Model
 from autopar.search.phases import Phase, run_phases
 from autopar.search.renting import dearest
 from autopar.search.scarcity import (
     TIGHT,
-    binds,
-    change_one,
-    change_some,
     fitting,
-    in_less,
-    keep_apart,
     keep_less,
-    lighter,
-    part,
-    tighten,
     too_late,
     without_answer,
 )
@@ -41,20 +29,12 @@ from autopar.search.shared_reshards import SharingProblem
 from autopar.search.solving import solve
 from autopar.search.space import Late
 from autopar.search.trials import CLOSE, GAIN, SMALL, TURN, UNLIMITED, Asked, Trials
-from solvers import INTERRUPTED, Status
+from solvers import INTERRUPTED
 
 EXPOSURES = 8
 """Rounds of prices by exposure, at most."""
 BOUNDS = 30
 """Rounds of weights for the bound, at most."""
-EVEN = (1.0, 0.3, 0.03)
-"""Shares waited for under which a small problem is solved as well, alike for all collectives: what one plan shows of itself
-says little about plans that are quite different."""
-ALONE = (1.0, 0.6)
-"""Shares of the time beside operators that each collective has for itself, where memory is short: of a free plan the prices it shows say
-more."""
-ROUGH = 0.01
-"""The gap at which solves under these prices stop."""
 JOINT, MOST_JOINT = 100_000, 60_000
 """Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
 becomes then, up to which all times of theirs are told apart."""
@@ -67,19 +47,10 @@ FINER, ROUGHER = 0.25, 0.02
 well as the best would, which take many times as long."""
 HALFWAY = 0.5
 """And of how much more any weights may come to: else the bound stays as much below what they do come to."""
-PROVING = 0.1
-"""Share of the time limit that is left for bounds where memory is short and plans could be changed for ever."""
 BEYOND, SETTLING = (0.1, 0.5), 2
 """Share of the time limit, and seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
 ENOUGH = 0.01
 """Share of the gap that is open for which no other price of memory is tried."""
-MUCH = 0.01
-"""Share of a step from which what calls take at least is much of it."""
-CALLING, NEARLY, SOLVING = 0.2, 1e-3, 0.015
-"""Share of the time limit for the bound that counts calls, and for that of paths where memory is short; the gap at which the solves of the
-former stop where memory is paid for, and at which no other time is asked for (``EXCLUDING``); the share of the time limit for one."""
-EXCLUDING = 8
-"""Times for which it is asked what plans of less do without (``excluding``), halfway between the bound and the best plan."""
 LOOSE = 0.1
 """The gap from which others are asked for of a large problem too, each a solve of seconds."""
 BRIEF = 0.1
@@ -88,8 +59,6 @@ SLIGHT = 1e-5
 """Relative gain for which a bound is proved, but of a long graph, where that takes a second."""
 SETTLED = 2
 """So many of the best bounds that hold for tied layers are proved for free ones."""
-CALLED = 3
-"""So many of the weights that bounds came from are asked for one that counts latencies too."""
 SHARE = 0.3
 """Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
@@ -111,8 +80,6 @@ class Search(Trials):
         super().__init__(model, asked, again)
         self.prices = Exposure.first(self.slowdown)
         """Prices learnt from simulation so far."""
-        self.called = False
-        """Whether a bound that counts calls was found with memory paid for."""
 
     def run(self, begin: Callable[[], None] = lambda: None) -> bool:
         """All phases, and an error when nothing fits. Ctrl-C, and choices that are not priced in time, end them with the best so far, if
@@ -152,8 +119,6 @@ class Search(Trials):
         found = self.solve(InSequence(), gap, proves=exact)
         if found is not None and found.memory.peak > self.limit:
             fitting(self, InSequence(), gap)
-            if self.reached > TIGHT:
-                tighten(self, InSequence())
 
     def share_reshards(self, budget: Budget) -> None:
         """Shared reshards are priced exactly, those alone for which answers pay too little: the bound is the plan's in the end."""
@@ -183,28 +148,13 @@ class Search(Trials):
         """Whether the problem stays small with recomputation in it."""
         return len(self.problem.edge_costs) <= JOINT
 
-    @property
-    def scarce(self) -> bool:
-        """Whether plans that fit are changed, since the best without a limit does not fit."""
-        return self.plain is not None and not self.large and not self.folded
-
     def solve_free(self, budget: Budget) -> None:
         """The best plan without a memory limit, where recomputation may come in."""
         if self.best is not None:
             self.prices = self.prices.learn(self.best.schedule, self.best.slots)
-        self.held_back = PROVING * self.effort
         free = self.solve(self.prices, CLOSE, limit=UNLIMITED)
         if free is not None and free.memory.peak > self.limit:
             self.plain = free
-            self.held_back = 0.0 if self.large else (PROVING if self.joint else CALLING) * self.effort
-
-    def solve_uniform(self, budget: Budget) -> None:
-        """Plans without a memory limit under uniform prices, until they are the same."""
-        for share in EVEN:
-            before = self.start
-            self.solve(Exposure.even(share, self.slowdown), CLOSE, limit=UNLIMITED)
-            if before is not None and self.start is not None and np.array_equal(before, self.start):
-                break  # other prices would find the same
 
     def allow_recomputation(self, budget: Budget) -> None:
         """Recomputation comes into the model: its times told apart, or one, or none in a large problem, whose answers are made to fit."""
@@ -220,65 +170,32 @@ class Search(Trials):
         self.reserves = Reserves(self.model, self.limit, pairs=not self.large)
         self.again = self.proved = False
 
-    @property
-    def opening_wide(self) -> bool:
-        """The same for a problem that does not stay small, but is not large."""
-        return self.opening and not self.joint and not self.large
-
     def cross_over(self, budget: Budget) -> None:
         """Strategies of the answers so far and of baselines, with less kept."""
         keep_less(self, self.prices, budget)
 
-    def free_layers(self, budget: Budget) -> None:
-        """What each layer keeps, chosen on its own."""
-        keep_apart(self, self.prices, budget)
-
-    def tighten_limit(self, budget: Budget) -> None:
-        """Plans under smaller memory limits, which fit as well."""
-        tighten(self, self.prices)
-
     def learn_prices(self, budget: Budget) -> None:
-        """Solves under prices learnt from simulation. While recomputation is not in the model yet, twice: the first teach what lists hold
-        beyond what the problem counts."""
-        if self.opening:
-            for _ in range(2):
-                self._rounds(self.prices)
-            return
+        """Solves under prices learnt from simulation, each from the last answer, until answers repeat or gain nothing."""
+        prices = self.prices
         if self.best is not None and self.plain is None:
-            self.prices = Exposure.first(self.slowdown).learn(self.best.schedule, self.best.slots)
-        self.prices = self._rounds(self.prices)
-        self.held_back = 0.0
-
-    def _rounds(self, exposure: Exposure) -> Exposure:
-        """Solves under prices by exposure, each learnt from the last answer, and in a small problem under even prices; the last prices.
-        Where second runs are chosen together with everything else, under those of collectives alone first."""
-        idle = 0
-        known = self.best is not None and self.best.memory.peak <= self.limit and not self.keeping and not self.folded
-        if self.best is not None and known and len(self.problem.edge_costs) > SMALL:
+            prices = Exposure.first(self.slowdown).learn(self.best.schedule, self.best.slots)
+        begins = self.fits and not self.keeping and not self.folded and len(self.problem.edge_costs) > SMALL
+        if begins and self.best is not None:
             self.start = choices_of(self.model, self.problem, self.best.assignment, self.seed, self.budget)
-        seen: list[np.ndarray] = []
-        alone = ALONE if self.plain is not None and not self.again and not self.keeping else ()
-        for share in alone:
-            if not self.spent():
-                fitting(self, Alone(share, self.slowdown), ROUGH)
+        idle, seen = 0, list[np.ndarray]()
         for _ in range(EXPOSURES):
-            found = fitting(self, exposure, CLOSE)
+            found = fitting(self, prices, CLOSE)
             if found is None or found.memory.peak > self.limit:
                 break
             idle = 0 if self.gained else idle + 1
             assert self.start is not None
-            if idle >= (1 if alone else self.idle) or self.spent() or any(np.array_equal(self.start, other) for other in seen):
+            if idle >= self.idle or self.spent() or any(np.array_equal(self.start, other) for other in seen):
                 break
             seen.append(self.start)
-            before, exposure = exposure, exposure.learn(found.schedule, found.slots)
-            if exposure == before:
+            before, prices = prices, prices.learn(found.schedule, found.slots)
+            if prices == before:
                 break  # an answer without collectives teaches nothing
-        if self.proved:
-            return exposure
-        for share in EVEN if self.small else ():
-            if not self.spent():
-                fitting(self, Exposure.even(share, self.slowdown), CLOSE)
-        return exposure
+        self.prices = prices
 
     def prove(self, budget: Budget) -> None:
         """Bounds under the weights of operators alone, where a solve does not take long, and then under those that answers suggest. What
@@ -288,7 +205,6 @@ class Search(Trials):
         huge = len(self.problem.edge_costs) > HUGE
         center, idle, little, most = cuts.first(), 0, LITTLE if huge else GAIN, math.inf
         mixture = center
-        self.mixtures.append((floor(self.model), center))
         for model, choices in self.chosen:
             if model is self.model:
                 cuts.add(Answer(model, choices))
@@ -318,60 +234,6 @@ class Search(Trials):
     def _last_proofs(self) -> Budget:
         """Work for last proofs: what is left, and a little beyond."""
         return self.budget.at_least(self.left + BEYOND[0] * self.effort + BEYOND[1])
-
-    def bound_latencies(self, budget: Budget) -> None:
-        """A bound that counts calls, of the weights that promise most of it. Not of a large problem: its tables are many times as large."""
-        limit = UNLIMITED if self.again or self.folded else self.limit
-        offered = [(bound, Charges(weights, self.model, float(self.limit))) for bound, weights in self.mixtures]
-        promised = [(bound + charges.most, bound, charges) for bound, charges in offered]
-        for most, bound, charges in sorted(promised, key=lambda one: one[0], reverse=True)[:CALLED]:
-            if most > self.bound * (1 + GAIN) and not budget.over:
-                counting = Counting(charges, partial(self._least, self.model, limit, CLOSE, TURN * self.effort), bound)
-                self.bound = max(self.bound, counting.best(GAIN * self.bound, budget))
-
-    def _bound_latencies_paid(self, budget: Budget) -> bool:
-        """The same where memory is paid for, since no problem has both limit and second runs, and without what no plan of less time has;
-        whether calls are much of a step."""
-        if not self.model.space.links:
-            return False
-        weights = self.weights if isinstance(self.weights, Mixture) else Cuts(self.model, self.slowdown).first()
-        weights = weights.without_paths()
-        if Charges(weights, self.model, float(self.limit)).most < MUCH * self.bound:
-            return False
-        whole = build_model(self.model.space, again=1, share=0.0)
-
-        def best(model: Model, least: float) -> float:
-            charges = Charges(weights, model, float(self.limit))
-            ask = partial(self._least, model, UNLIMITED, NEARLY, SOLVING * self.effort)
-            return Counting(charges, ask, least, float(self.limit), sorted(set(model.times.values()))).best(GAIN * self.bound, budget)
-
-        self.bound = max(self.bound, best(whole, self.bound))
-        most = self.best.seconds if self.best is not None and self.fits else 0.0
-        for _ in range(EXCLUDING):
-            middle = (self.bound + most) / 2
-            if most <= self.bound * (1 + NEARLY) or budget.over:
-                break
-            known = min(best(within(whole, middle), self.bound), middle)
-            self.bound = max(self.bound, known)
-            most = most if known == middle else middle
-        return True
-
-    def _least(self, model: Model, limit: int | None, gap: float, seconds: float, weights: Weights) -> tuple[float, np.ndarray | None]:
-        """The bound of a problem under some weights, infinite where it has no answer and 0 where none is known; and the answer's."""
-        budget = self._last_proofs.at_most(seconds)
-        if budget.over:
-            return 0.0, None
-        problem, unit = model.problem(limit, weights)
-        found = solve(problem, budget, gap=gap, seed=self.seed)
-        bound = found.bound * unit / (1 + TIES)
-        if found.choices is None or found.objective is None:  # of tied layers that says nothing of others
-            return (0.0 if self.folded else math.inf if found.status is Status.INFEASIBLE else bound), None
-        choices = model.expand(found.choices)
-        return model.proved(weights, bound, found.objective * unit, budget, choices), choices
-
-    def bound_latencies_paid(self, budget: Budget) -> None:
-        """The bound that counts calls and pays for memory; ``called`` says whether calls are much of a step."""
-        self.called = self.called or self._bound_latencies_paid(budget)
 
     def rent(self, budget: Budget) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
@@ -409,10 +271,7 @@ class Search(Trials):
         for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
             if bound > self.bound * (1 + least):
                 turn = self.budget.at_most(min(self.left, TURN * self.effort)).at_least(1.0)
-                proved = self.model.proved(weights, bound, optimum, turn, choices)
-                self.bound = max(self.bound, proved)
-                if isinstance(weights, Mixture):
-                    self.mixtures.append((proved, weights))
+                self.bound = max(self.bound, self.model.proved(weights, bound, optimum, turn, choices))
         self.claims.clear()
 
 
@@ -423,42 +282,15 @@ IN_SEQUENCE: tuple[Phase[Search], ...] = (
 """Under the communication model nothing overlaps."""
 
 BY_STEP: tuple[Phase[Search], ...] = (
-    # Memory is short: plans that fit, found without recomputation in the model.
     Phase("free plan", 1.0, lambda s: s.again, Search.solve_free),
-    Phase("uniform prices", 1.0, lambda s: s.opening and not s.large, Search.solve_uniform),
-    Phase("zero sharding", 1.0, lambda s: s.opening and not s.large, part),
-    Phase("penalty repair", 0.3, lambda s: s.opening and not s.large and (s.joint or not s.fits), lighter),
-    Phase("reduced limits", 0.4, lambda s: s.opening_wide, in_less),
-    Phase("hill climbing", 0.2, lambda s: s.opening_wide, change_one),
     Phase("crossover", 0.4, lambda s: s.opening and not s.joint and (s.large or not s.fits), Search.cross_over),
-    Phase("learned prices", 1.0, lambda s: s.opening_wide and s.fits, Search.learn_prices),
-    Phase("regions", 0.5, lambda s: s.opening_wide and s.fits, change_some),
-    Phase("hill climbing", 0.5, lambda s: s.opening_wide and s.fits, change_one),
-    Phase("regions", 0.5, lambda s: s.opening_wide and s.fits, change_some),
-    Phase("hill climbing", 0.9, lambda s: s.opening_wide and s.fits, change_one),
-    Phase("limit search", 1.0, lambda s: s.opening_wide and s.fits, Search.polish),
     Phase("recomputation", 1.0, lambda s: s.opening, Search.allow_recomputation),
-    # Plans of the model, and bounds.
     Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
-    Phase("latency bound, paid", 0.2, lambda s: s.proves and s.keeping and s.scarce and s.reached > TIGHT, Search.bound_latencies_paid),
-    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and not s.called and s.reached > TIGHT, Search.rent),
-    Phase("surrogate bound", 0.5, lambda s: s.proves and not s.called and (s.left > 0 or s.best is None), Search.prove),
-    Phase("latency bound, paid", 0.2, lambda s: s.proves and not s.called and s.scarce and s.reached > TIGHT, Search.bound_latencies_paid),
+    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and s.reached > TIGHT, Search.rent),
+    Phase("surrogate bound", 0.5, lambda s: s.proves and (s.left > 0 or s.best is None), Search.prove),
     Phase("memory dual", 0.35, lambda s: s.proves and s.folded and s.short, Search.rent),
     Phase("decomposition", 1.0, lambda s: bool(s.claims), Search.settle_claims),
-    Phase("latency bound", 0.2, lambda s: s.proves and not s.called and not s.large and s.reached > s.gap, Search.bound_latencies),
-    # Equal layers are folded and memory is short.
     Phase("crossover", 0.65, lambda s: s.folded and s.short, Search.cross_over),
-    Phase("limit search", 1.0, lambda s: s.folded and s.short, Search.polish),
-    Phase("layers apart", 0.8, lambda s: s.folded and s.short, Search.free_layers),
-    # Plans that fit, changed.
-    Phase("hill climbing", 0.5, lambda s: s.scarce, change_one),
-    Phase("limit search", 1.0, lambda s: s.scarce, Search.polish),
-    Phase("regions", 0.5, lambda s: s.scarce, change_some),
-    Phase("hill climbing", 0.5, lambda s: s.scarce, change_one),
-    Phase("tighter limits", 1.0, lambda s: binds(s) and s.reached > TIGHT and not s.keeping and not s.folded, Search.tighten_limit),
-    Phase("regions", 0.5, lambda s: s.scarce, change_some),
-    Phase("hill climbing", 0.9, lambda s: s.scarce, change_one),
     Phase("limit search", 1.0, lambda s: True, Search.polish),
 )
 """Under a model of time, in order."""

@@ -24,6 +24,8 @@ from autopar.search.uneven import Uneven, find_uneven, signature
 from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
 from cost_models import Machine
 
+STRATEGY_WORK, RESHARD_WORK = 35e-6, 8e-6
+"""Work seconds to enumerate and price one strategy, and one reshard between two specs: measured on Llama-3-8B, 8x8 and 4x4x4."""
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
 
@@ -193,6 +195,8 @@ class Space:
             if (alike := tuple(key)) not in known:
                 known[alike] = pricing.run_seconds(op, tensors, strategy, machine)
             seconds.append(known[alike])
+        if self.budget is not None:
+            self.budget.charge(STRATEGY_WORK * len(offered))
         return OpChoices(offered, np.array(seconds), self._inner_loads(offered), len(self.sizes))
 
     def _inner_loads(self, offered: tuple[Strategy, ...]) -> Mapping[str, np.ndarray]:
@@ -298,6 +302,8 @@ class Space:
             self._in_time()
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
             small = self._resharding.tables(tensor, distinct_s, distinct_t)
+            if self.budget is not None:
+                self.budget.charge(RESHARD_WORK * len(distinct_s) * len(distinct_t))
             row, column = ({spec: place for place, spec in enumerate(distinct)} for distinct in (distinct_s, distinct_t))
             rows = [row[s] for s in sources] if len(distinct_s) < len(sources) else slice(None)
             columns = [column[t] for t in targets] if len(distinct_t) < len(targets) else slice(None)

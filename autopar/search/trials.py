@@ -6,12 +6,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 
 import numpy as np
 
 from autopar.schedule import Assignment, Limits
-from autopar.search.bounds import Mixture, floor
+from autopar.search.bounds import floor
 from autopar.search.effort import Budget
 from autopar.search.exposure import Exposure
 from autopar.search.extract import extract
@@ -54,8 +53,6 @@ do are found sooner so."""
 UNLIKELY = 1.06
 """What a bound's weights choose and takes so many times as long as the best under the best's limits has no others tried: in 30 plans
 none of those became the best by them."""
-FITTED = 6
-"""So many plans that fit are kept beside the best, to be changed."""
 EFFORT = 5
 """So many times as many moves are tried of the list that is the answer as of others."""
 REMEMBERED = 8
@@ -92,8 +89,6 @@ class Trials:
     def __init__(self, model: Model, asked: Asked, again: bool) -> None:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
         self.budget, self.effort, self.telemetry, self.interrupted = asked.budget, asked.budget.left, asked.telemetry, False
-        self.held_back = 0.0
-        """Work seconds that are left for what follows."""
         self.apart = MOMENTS if again else 0
         """Times told apart of second runs, in problems that have them from the start."""
         self.problem, self.unit = model.problem(asked.limit)
@@ -131,21 +126,11 @@ class Trials:
         """Those that gave ``aim``."""
         self.proving = 0.0
         """Work seconds that the longest solve for a bound has taken."""
-        self.mixtures: list[tuple[float, Mixture]] = []
-        """What was asked for a bound, and the bound of it."""
         self.rivals: tuple[Timed, ...] = ()
         self.tunings: deque[tuple[bool, Tuning]] = deque(maxlen=REMEMBERED)
         """The last assignments scheduled, and whether at full depth."""
         self.plain: Timed | None = None
         """The best plan without a limit and without second runs, where that does not fit."""
-        self.parted: list[Timed] = []
-        """What became of it with a part of each tensor on a rank."""
-        self.fitted: list[Timed] = []
-        """The best plans that fit, none as long as another."""
-        self.changed: list[tuple[Assignment, bool, tuple[bool, ...]]] = []
-        """The plans that were changed one thing at a time until nothing helped, whether towards ``plain``, and by which changes."""
-        self.draws = Random(asked.seed)
-        """What is drawn for ``change_some``."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False
@@ -155,8 +140,8 @@ class Trials:
 
     @property
     def left(self) -> float:
-        """Work seconds left of the whole search, but those held back once there is a plan; 0 after the time limit."""
-        return max(self.budget.left - (self.held_back if self.fits else 0.0), 0.0)
+        """Work seconds left of the whole search; 0 after the time limit."""
+        return self.budget.left
 
     def part(self, share: float) -> Budget:
         """A share of the work left."""
@@ -187,11 +172,6 @@ class Trials:
         known = self.best
         rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ROUGHLY)
         found = self.sure(found) if rivals or self._unsure(found) else found
-        if found.memory.peak <= self.limit and not found.estimated:
-            found_so = sorted([*self.fitted, found], key=lambda one: one.seconds)
-            pairs = zip([None, *found_so], found_so, strict=False)
-            apart = [one for before, one in pairs if before is None or one.seconds > before.seconds * (1 + GAIN)]
-            self.fitted = apart[:FITTED]
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
@@ -294,8 +274,6 @@ class Trials:
                 self.claims.append((bound, solution.objective * unit, weights, self.model.expand(solution.choices)))
             elif not self.folded:
                 self.bound = max(self.bound, self.aim)
-                if isinstance(weights, Mixture):
-                    self.mixtures.append((bound, weights))
         if asked is problem and limit is None:
             self.proved = self.proved or solution.status is Status.INFEASIBLE
         if solution.choices is None:
