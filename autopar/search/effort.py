@@ -51,6 +51,12 @@ class Meter:
         grace = 0.0 if self.has_plan else GRACE_SHARE * self.time_limit + GRACE_SECONDS
         return self.time_limit + grace - self.seconds
 
+    def used_up(self) -> tuple[str, str]:
+        """What to say where a search ends without a plan, and the hint: the time limit cut it, or its work is used up."""
+        if self.cut:
+            return f"no plan was found in {self.time_limit:.3g} s", "allow more time (--time-limit), or fewer choices by pins"
+        return "no plan was found with this effort", "allow more work (--effort high), or fewer choices by pins"
+
     @property
     def expired(self) -> bool:
         """Whether the time limit has passed. Once it has, all budgets are used up."""

@@ -26,7 +26,7 @@ from autopar.search.merging import Merging, mergings
 from autopar.search.near import entries, near
 from autopar.search.pins import Pins, resolve_pins
 from autopar.search.pooled import pooled
-from autopar.search.single import SPENT, alone_in, look, model_of, search_model
+from autopar.search.single import alone_in, look, model_of, search_model
 from autopar.search.space import Late, Space
 from autopar.search.telemetry import Telemetry
 from autopar.search.trials import GAIN, PROOF, TURN, Asked, Progress
@@ -99,7 +99,8 @@ def find_plan(
         shared.known += known[len(shared.known) :]
         raise
     except Late:
-        raise TimeLimitError(f"{SPENT[0].format(time_limit)}: enumerating and pricing choices took longer", SPENT[1]) from None
+        what, hint = meter.used_up()
+        raise TimeLimitError(f"{what}: enumerating and pricing choices took longer", hint) from None
     except TooLargeError as error:
         largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
         message = f"memory is counted up to 2^62 bytes, and {largest.name} alone, {largest.dtype}{list(largest.shape)}, has {largest.bytes}"
@@ -146,8 +147,8 @@ def _find_whole(
         if found is not None:
             return found
         if asked.budget.over:
-            hint = "allow more time (--time-limit), more effort (--effort), or name fewer axes"
-            raise TimeLimitError(f"{SPENT[0].format(asked.budget.meter.time_limit)} among plans of merged axes and those near them", hint)
+            what, hint = asked.budget.meter.used_up()
+            raise TimeLimitError(f"{what} among plans of merged axes and those near them", hint)
         _enumerate(space, asked, clock, 1.0)
     found = search_model(shared.model("whole", lambda: model_of(space, clock)), space, pins, asked, clock, known, written)
     assert found is not None

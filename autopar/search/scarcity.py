@@ -127,8 +127,9 @@ def without_answer(trials: Trials) -> None:
 
 
 def too_late(trials: Trials) -> TimeLimitError:
-    what = "no plan"
+    """The error of a search that ends without a plan that fits."""
+    what, hint = trials.budget.meter.used_up()
     if trials.best is not None:
-        what += f" that fits in {readable(trials.limit)} a rank, where the least found takes {readable(trials.best.memory.peak)},"
-    hint = "allow more time (--time-limit), more memory, or fewer choices by pins"
-    return TimeLimitError(f"{what} was found in {trials.budget.meter.time_limit:.3g} s", hint)
+        fits = f"no plan that fits in {readable(trials.limit)} per rank, where the least found takes {readable(trials.best.memory.peak)},"
+        what = what.replace("no plan", fits, 1)
+    return TimeLimitError(what, f"{hint}, or more memory")

@@ -29,9 +29,6 @@ from autopar.search.trials import PROOF, Asked
 from autopar.search.tuning import Timed
 from autopar.search.written import Written
 
-SPENT = "no plan was found in {:.3g} s", "allow more time (--time-limit), or fewer choices by pins"
-
-
 def search_model(
     model: Model, space: Space, pins: Pins, asked: Asked, clock: Clock, known: list[Timed], written: Written,
     plans: Sequence[Assignment] = (), start: Limits | None = None,
@@ -74,7 +71,8 @@ def search_model(
         clock.lap("baselines")
         if search.left <= 0 and not search.fits:
             words = f"enumerating and pricing choices took {priced:.1f} s before the search"
-            raise TimeLimitError(f"{SPENT[0].format(meter.time_limit)}: {words}", SPENT[1])
+            what, hint = meter.used_up()
+            raise TimeLimitError(f"{what}: {words}", hint)
 
     try:
         ended = search.run(begin)

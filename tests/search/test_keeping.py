@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -29,12 +28,10 @@ from autopar.search.folded import FoldedModel, folded
 from autopar.search.keeping import MOMENTS, Wanted, fit
 from autopar.search.model import InSequence, Model, Weights
 from autopar.search.pins import Pins
-from autopar.search.rounds import Search
-from autopar.search.scarcity import keep_apart, keep_less
+from autopar.search.scarcity import keep_less
 from autopar.search.space import Space
 from autopar.search.tuning import LEAN, Timed
 from solvers import solve
-from tests.search.requests import asked
 from tests.search.test_folding import folding, graph, machine
 
 PLANS = ("ddp", "fsdp", "megatron")
@@ -128,30 +125,6 @@ def test_a_draft_ends_with_the_first_that_fits(monkeypatch: pytest.MonkeyPatch, 
     found, _ = fit(space(), plans(), Exposure.first(0.0), wanted, folding())
     assert found is not None and found.memory.peak <= limit
     assert shares == ([1e-6, 0.95] if first else [1e-6, 0.95, 0.9])
-
-
-@pytest.mark.slow
-def test_layers_keep_apart_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all alike leave memory unused, some layers keep more than others: never worse, and somewhere better."""
-    _, _, most = answer(tied(*plans()), None)
-    gained, unlike, limit = 0, 0, int(0.45 * most)
-    monkeypatch.setattr(keeping, "KEEPING_SECONDS", inf)
-    begin, prices = fit(space(), plans(), Exposure.first(0.15), Wanted(limit, MOMENTS, 3, 0, unlimited(), (0.95,)), folding())
-    assert begin is not None and begin.memory.peak <= limit
-    group, layers = folding().group, folding().group.left_out
-    for room in (1.0, 1.02, 1.04, 1.06):
-        request = asked(int(room * limit), work=600.0, recompute=True)
-        search = Search(tied(*plans(), moments=0), request, True)
-        search.best = begin
-        keep_apart(search, prices, search.budget)
-        found = search.best
-        assert found.memory.peak <= room * limit and found.seconds <= begin.seconds
-        check_legal(found.schedule, "apart")
-        work = [name for name in found.assignment.again if not is_alias(graph().op[name])]
-        again = [{group.ops[name][1] for name in work if group.repeat_of(name) == repeat} for repeat in layers]
-        gained += found.seconds < begin.seconds * 0.999
-        unlike += found is not begin and any(some != other for some, other in pairwise(again))
-    assert gained and unlike
 
 
 @pytest.mark.slow
