@@ -86,7 +86,7 @@ def targets(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def nothing_folded() -> Iterator[None]:
-    from autopar.search import finding
+    from autopar.search.driver import find_plan as finding
 
     with mock.patch.object(finding, "fold", lambda graph: None):
         yield

@@ -109,7 +109,7 @@ def ladders(**values: tuple[int, ...]) -> Callable[[], None]:
     """Gives limits other values to try, none for a limit that is to stay as it is."""
 
     def change() -> None:
-        from autopar.search import tuning
+        from autopar.schedule import tuning
 
         tuning.LADDERS = tuple((name, values.get(name, rungs)) for name, rungs in tuning.LADDERS if values.get(name, rungs))
 
@@ -122,7 +122,7 @@ def limits(**values: int) -> Callable[[], None]:
     def change() -> None:
         from dataclasses import replace
 
-        from autopar.search import tuning
+        from autopar.schedule import tuning
 
         first = tuning.default_limits
         tuning.default_limits = lambda machine: replace(first(machine), **values)
@@ -150,8 +150,8 @@ def weights(**values: int) -> Callable[[], None]:
 
 
 def without_local_search() -> None:
+    from autopar.schedule import tuning
     from autopar.schedule.local_search import Improved
-    from autopar.search import tuning
 
     tuning.improve_order = lambda schedule, *_, **__: Improved(schedule, 0)
 
@@ -183,7 +183,7 @@ def measure(variant: str, folder: Path) -> list[dict[str, Any]]:
     """Schedules all cases in this process, by their names."""
     for change in VARIANTS[variant]:
         change()
-    from autopar.search import tuning
+    from autopar.schedule import tuning
 
     rows = []
     for name, graph, machine, limit, assignments in cases_in(folder):

@@ -8,7 +8,7 @@ from autopar.graph import DTYPE_BYTES, Graph, Phase
 from autopar.reshard import find_reshard
 from autopar.rules import find_rule, strategies, why_once
 from autopar.schedule import OUTPUT, Assignment, Layout
-from autopar.search.recompute import recompute
+from autopar.search.baselines.checkpointing import recompute
 from autopar.sharding import ShardingSpec, Strategy, splits
 from cost_models import Machine
 

@@ -156,7 +156,7 @@ def test_an_interrupted_solve_keeps_the_best_so_far() -> None:
     assert autopar.check(plan) == ()
 
 
-@pytest.mark.parametrize("place", ["autopar.recording.record", "autopar.search.single.check_legal"])
+@pytest.mark.parametrize("place", ["autopar.recording.record", "autopar.search.driver.search_model.check_legal"])
 def test_ctrl_c_while_the_plan_is_put_together_keeps_it(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, place: str) -> None:
     whole = autopar.plan(graph, mesh="dp=2")
     module, _, name = place.rpartition(".")
@@ -217,9 +217,9 @@ def test_a_time_limit_that_passes_before_the_search_names_the_stage(graph: autop
     with pytest.raises(TimeLimitError, match="captured"):
         autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2", time_limit=1e-6)
     with monkeypatch.context() as patch, pytest.raises(TimeLimitError, match="pricing"):
-        patch.setattr("autopar.search.effort.perf_counter", count(0.0, 1e6).__next__)
+        patch.setattr("autopar.effort.perf_counter", count(0.0, 1e6).__next__)
         autopar.plan(graph, mesh="dp=2", time_limit=900.0)
-    monkeypatch.setattr("autopar.search.effort.GRACE_SECONDS", 900.0)
+    monkeypatch.setattr("autopar.effort.GRACE_SECONDS", 900.0)
     assert autopar.plan(graph, mesh="dp=2", time_limit=1e-6).baselines, "a plan written by hand is an answer"
 
 

@@ -19,7 +19,7 @@ ROOT = Path(autopar.__file__).resolve().parents[1]  # of the packages under test
 CONFIGURATION = Path(__file__).resolve().parents[1]
 PACKAGES = ("autopar", "solvers", "cost_models")
 BACKWARDS = {
-    ("autopar.search.paths", "autopar.search.model"): "for types alone; it goes when both are in rooms of their own",
+    ("autopar.search.ilp.critical_path", "autopar.search.ilp.model"): "for types alone; it goes when both are in rooms of their own",
 }
 """Imports that close a circle, with the reason why they may."""
 HOME_OF_PRIVATE_TORCH = ROOT / "autopar" / "torch_compat.py"

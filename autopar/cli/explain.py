@@ -38,8 +38,8 @@ def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
     """Lines on the next best choices of a parameter, buffer, input or operator, each solved anew. Raises UsageError: for other names."""
     from autopar.recording import graph_of, machine_of, replay
     from autopar.recording.replaying import assignment_of
-    from autopar.search.alternatives import alternatives
-    from autopar.search.pins import resolve_pins
+    from autopar.search.choices.pins import resolve_pins
+    from autopar.search.fixing.alternatives import alternatives
 
     if not 0 < seconds < math.inf:
         raise UsageError(f"the time limit is {seconds:g} s", "give a positive number of seconds")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from autopar.search.effort import Budget
+from autopar.effort import Budget
 from autopar.search.telemetry import Telemetry
 
 

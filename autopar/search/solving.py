@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import solvers
-from autopar.search.effort import Budget
+from autopar.effort import Budget
 from solvers import INTERRUPTED, Problem, Solution
 
 LEAST_SECONDS = 0.5

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import process_time
 
-from autopar.search.effort import Meter
+from autopar.effort import Meter
 
 Standing = Callable[[], tuple[float, float]]
 """Step seconds of the incumbent (infinite without one that fits) and bound seconds."""

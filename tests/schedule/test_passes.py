@@ -14,9 +14,9 @@ from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule
 from autopar.schedule.bucketing import JOINED, size
 from autopar.schedule.legality import check_legal
 from autopar.schedule.windows import windows
-from autopar.search.baselines import find_baselines
-from autopar.search.pins import resolve_pins
-from autopar.search.space import Space
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from tests.graphs import machine
 from tests.schedule.cases import CASES, Case

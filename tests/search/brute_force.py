@@ -28,8 +28,8 @@ from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
 from autopar.schedule.lateness import may_be_late, may_keep
 from autopar.schedule.ordering import steps_of
-from autopar.search.extract import extract_site
-from autopar.search.model import Model, Site
+from autopar.search.ilp.decode import extract_site
+from autopar.search.ilp.model import Model, Site
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 

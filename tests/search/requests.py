@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from autopar.search.effort import Budget, Meter
+from autopar.effort import Budget, Meter
+from autopar.search.driver.state import SearchRequest
 from autopar.search.telemetry import Telemetry
-from autopar.search.trials import Asked
 
 
 def budget(seconds: float, time_limit: float = math.inf) -> Budget:
@@ -15,16 +15,16 @@ def budget(seconds: float, time_limit: float = math.inf) -> Budget:
     return Budget(Meter(time_limit), seconds)
 
 
-def asked(limit: int, *, work: float = 3600.0, time_limit: float = math.inf, **more: Any) -> Asked:
+def asked(limit: int, *, work: float = 3600.0, time_limit: float = math.inf, **more: Any) -> SearchRequest:
     """A request for a plan that fits in ``limit`` bytes, without baselines or recomputation.
 
     Args:
         work: work seconds.
-        more: other fields of ``Asked``.
+        more: other fields of ``SearchRequest``.
     """
     given = budget(work, time_limit)
     options: dict[str, Any] = {
         "optimizer": "adamw", "gap": 1e-6, "seed": 0, "progress": None, "baselines": False, "recompute": False,
         "telemetry": Telemetry(given.meter),
     }  # fmt: skip
-    return Asked(limit=limit, budget=given, **(options | more))
+    return SearchRequest(limit=limit, budget=given, **(options | more))

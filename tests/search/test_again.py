@@ -12,14 +12,16 @@ import pytest
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
-from autopar.search import find_plan, rounds, trials
-from autopar.search.building import build_model
-from autopar.search.extract import extract
-from autopar.search.model import Model
-from autopar.search.pins import Pins
-from autopar.search.recompute import recompute
-from autopar.search.space import Space
-from autopar.search.tuning import LEAN
+from autopar.schedule.tuning import LEAN
+from autopar.search import find_plan
+from autopar.search.baselines.checkpointing import recompute
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.driver import phase_table as rounds
+from autopar.search.driver import state as trials
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model
 from cost_models import Machine, Mesh, load_hardware
 from solvers import evaluate, solve
 from tests.search.small_graphs import small_graph, small_machine
@@ -206,7 +208,7 @@ def test_where_no_answer_can_be_made_to_fit_all_is_chosen_at_once(monkeypatch: p
     limit = min(peak for _, peak in known)
     for name in ("SMALL", "JOINT"):
         monkeypatch.setattr(rounds, name, 0)
-    monkeypatch.setattr(rounds, "keep_less", lambda *_: None)
+    monkeypatch.setattr(rounds, "solve_restricted_plans", lambda *_: None)
     monkeypatch.setattr(trials, "fit", lambda space, plans, prices, *more: (None, prices))
     found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
     assert found.memory.peak <= limit and found.solver != "least memory"

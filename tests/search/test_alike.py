@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from autopar.cli.target import load_target
+from autopar.effort import unlimited
 from autopar.importer import capture_graph
 from autopar.schedule import Assignment
-from autopar.search import alike
-from autopar.search.building import build_model
-from autopar.search.effort import unlimited
-from autopar.search.extract import extract
-from autopar.search.fitting import choices_of
-from autopar.search.model import InSequence
-from autopar.search.pins import resolve_pins
-from autopar.search.repeats import grouped
-from autopar.search.rounds import Search
-from autopar.search.space import Space
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
+from autopar.search.driver.phase_table import Search
+from autopar.search.fixing import tie_layers as alike
+from autopar.search.folding.layer_groups import grouped
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import InSequence
+from autopar.search.memory.memory_repair import solve_fixed
 from cost_models import Machine, Mesh, load_hardware
 from tests.search.requests import asked
 
@@ -48,7 +48,7 @@ def test_a_layer_of_its_own_kind_joins_the_others() -> None:
     weight = next(item.tensor for item in search.model.space.graph.inputs if item.name == "layers.1.up.weight")
     for spec in search.model.nodes[search.model.number["input", weight]].specs:
         wanted = replace(search.best.assignment, inputs={**search.best.assignment.inputs, weight: spec}, strategies={})
-        choices = choices_of(search.model, problem, wanted, 0, unlimited())
+        choices = solve_fixed(search.model, problem, wanted, 0, unlimited())
         if spec != search.best.assignment.inputs[weight] and choices is not None:
             break
     odd = search.schedule(extract(search.model, choices), None, 0)

@@ -10,8 +10,8 @@ from autopar.plan import Plan
 from autopar.recording import graph_of, machine_of, replay
 from autopar.recording.replaying import assignment_of
 from autopar.search import find_plan
-from autopar.search.alternatives import alternatives
-from autopar.search.pins import Pins
+from autopar.search.choices.pins import Pins
+from autopar.search.fixing.alternatives import alternatives
 from tests.cli.running import autopar, refused
 from tests.graphs import two_layer_plan
 

@@ -15,9 +15,9 @@ from autopar.importer import capture_graph
 from autopar.schedule import Schedule, make_schedule
 from autopar.schedule.legality import check_legal
 from autopar.search import Found, find_plan
-from autopar.search.baselines import find_baselines
-from autopar.search.pins import resolve_pins
-from autopar.search.space import Space
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
 from cost_models import Machine, Mesh, load_hardware
 
 MODELS = ("mlp", "gpt2", "llama3", "resnet", "moe")

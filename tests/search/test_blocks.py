@@ -12,9 +12,9 @@ from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.recording import graph_of
-from autopar.search.baselines import find_baselines
-from autopar.search.pins import resolve_pins
-from autopar.search.space import Space
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
 from autopar.sharding import Blocks, ShardingSpec, splits
 from tests import fused
 from tests.graphs import machine

@@ -11,18 +11,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from autopar.effort import unlimited
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
-from autopar.search import PROOF, Found, find_plan, rounds, trials
-from autopar.search.bounds import Answer, Cuts, Term
-from autopar.search.building import build_model
-from autopar.search.effort import unlimited
-from autopar.search.extract import extract
-from autopar.search.fitting import choices_of
-from autopar.search.model import Model
-from autopar.search.pins import resolve_pins
-from autopar.search.rounds import Search
-from autopar.search.space import Space
+from autopar.search import PROOF, Found, find_plan
+from autopar.search.bounds.surrogate import Answer, Master, Term
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
+from autopar.search.driver import phase_table as rounds
+from autopar.search.driver import state as trials
+from autopar.search.driver.phase_table import Search
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model
+from autopar.search.memory.memory_repair import solve_fixed
 from cost_models import Machine
 from cost_models.links import Link
 from tests.graphs import random_schedule
@@ -344,8 +346,8 @@ def test_operators_with_collectives_inside_are_not_slowed_beside_another_link() 
     model = build_model(Space(graph, machine, "none", resolve_pins(graph, machine.mesh, pins)))
     optimum = BruteForce(model, math.inf).run()
     assert found.plan is not None
-    answer = Answer(model, choices_of(model, model.problem(None)[0], found.plan, 0, unlimited()))
-    path = Cuts(model, 0.9).longest("forward", *answer.once)
+    answer = Answer(model, solve_fixed(model, model.problem(None)[0], found.plan, 0, unlimited()))
+    path = Master(model, 0.9).longest("forward", *answer.once)
     assert answer.between["forward", "node"] > 0.0 and path.nodes
     assert answer.sum_of(Term("forward", "node", path=path), 0.9) <= optimum * (1 + EXACT)
     held = {item.stream for item in found.schedule.instructions}

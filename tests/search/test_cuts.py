@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autopar.search.bounds import PHASES, Cuts, Term, levels
-from autopar.search.model import Model
+from autopar.search.bounds.surrogate import PHASES, Master, Term, levels
+from autopar.search.ilp.model import Model
 from tests.search.test_paths import answers, model_of
 
 PRICE = 1e-12
 """Seconds of a byte at all times together, at most."""
 
 
-def cuts_of(model: Model, allowed: float = 0.0, times: tuple[int, ...] = ()) -> Cuts:
-    found = Cuts(model, model.space.machine.hardware.overlap_slowdown, allowed, times)
+def cuts_of(model: Model, allowed: float = 0.0, times: tuple[int, ...] = ()) -> Master:
+    found = Master(model, model.space.machine.hardware.overlap_slowdown, allowed, times)
     for answer in answers(model):
         found.add(answer)
     return found

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 import solvers
-from autopar.search import Found, effort, find_plan, telemetry
-from autopar.search.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, unlimited
+from autopar import effort
+from autopar.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, unlimited
+from autopar.schedule.tuning import LimitSearch
+from autopar.search import Found, find_plan, telemetry
 from autopar.search.phases import Phase, run_phases
 from autopar.search.solving import solve
 from autopar.search.telemetry import PhaseRecord, Telemetry
-from autopar.search.tuning import Tuning
 from solvers import Problem, Solution
 from tests.search.requests import budget
 from tests.search.small_graphs import small_graph, small_machine
@@ -260,14 +261,14 @@ def test_a_search_does_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def after_the_first_schedule(now: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """A clock on which the time limit passes when a plan has been scheduled."""
-    run = Tuning.run
+    run = LimitSearch.run
 
-    def late(tuning: Tuning, *more: Any, **options: Any) -> Any:
+    def late(tuning: LimitSearch, *more: Any, **options: Any) -> Any:
         found = run(tuning, *more, **options)
         now[0] += 2 * LIMIT
         return found
 
-    monkeypatch.setattr(Tuning, "run", late)
+    monkeypatch.setattr(LimitSearch, "run", late)
     return now
 
 

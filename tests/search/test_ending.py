@@ -11,15 +11,19 @@ from typing import Any
 import pytest
 
 import solvers
+from autopar import effort
+from autopar.effort import Budget
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
-from autopar.search import Found, effort, find_plan, finding, rounds, trials
-from autopar.search.bounds import Cuts, Mixture
-from autopar.search.effort import Budget
-from autopar.search.folding import Folding
-from autopar.search.rounds import BOUNDS
-from autopar.search.space import Late, Space
-from autopar.search.tuning import Tuning
+from autopar.schedule.tuning import LimitSearch
+from autopar.search import Found, find_plan
+from autopar.search.bounds.surrogate import Master, Multipliers
+from autopar.search.choices.space import Late, Space
+from autopar.search.driver import find_plan as finding
+from autopar.search.driver import phase_table as rounds
+from autopar.search.driver import state as trials
+from autopar.search.driver.phase_table import BOUNDS
+from autopar.search.folding.fold import Folding
 from cost_models import Machine
 from solvers import Problem, Solution
 from tests.search import test_folding
@@ -55,16 +59,16 @@ class Moments:
 
     def __init__(self, patch: pytest.MonkeyPatch, last: float, end: Callable[[], None]) -> None:
         self.count, self.last, self.end, self.scheduled = 0, last, end, 0
-        for place, name in ((Space, "_in_time"), (Tuning, "look"), (solvers, "solve")):
+        for place, name in ((Space, "_in_time"), (LimitSearch, "look"), (solvers, "solve")):
             patch.setattr(place, name, self._counted(getattr(place, name)))
-        run = Tuning.run
+        run = LimitSearch.run
 
-        def noted(tuning: Tuning, *more: Any, **options: Any) -> Any:
+        def noted(tuning: LimitSearch, *more: Any, **options: Any) -> Any:
             found = run(tuning, *more, **options)
             self.scheduled += self.count < self.last
             return found
 
-        patch.setattr(Tuning, "run", noted)
+        patch.setattr(LimitSearch, "run", noted)
 
     def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*more: Any, **options: Any) -> Any:
@@ -134,9 +138,9 @@ def test_ctrl_c_in_a_solve_without_an_answer_ends_the_search(monkeypatch: pytest
 
 def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large problem the answers of the later bounds are not scheduled."""
-    choose, chosen = trials.Trials.choose, list[bool]()
+    choose, chosen = trials.SearchState.choose, list[bool]()
 
-    def interrupted(self: trials.Trials, *more: Any, **options: Any) -> Solution | None:
+    def interrupted(self: trials.SearchState, *more: Any, **options: Any) -> Solution | None:
         scheduled = sys._getframe(1).f_code.co_name == "solve"
         chosen.append(scheduled)
         self.idle = BOUNDS
@@ -145,14 +149,14 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
             self.last = found = replace(found, message=solvers.INTERRUPTED)
         return found
 
-    def hopeful(self: Cuts) -> tuple[Mixture, float, Any]:
+    def hopeful(self: Master) -> tuple[Multipliers, float, Any]:
         wanted, _, more = best(self)
         return wanted, math.inf, more
 
-    best = Cuts.best
-    monkeypatch.setattr(Cuts, "best", hopeful)
+    best = Master.best
+    monkeypatch.setattr(Master, "best", hopeful)
     monkeypatch.setattr(trials, "LARGE", 0)
-    monkeypatch.setattr(trials.Trials, "choose", interrupted)
+    monkeypatch.setattr(trials.SearchState, "choose", interrupted)
     graph, machine = two_axes_folded()
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0)
     assert found.interrupted and chosen.count(False) == 1 and not chosen[-1]

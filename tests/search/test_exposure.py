@@ -9,11 +9,11 @@ import pytest
 
 from autopar.schedule import simulated
 from autopar.schedule.windows import windows
-from autopar.search.building import build_model
-from autopar.search.exposure import FIRST, Alone, Exposure, exposed
-from autopar.search.model import Model
-from autopar.search.pins import Pins
-from autopar.search.space import Space
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.model import Model
+from autopar.search.ilp.overlap import FIRST, IsolatedOverlap, LearnedOverlap, exposed
 from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import random_graph
 from tests.schedule.cases import Case
@@ -54,8 +54,10 @@ def test_what_is_under_way_on_two_links_slows_half_as_much_each(seed: int) -> No
 
 def test_what_slows_less_costs_less() -> None:
     model, place = model_of(0), ("backward", "behind")
-    first = Exposure.first(SLOWDOWN)
-    half = Exposure({where: belief._replace(slows=0.5 if where == place else 1.0) for where, belief in first.beliefs.items()}, SLOWDOWN)
+    first = LearnedOverlap.first(SLOWDOWN)
+    half = LearnedOverlap(
+        {where: belief._replace(slows=0.5 if where == place else 1.0) for where, belief in first.beliefs.items()}, SLOWDOWN
+    )
     whole, less = first.price(model), half.price(model)
     cheaper = 0
     for number, edge in enumerate(model.edges):
@@ -72,7 +74,8 @@ def test_what_slows_less_costs_less() -> None:
 def test_more_time_beside_operators_never_costs_more_and_none_costs_all(seed: int) -> None:
     model = model_of(seed)
     dear, none, half, whole = (
-        weights.price(model) for weights in (Exposure.even(1.0, SLOWDOWN), *(Alone(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
+        weights.price(model)
+        for weights in (LearnedOverlap.even(1.0, SLOWDOWN), *(IsolatedOverlap(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
     )
     less = 0
     for number, edge in enumerate(model.edges):
@@ -88,7 +91,7 @@ def test_more_time_beside_operators_never_costs_more_and_none_costs_all(seed: in
 
 def test_the_later_a_gather_is_read_the_less_of_it_is_waited_for() -> None:
     model = model_of(1)
-    priced = Alone(1.0, SLOWDOWN).price(model)
+    priced = IsolatedOverlap(1.0, SLOWDOWN).price(model)
     weights = [item.tensor for item in model.space.graph.inputs if item.trained]
     shares = []
     for weight in weights:
@@ -112,7 +115,7 @@ def test_the_later_a_gather_is_read_the_less_of_it_is_waited_for() -> None:
 
 def test_what_others_run_between_maker_and_reader_hides_a_reshard() -> None:
     model = model_of(1)
-    whole, priced = (weights.price(model) for weights in (Exposure.even(1.0, SLOWDOWN), Alone(1.0, SLOWDOWN)))
+    whole, priced = (weights.price(model) for weights in (LearnedOverlap.even(1.0, SLOWDOWN), IsolatedOverlap(1.0, SLOWDOWN)))
     graph, times = model.space.graph, model.times
     hidden = set()
     for number, edge in enumerate(model.edges):
@@ -131,4 +134,4 @@ def test_what_cannot_be_costs_no_number_that_is_none() -> None:
     model = model_of(0)
     assert any(np.isinf(edge.seconds).any() for edge in model.edges if edge.tensor is not None)
     with np.errstate(invalid="raise"):
-        assert not any(np.isnan(edge).any() for edge in Alone(0.5, 0.0).price(model).edges)
+        assert not any(np.isnan(edge).any() for edge in IsolatedOverlap(0.5, 0.0).price(model).edges)

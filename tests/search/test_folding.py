@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from autopar.cli.target import load_target
+from autopar.effort import Budget, unlimited
 from autopar.graph import Graph, Phase
 from autopar.importer import capture_graph
 from autopar.schedule.legality import check_legal
 from autopar.search import find_plan
-from autopar.search.baselines import find_baselines
-from autopar.search.bounds import PHASES, Answer, Cuts, Mixture, Term, floor, floor_of
-from autopar.search.building import build_model
-from autopar.search.effort import Budget, unlimited
-from autopar.search.exposure import Exposure
-from autopar.search.extract import extract
-from autopar.search.folded import ENOUGH, IDLE, OUTSIDE, Decomposition, FoldedModel, folded
-from autopar.search.folding import FEWEST, Folding, fold
-from autopar.search.model import InSequence, Model, Weights
-from autopar.search.pins import resolve_pins
-from autopar.search.rounds import Search
-from autopar.search.space import Space
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.bounds.surrogate import PHASES, Answer, Master, Multipliers, Term, floor, floor_of
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
+from autopar.search.driver.phase_table import Search
+from autopar.search.folding.fold import FEWEST, Folding, fold
+from autopar.search.folding.tied_model import ENOUGH, IDLE, OUTSIDE, Decomposition, TiedModel, folded
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import InSequence, Model, Weights
+from autopar.search.ilp.overlap import LearnedOverlap
 from cost_models import Machine, Mesh, load_hardware
 from solvers import evaluate, solve
 from tests.search.requests import asked, budget
@@ -54,7 +54,7 @@ def folding() -> Folding:
 
 
 @cache
-def models(mesh: str) -> tuple[Model, FoldedModel]:
+def models(mesh: str) -> tuple[Model, TiedModel]:
     on, pins = machine(mesh), resolve_pins(graph(), machine(mesh).mesh, SPLIT_WIDTH)
     inner = folding().pins(pins)
     assert inner is not None
@@ -89,8 +89,8 @@ def test_baselines_unfold_to_those_of_the_whole_graph() -> None:
 
 def weights_of(model: Model) -> dict[str, Weights]:
     slowdown = model.space.machine.hardware.overlap_slowdown
-    cuts = Cuts(model, slowdown)
-    return {"sequence": InSequence(), "exposure": Exposure.first(slowdown), "mixture": cuts.first()}
+    cuts = Master(model, slowdown)
+    return {"sequence": InSequence(), "exposure": LearnedOverlap.first(slowdown), "mixture": cuts.first()}
 
 
 @pytest.mark.parametrize("name", ["sequence", "exposure", "mixture"])
@@ -181,7 +181,7 @@ def test_the_longest_chain_of_equal_layers_is_that_of_the_whole_graph(target: st
         assert plain[0] <= spanned[0] <= spanned[1] * (1 + 1e-9), "spans across repeats are left out"
 
 
-def _in_whole(whole: Model, tied: FoldedModel, choices: np.ndarray) -> np.ndarray:
+def _in_whole(whole: Model, tied: TiedModel, choices: np.ndarray) -> np.ndarray:
     group = tied.fold.group
     found = np.zeros(len(whole.nodes), dtype=np.int64)
     for (kind, name), number in whole.number.items():
@@ -211,14 +211,14 @@ def test_sums_of_an_answer_are_those_of_the_whole() -> None:
     assert short.optimizer == pytest.approx(long.optimizer)
     phases: tuple[Phase, ...] = ("forward", "backward")
     for phase in phases:
-        longest, path = (Cuts(one.model, 0.0).longest(phase, *one.once) for one in (long, short))
+        longest, path = (Master(one.model, 0.0).longest(phase, *one.once) for one in (long, short))
         assert 0.0 < short.sum_of(Term(phase, path=path), 0.0) <= long.sum_of(Term(phase, path=longest), 0.0) * (1 + 1e-9)
 
 
 def test_a_plan_found_folded_is_as_good_as_the_whole_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     short = find_plan(graph(), machine())
     assert short.sizes["nodes"] < len(models("dp=4")[0].nodes)
-    monkeypatch.setattr("autopar.search.finding.fold", lambda whole: None)
+    monkeypatch.setattr("autopar.search.driver.find_plan.fold", lambda whole: None)
     long = find_plan(graph(), machine())
     assert short.seconds <= long.seconds * (1 + 5e-3)
     assert short.bound_seconds <= long.seconds
@@ -290,7 +290,7 @@ def test_layers_that_give_outputs_fold() -> None:
 def test_weights_change_what_a_problem_costs_and_nothing_else() -> None:
     """What does not change is made once: a bound asks for one problem after another."""
     tied = models("dp=4")[1]
-    one, other = tied.problem(None)[0], tied.problem(2**40, Mixture({Term("forward", compute=True): 1.0}, 0.0))[0]
+    one, other = tied.problem(None)[0], tied.problem(2**40, Multipliers({Term("forward", compute=True): 1.0}, 0.0))[0]
     assert not np.array_equal(one.costs, other.costs)
     for name in ("edges", "edge_ptr", "item_begin", "item_end", "item_usage"):
         assert getattr(one, name) is getattr(other, name)
@@ -306,8 +306,8 @@ def test_pins_on_some_of_the_layers_are_kept() -> None:
 
 
 def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.folded.SHORT", (5, 6))
-    monkeypatch.setattr("autopar.search.folded.DEEP", FEWEST + 1)
+    monkeypatch.setattr("autopar.search.folding.tied_model.SHORT", (5, 6))
+    monkeypatch.setattr("autopar.search.folding.tied_model.DEEP", FEWEST + 1)
     model = replace(models("dp=4")[1])
     limit = 2**33
     search = Search(model, asked(limit, work=60.0), False)

@@ -14,23 +14,24 @@ import pytest
 
 from autopar import api
 from autopar.check import check
+from autopar.effort import unlimited
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, make_schedule, memory
 from autopar.schedule.legality import check_legal
-from autopar.search import keeping, scarcity
-from autopar.search.baselines import find_baselines
-from autopar.search.building import build_model
-from autopar.search.effort import unlimited
-from autopar.search.exposure import Exposure
-from autopar.search.extract import extract
-from autopar.search.fitting import counted
-from autopar.search.folded import FoldedModel, folded
-from autopar.search.keeping import MOMENTS, Wanted, fit
-from autopar.search.model import InSequence, Model, Weights
-from autopar.search.pins import Pins
-from autopar.search.scarcity import keep_less
-from autopar.search.space import Space
-from autopar.search.tuning import LEAN, Timed
+from autopar.schedule.tuning import LEAN, ScheduledPlan
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.folding.tied_model import TiedModel, folded
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import InSequence, Model, Weights
+from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.memory import crossover as keeping
+from autopar.search.memory import reduced_limit as scarcity
+from autopar.search.memory.crossover import MOMENTS, Wanted, fit
+from autopar.search.memory.memory_repair import counted
+from autopar.search.memory.reduced_limit import solve_restricted_plans
 from solvers import solve
 from tests.search.test_folding import folding, graph, machine
 
@@ -48,13 +49,13 @@ def plans() -> tuple[Assignment, ...]:
     return tuple(found[name] for name in PLANS)
 
 
-def tied(*some: Assignment, moments: int = MOMENTS) -> FoldedModel:
+def tied(*some: Assignment, moments: int = MOMENTS) -> TiedModel:
     found = folded(build_model(space().restricted(some, folding().alike), again=moments, alike=folding().alike), folding())
     assert found is not None
     return found
 
 
-def answer(model: FoldedModel, limit: int | None, gap: float = 1e-6) -> tuple[float, Assignment, int]:
+def answer(model: TiedModel, limit: int | None, gap: float = 1e-6) -> tuple[float, Assignment, int]:
     """Seconds in sequence of the best answer, its assignment, and the most bytes that it counts at any time."""
     problem, unit = model.problem(limit, InSequence())
     found = solve(problem, time_limit=inf, gap=gap)
@@ -104,10 +105,10 @@ def test_strategies_of_several_plans_are_no_worse_than_of_one() -> None:
 def test_what_is_fitted_fits() -> None:
     _, kept, most = answer(tied(*plans()), None)
     limit = int(0.8 * most)
-    with patch("autopar.search.keeping.KEEPING_SECONDS", inf):
-        found, prices = fit(space(), plans(), Exposure.first(0.0), Wanted(limit, MOMENTS, 3, 0, unlimited(), (0.95,)), folding())
+    with patch("autopar.search.memory.crossover.KEEPING_SECONDS", inf):
+        found, prices = fit(space(), plans(), LearnedOverlap.first(0.0), Wanted(limit, MOMENTS, 3, 0, unlimited(), (0.95,)), folding())
     assert found is not None and found.memory.peak <= limit < peak(kept)
-    assert found.schedule.graph is graph() and prices != Exposure.first(0.0)
+    assert found.schedule.graph is graph() and prices != LearnedOverlap.first(0.0)
     check_legal(found.schedule, "fitted")
 
 
@@ -115,14 +116,14 @@ def test_what_is_fitted_fits() -> None:
 def test_a_draft_ends_with_the_first_that_fits(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
     shares, run, limit = [], keeping._Keeping.run, int(0.8 * answer(tied(*plans()), None)[2])
 
-    def noted(self: keeping._Keeping, prices: Weights, share: float, best: Timed | None) -> Timed | None:
+    def noted(self: keeping._Keeping, prices: Weights, share: float, best: ScheduledPlan | None) -> ScheduledPlan | None:
         shares.append(share)
         return run(self, prices, share, best)
 
     monkeypatch.setattr(keeping._Keeping, "run", noted)
     monkeypatch.setattr(keeping, "KEEPING_SECONDS", inf)
     wanted = Wanted(limit, MOMENTS, 3, 0, unlimited(), (1e-6, 0.95, 0.9), first)
-    found, _ = fit(space(), plans(), Exposure.first(0.0), wanted, folding())
+    found, _ = fit(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
     assert found is not None and found.memory.peak <= limit
     assert shares == ([1e-6, 0.95] if first else [1e-6, 0.95, 0.9])
 
@@ -139,7 +140,7 @@ def test_no_problem_of_the_whole_depth_is_built_for_a_large_graph() -> None:
         seen.append(len(of.graph.ops))
         return real(of)
 
-    with patch("autopar.search.trials.LARGE", 0), patch("autopar.search.single.build_model", build):
+    with patch("autopar.search.driver.state.LARGE", 0), patch("autopar.search.driver.search_model.build_model", build):
         plan = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm", memory=limit, time_limit=600.0)
     assert seen == [len(folding().graph.ops)]
     assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()
@@ -178,6 +179,6 @@ def test_estimates_of_deep_graphs_are_compared_with_each_other(estimated: bool) 
     flags = {"folded": True, "large": False, "draft": False, "gained": False}
     trials: Any = SimpleNamespace(model=None, rivals=(), answers=[], kept=kept, **counts, **flags)
     with patch.object(scarcity, "_answer", lambda *asked: "another"):
-        keep_less(trials, Exposure.first(0.0), unlimited())
+        solve_restricted_plans(trials, LearnedOverlap.first(0.0), unlimited())
     assert seen == [None, first if estimated else None]
     assert trials.answers == ["another"]

@@ -13,21 +13,22 @@ import pytest
 
 import autopar
 from autopar import zoo
+from autopar.effort import Budget, unlimited
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
 from autopar.schedule.local_search import improve_order
 from autopar.schedule.passes import ENDING, PLACING, ordered, run_passes
-from autopar.search import find_plan, trials
-from autopar.search.beside import pairs_at
-from autopar.search.building import build_model
-from autopar.search.effort import Budget, unlimited
-from autopar.search.extract import extract
-from autopar.search.fitting import Reserves, choices_of, counted, held_by_time
-from autopar.search.model import Model
-from autopar.search.pins import Pins
-from autopar.search.space import Space
-from autopar.search.tuning import LEAN
+from autopar.schedule.tuning import LEAN
+from autopar.search import find_plan
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.driver import state as trials
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model
+from autopar.search.ilp.pair_memory import pairs_at
+from autopar.search.memory.memory_repair import CoverRows, counted, held_by_time, solve_fixed
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from solvers import INFINITE, Problem, Solution, evaluate, solve
@@ -93,7 +94,7 @@ def test_pairs_say_what_reshards_hold_beside_their_results() -> None:
         graph, problem = model.space.graph, model.problem(None)[0]
         choices = drawn(model, seed)
         schedule = make_schedule(graph, extract(model, choices), model.space.machine, LEAN)
-        reserves = Reserves(model, limit=1)
+        reserves = CoverRows(model, limit=1)
         held = held_by_time(((1.0, schedule),), "adamw", reserves.times)
         assert held.max() == memory(schedule, "adamw").peak
         before = counted(problem, choices, len(held))
@@ -114,7 +115,7 @@ def test_what_is_left_free_is_what_a_schedule_held_beyond() -> None:
     choices = drawn(model, 1)
     schedule = make_schedule(model.space.graph, extract(model, choices), model.space.machine, LEAN)
     limit = memory(schedule, "adamw").peak - 1
-    reserves = Reserves(model, limit, pairs=False)
+    reserves = CoverRows(model, limit, pairs=False)
     assert reserves.learn(problem, choices, ((1.0, schedule),))
     _, peak, _ = evaluate(reserves.applied(problem), reserves.completed(choices))
     assert limit < peak <= limit * 1.01, "the same choices do not fit any more"
@@ -210,9 +211,9 @@ def test_choices_stand_for_an_assignment() -> None:
     model = model_of(random_graph(2, layers=3), "x=2,y=2")
     problem, _ = model.problem(None)
     assignment = extract(model, drawn(model, 2))
-    choices = choices_of(model, problem, assignment, 0, unlimited())
+    choices = solve_fixed(model, problem, assignment, 0, unlimited())
     assert choices is not None
     again = extract(model, choices)
     assert (again.inputs, again.strategies) == (assignment.inputs, assignment.strategies)
     nowhere = ShardingSpec(((), ()), ((0, "sum"),))
-    assert choices_of(model, problem, replace(assignment, inputs=dict.fromkeys(assignment.inputs, nowhere)), 0, unlimited()) is None
+    assert solve_fixed(model, problem, replace(assignment, inputs=dict.fromkeys(assignment.inputs, nowhere)), 0, unlimited()) is None

@@ -11,10 +11,10 @@ from autopar.importer import capture_graph
 from autopar.schedule import Limits, Schedule, make_schedule, memory, ordered, step_seconds
 from autopar.schedule.ordering import order
 from autopar.search import find_plan
-from autopar.search.building import build_model
-from autopar.search.extract import extract
-from autopar.search.pins import Pins
-from autopar.search.space import Space
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
 from cost_models import Machine, Mesh, load_hardware
 from solvers import INFINITE, Problem, evaluate, solve
 from tests.graphs import random_schedule

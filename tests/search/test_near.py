@@ -8,14 +8,16 @@ import pytest
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
-from autopar.search import Found, find_plan, finding, rounds
-from autopar.search.baselines import find_baselines
-from autopar.search.merging import Merging, mergings
-from autopar.search.near import near
-from autopar.search.pins import Pins
-from autopar.search.space import Space
-from autopar.search.trials import PROOF
-from autopar.search.tuning import Sample, best_schedule
+from autopar.schedule.tuning import Sample, best_schedule
+from autopar.search import Found, find_plan
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.coarsening.merged_axes import AxisMerge, mergings
+from autopar.search.coarsening.one_axis import near
+from autopar.search.driver import find_plan as finding
+from autopar.search.driver import phase_table as rounds
+from autopar.search.driver.state import PROOF
 from autopar.sharding import Blocks, ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from tests.search.small_graphs import small_graph, small_machine
@@ -78,7 +80,7 @@ def test_around_a_plan_one_axis_is_used_otherwise(seed: int) -> None:
     assert more or not graph.ops
 
 
-def of_merged_axes(graph: Graph, merging: Merging, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Found:
+def of_merged_axes(graph: Graph, merging: AxisMerge, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Found:
     """The plan that is begun from: unequal parts are those of one axis of the mesh itself."""
     with monkeypatch.context() as patch:
         patch.setattr(finding, "resolve_pins", lambda *_: merging.pins(Pins()))

@@ -9,15 +9,15 @@ import pytest
 
 from autopar.graph import Phase
 from autopar.schedule import Limits
-from autopar.search.bounds import PHASES, Answer, Cuts, Mixture, Term
-from autopar.search.building import build_model
-from autopar.search.exposure import Exposure
-from autopar.search.extract import extract
-from autopar.search.model import Model
-from autopar.search.paths import Dependencies, Path
-from autopar.search.pins import Pins
-from autopar.search.space import Space
-from autopar.search.tuning import best_schedule
+from autopar.schedule.tuning import best_schedule
+from autopar.search.bounds.surrogate import PHASES, Answer, Master, Multipliers, Term
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.critical_path import Dependencies, Path
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model
+from autopar.search.ilp.overlap import LearnedOverlap
 from cost_models import Machine, Mesh, load_hardware
 from solvers import solve
 from tests.graphs import random_graph
@@ -32,7 +32,7 @@ def answers(model: Model) -> list[Answer]:
     """Plans quite different: of what is waited for, more and more counts."""
     found = []
     for share in (0.01, 0.1, 1.0):
-        choices = solve(model.problem(None, Exposure.even(share, 0.0))[0], time_limit=600.0, gap=1e-2).choices
+        choices = solve(model.problem(None, LearnedOverlap.even(share, 0.0))[0], time_limit=600.0, gap=1e-2).choices
         assert choices is not None
         found.append(Answer(model, choices))
     return found
@@ -87,13 +87,13 @@ def test_nor_than_its_longest_chains_slowed_beside_calls() -> None:
 def test_a_mixture_prices_what_its_terms_come_to(seed: int) -> None:
     model, rng = model_of(seed, batch=256, width=4096), np.random.default_rng(seed)
     slowdown, found = model.space.machine.hardware.overlap_slowdown, answers(model)
-    cuts = Cuts(model, slowdown)
+    cuts = Master(model, slowdown)
     for answer in found:
         paths = {phase: cuts.longest(phase, *answer.once) for phase in PHASES}
         cuts.terms += [Term(phase, link, path=path) for phase, path in paths.items() for link in ("", *model.space.links)]
     weights = {term: float(rng.random()) for term in cuts.terms}
     assert sum(bool(term.link and term.path) for term in weights) >= len(PHASES) * len(model.space.links)
-    priced = Mixture(weights, slowdown).price(model)
+    priced = Multipliers(weights, slowdown).price(model)
     for answer in found:
         nodes = sum(table[choice] for table, choice in zip(priced.nodes, answer.choices, strict=True))
         edges = sum(

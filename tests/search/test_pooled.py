@@ -6,17 +6,17 @@ import math
 
 import pytest
 
+from autopar.effort import unlimited
 from autopar.schedule import make_schedule, memory, step_seconds
-from autopar.search.baselines import find_baselines
-from autopar.search.bounds import floor_of
-from autopar.search.building import build_model
-from autopar.search.effort import unlimited
-from autopar.search.extract import extract
-from autopar.search.pins import Pins
-from autopar.search.pooled import pooled
-from autopar.search.recompute import with_policies
-from autopar.search.space import Space
-from autopar.search.tuning import LEAN
+from autopar.schedule.tuning import LEAN
+from autopar.search.baselines.checkpointing import with_policies
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.bounds.aggregated_memory import pooled
+from autopar.search.bounds.surrogate import floor_of
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
 from solvers import solve
 from tests.search.small_graphs import small_machine
 from tests.search.test_again import chain, drawn, every_set, one_rank

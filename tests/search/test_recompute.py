@@ -20,10 +20,10 @@ from autopar.options import parse_mesh, resolve_hardware
 from autopar.plan import Plan
 from autopar.schedule import Assignment, Schedule, make_schedule, memory, step_seconds
 from autopar.schedule.storages import storage_bytes
-from autopar.search.baselines import find_baselines
-from autopar.search.pins import resolve_pins
-from autopar.search.recompute import POLICIES, full, recompute, selective
-from autopar.search.space import Space
+from autopar.search.baselines.checkpointing import POLICIES, full, recompute, selective
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
 from autopar.target import Target
 from autopar.verify import verify
 from cost_models import Machine

@@ -8,21 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.effort import Budget, unlimited
 from autopar.schedule import make_schedule, memory, step_seconds
-from autopar.search import renting, rounds
-from autopar.search.baselines import find_baselines
-from autopar.search.bounds import Cuts, Mixture, Path, Term
-from autopar.search.building import build_model
-from autopar.search.effort import Budget, unlimited
-from autopar.search.extract import extract
-from autopar.search.folded import FoldedModel, folded
-from autopar.search.model import Model
-from autopar.search.pins import Pins
-from autopar.search.recompute import with_policies
-from autopar.search.renting import ASKING, Rented, dearest
-from autopar.search.rounds import Search
-from autopar.search.space import Space
-from autopar.search.tuning import LEAN
+from autopar.schedule.tuning import LEAN
+from autopar.search.baselines.checkpointing import with_policies
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.bounds import memory_dual as renting
+from autopar.search.bounds.memory_dual import ASKING, MemoryPriced, lagrangian_bound
+from autopar.search.bounds.surrogate import Master, Multipliers, Path, Term
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.driver import phase_table as rounds
+from autopar.search.driver.phase_table import Search
+from autopar.search.folding.tied_model import TiedModel, folded
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model
 from solvers import Problem, Solution, solve
 from tests.search.requests import asked, budget
 from tests.search.small_graphs import small_machine
@@ -36,8 +37,8 @@ def heavy(space: Space) -> Model:
     return build_model(space, again=1, share=0.0)
 
 
-def first(model: Model) -> Mixture:
-    return Cuts(model, SLOWDOWN).first()
+def first(model: Model) -> Multipliers:
+    return Master(model, SLOWDOWN).first()
 
 
 def answer(model: Model) -> np.ndarray:
@@ -51,7 +52,7 @@ def rests(model: Model) -> list[int]:
 
 
 @cache
-def tied(mesh: str) -> FoldedModel:
+def tied(mesh: str) -> TiedModel:
     made = folded(heavy(Space(folding().graph, machine(mesh), "adamw", Pins())), folding())
     assert made is not None
     return made
@@ -75,7 +76,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None, mesh: str) -> None:
     free, raised = min(seconds for seconds, _ in sets), 0
     for limit in sorted({peak for _, peak in sets}):
         best = min(seconds for seconds, peak in sets if peak <= limit)
-        bounds = [dearest(model, first(model), float(limit), (time,), unlimited()) for time in range(0, len(some.ops), 4)]
+        bounds = [lagrangian_bound(model, first(model), float(limit), (time,), unlimited()) for time in range(0, len(some.ops), 4)]
         assert max(bounds) <= best * (1 + 1e-9)
         raised += max(bounds) > free * 1.001
     assert raised or seed is not None, "where memory is short something has to be made again"
@@ -86,21 +87,21 @@ def test_no_plan_on_a_mesh_is_below_it() -> None:
     on, model = machine(MESH), tied(MESH)
     plan = find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"]
     schedule = make_schedule(graph(), dict(with_policies(graph(), plan, on))["full"], on, LEAN)
-    bound = dearest(model, first(model), float(memory(schedule, "adamw").peak), rests(model), unlimited())
+    bound = lagrangian_bound(model, first(model), float(memory(schedule, "adamw").peak), rests(model), unlimited())
     assert bound <= step_seconds(schedule, "adamw")
 
 
 @pytest.mark.slow
 def test_less_memory_costs_more_and_all_layers_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without chains of dependencies, of which there are more in the whole graph than its answers tell in so few rounds."""
-    monkeypatch.setattr(Cuts, "longest", lambda self, *of: Path((), ()))
+    monkeypatch.setattr(Master, "longest", lambda self, *of: Path((), ()))
     model, whole = tied(MESH), heavy(Space(graph(), machine(MESH), "adamw", Pins()))
     assert not model.rests(model.times[folding().group.repeats[1][0]])
     times = rests(model)
     later = [whole.times[name] for name, at in model.times.items() if at in times]
     allowed = 0.55 * lean_peak(MESH)
-    found = [dearest(some, first(some), allowed, at, unlimited()) for some, at in ((whole, later), (model, times))]
-    free = dearest(whole, first(whole), 2.0**60, later, unlimited())
+    found = [lagrangian_bound(some, first(some), allowed, at, unlimited()) for some, at in ((whole, later), (model, times))]
+    free = lagrangian_bound(whole, first(whole), 2.0**60, later, unlimited())
     assert found[0] > free * 1.001, "memory is short"
     assert found[0] * 0.97 <= found[1] <= found[0] * (1 + 2e-3), "a bound on layers left free"
 
@@ -110,20 +111,20 @@ def test_chains_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gathers and reductions take long: for the loss's own call nobody waits."""
     mesh = "dp=8"
     model, allowed = tied(mesh), 0.8 * lean_peak(mesh)
-    chained = dearest(model, first(model), allowed, rests(model), unlimited())
-    monkeypatch.setattr(Cuts, "longest", lambda self, *of: Path((), ()))
-    assert chained > dearest(model, first(model), allowed, rests(model), unlimited()) * 1.001
+    chained = lagrangian_bound(model, first(model), allowed, rests(model), unlimited())
+    monkeypatch.setattr(Master, "longest", lambda self, *of: Path((), ()))
+    assert chained > lagrangian_bound(model, first(model), allowed, rests(model), unlimited()) * 1.001
 
 
 def test_weights_without_paths() -> None:
     path = Path((1, 2), (0,))
-    mixed = Mixture({Term("forward", path=path): 0.25, Term("forward", "node"): 0.75, Term("backward", path=path): 1.0}, SLOWDOWN)
+    mixed = Multipliers({Term("forward", path=path): 0.25, Term("forward", "node"): 0.75, Term("backward", path=path): 1.0}, SLOWDOWN)
     assert mixed.without_paths().weights == {Term("forward", "node"): 1.0, Term("backward", compute=True): 1.0}
 
 
 def test_without_work_nothing_is_solved() -> None:
     model = tied(MESH)
-    assert dearest(model, first(model), 1.0, rests(model), budget(0.0)) == 0.0
+    assert lagrangian_bound(model, first(model), 1.0, rests(model), budget(0.0)) == 0.0
 
 
 def test_prices_end_where_more_of_them_could_bring_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +138,8 @@ def test_prices_end_where_more_of_them_could_bring_little(monkeypatch: pytest.Mo
         return real(problem, given, **how)
 
     monkeypatch.setattr(renting, "solve", counted)
-    best, most = dearest(model, first(model), float(limit), rests(model), unlimited()), len(solved)
-    found = dearest(model, first(model), float(limit), rests(model), unlimited(), 0.05)
+    best, most = lagrangian_bound(model, first(model), float(limit), rests(model), unlimited()), len(solved)
+    found = lagrangian_bound(model, first(model), float(limit), rests(model), unlimited(), 0.05)
     assert len(solved) - most < most
     assert best / 1.05 <= found <= best
 
@@ -152,13 +153,13 @@ def test_work_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
         turn.charge(turn.left)
         return found
 
-    def proved(self: FoldedModel, weights: Rented, bound: float, optimum: float, turn: Budget, choices: np.ndarray) -> float:
+    def proved(self: TiedModel, weights: MemoryPriced, bound: float, optimum: float, turn: Budget, choices: np.ndarray) -> float:
         left.append(turn.left)
         return bound
 
     monkeypatch.setattr(renting, "solve", slow)
-    monkeypatch.setattr(FoldedModel, "proved", proved)
-    assert dearest(model, first(model), 1.0, rests(model), given) != 0.0
+    monkeypatch.setattr(TiedModel, "proved", proved)
+    assert lagrangian_bound(model, first(model), 1.0, rests(model), given) != 0.0
     assert left == [pytest.approx((1 - ASKING) * 10.0)]
 
 
@@ -174,7 +175,7 @@ def test_too_little_work_is_not_begun(monkeypatch: pytest.MonkeyPatch, given: fl
     """A tenth of the search's 100 work seconds at least."""
     turns, search = list[float](), searched(0.0)
     search.weights = first(search.model)
-    monkeypatch.setattr(rounds, "dearest", lambda model, weights, limit, times, turn, enough: turns.append(turn.left) or 0.0)
+    monkeypatch.setattr(rounds, "lagrangian_bound", lambda model, weights, limit, times, turn, enough: turns.append(turn.left) or 0.0)
     search.rent(search.budget.at_most(given))
     assert turns == [given] * asks
 
@@ -185,6 +186,6 @@ def test_a_last_proof_passes_the_budget_by_little(monkeypatch: pytest.MonkeyPatc
     proofs, search = list[float](), searched(spent)
     search.proving = 0.1
     search.claims = [(1.0, 1.0, first(search.model), answer(search.model))]
-    monkeypatch.setattr(FoldedModel, "proved", lambda self, *of: proofs.append(spent) or 0.0)
+    monkeypatch.setattr(TiedModel, "proved", lambda self, *of: proofs.append(spent) or 0.0)
     search.settle_claims(search.budget)
     assert bool(proofs) is settles and not search.claims

@@ -11,7 +11,7 @@ from autopar.reshard import copied_alone, find_reshard
 from autopar.schedule import Collective, Layout
 from autopar.schedule.bucketing import JOINED
 from autopar.schedule.ordering import Leg, parts_of
-from autopar.search.resharding import BUFFERS, MANY, ROLES, Resharding
+from autopar.search.choices.reshard_tables import BUFFERS, MANY, ROLES, Resharding
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from tests.reshard_cases import all_specs

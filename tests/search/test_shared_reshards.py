@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from autopar.cli.target import capture_target
+from autopar.schedule.tuning import best_schedule
 from autopar.search import PROOF, find_plan
-from autopar.search.building import build_model
-from autopar.search.extract import extract
-from autopar.search.model import TIES, InSequence, Model
-from autopar.search.pins import resolve_pins
-from autopar.search.shared_reshards import FEW, SharedReshard, SharingProblem
-from autopar.search.space import Space
-from autopar.search.tuning import best_schedule
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import TIES, InSequence, Model
+from autopar.search.ilp.shared_reshards import FEW, SharedReshard, SharingProblem
 from cost_models import Machine, Mesh, load_hardware
 from solvers import INFINITE, Problem, evaluate, solve
 from tests.search.brute_force import BruteForce

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from autopar.search import trials
-from autopar.search.rounds import close_enough
+from autopar.search.driver import state as trials
+from autopar.search.driver.phase_table import close_enough
 
 
 def test_solves_for_a_bound_come_as_close_as_any_weights_still_can() -> None:

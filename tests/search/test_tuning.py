@@ -10,10 +10,10 @@ import pytest
 from autopar.schedule import Limits, memory, step_seconds
 from autopar.schedule.legality import check_legal
 from autopar.schedule.local_search import saved_at_most
-from autopar.search.baselines import find_baselines
-from autopar.search.pins import Pins
-from autopar.search.space import Space
-from autopar.search.tuning import BESIDE, LADDERS, LEAN, REORDERED, Sample, Tuning, _within, best_schedule, schedule_below
+from autopar.schedule.tuning import BESIDE, LADDERS, LEAN, REORDERED, LimitSearch, Sample, _within, best_schedule, schedule_below
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
 from cost_models import Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
 from tests.graphs import random_graph
@@ -39,7 +39,7 @@ def test_of_little_that_is_sent_there_are_calls_of_a_part() -> None:
     machine = Machine(Mesh.parse("x=4"), load_hardware("cpu-cluster"), "roofline")
     on = Space(random_graph(7, layers=12, batch=256, width=128), machine, "adamw", Pins())
     plan = find_baselines(on)[0]["fsdp"]
-    tuning = Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
+    tuning = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
     found = tuning.run(None, 100)
     assert 1 < found.schedule.limits.bucket_bytes < tuning.most["bucket_bytes"]
     values = [sum(call.kind == "all_gather" for call in schedule.calls) for schedule in (tuning.samples[0][1].first, found.schedule)]
@@ -54,7 +54,7 @@ def test_of_little_models_the_same_limits_are_tried_whatever_memory_there_is() -
     plan = find_baselines(on)[0]["fsdp"]
 
     def tried(limit: int) -> dict[str, list[int]]:
-        tuning = Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit)
+        tuning = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit)
         return {name: list(tuning._ladder(name, ladder)) for name, ladder in LADDERS}
 
     free = tried(2**62)
@@ -67,7 +67,7 @@ def test_of_little_models_the_same_limits_are_tried_whatever_memory_there_is() -
 def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:
     on = space()
     samples = (Sample(1.0, on.graph, find_baselines(on)[0]["ddp"]),)
-    tuned, left = (Tuning(samples[0].assignment, samples, on.machine, "adamw", 2**62) for _ in range(2))
+    tuned, left = (LimitSearch(samples[0].assignment, samples, on.machine, "adamw", 2**62) for _ in range(2))
     found = tuned.run(None, 100)
     share = 1 - tuned.working / found.seconds
     assert 0.0 < share < 1.0
@@ -123,8 +123,8 @@ def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:
     on = space()
     plan = find_baselines(on)[0]["ddp"]
     samples = (Sample(1.0, on.graph, plan),)
-    least = Tuning(plan, samples, on.machine, "adamw", 1).least
-    short, enough = (Tuning(plan, samples, on.machine, "adamw", limit) for limit in (least - 1, least))
+    least = LimitSearch(plan, samples, on.machine, "adamw", 1).least
+    short, enough = (LimitSearch(plan, samples, on.machine, "adamw", limit) for limit in (least - 1, least))
     assert short.run(None, tries=24).memory.peak >= least and short.looked == {LEAN}
     assert enough.run(None, tries=24).memory.peak >= least and len(enough.looked) > 1
 
@@ -138,12 +138,12 @@ def test_asking_in_the_end_what_is_held_finds_what_asking_each_does(name: str, s
         best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0) for limit, start in ((2**62, None), (1, LEAN))
     )
     limit = int(lean.memory.peak + share * (free.memory.peak - lean.memory.peak))
-    found, wanted, hopeful = (Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit) for _ in range(3))
+    found, wanted, hopeful = (LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit) for _ in range(3))
     wanted.trusts = False
     one, other = found.run(None, tries=24), wanted.run(None, tries=24)
     assert (one.seconds, one.memory, one.schedule.limits) == (other.seconds, other.memory, other.schedule.limits)
     assert len(found.asked) <= len(wanted.asked)
-    monkeypatch.setattr("autopar.search.tuning._in_flight", lambda limits: 0)  # everything seems to have room
+    monkeypatch.setattr("autopar.schedule.tuning._in_flight", lambda limits: 0)  # everything seems to have room
     late = hopeful.run(None, tries=24)
     assert late.memory.peak <= limit
     assert late.memory == memory(late.schedule, "adamw")
@@ -152,7 +152,7 @@ def test_asking_in_the_end_what_is_held_finds_what_asking_each_does(name: str, s
 def test_beyond_a_rung_that_trails_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     on = space()
     plan = find_baselines(on)[0]["fsdp"]
-    tuning = Tuning(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
+    tuning = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
     look = tuning.look
     trailing = []
 
@@ -173,7 +173,7 @@ def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
     on = space()
     plan = find_baselines(on)[0]["fsdp"]
     samples = (Sample(1.0, on.graph, plan),)
-    alone, beside = (Tuning(plan, samples, on.machine, "adamw", 2**62) for _ in range(2))
+    alone, beside = (LimitSearch(plan, samples, on.machine, "adamw", 2**62) for _ in range(2))
     best = alone.run(None, tries=24)
     trailing = beside.run(None, tries=24, beside=best.seconds / 1.2)
     assert beside.looked < alone.looked
@@ -188,7 +188,7 @@ def test_calls_are_reordered_in_the_end_where_that_fits(monkeypatch: pytest.Monk
     gained = 0
     for seed in range(4):
         plan = random_assignment(graph, on, seed)
-        tuning, full = (Tuning(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62) for _ in range(2))
+        tuning, full = (LimitSearch(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62) for _ in range(2))
         found, placed = tuning.run(None, 0), tuning.best
         assert placed is not None and found.seconds <= placed.seconds
         assert found.seconds == pytest.approx(step_seconds(found.schedule, "adamw"))
@@ -210,7 +210,7 @@ def test_what_fewer_calls_may_bring_to_the_best_has_them_joined() -> None:
     gained = 0
     for seed in range(6):
         plan = random_assignment(graph, on, seed)
-        tuning = Tuning(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62)
+        tuning = LimitSearch(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62)
         tuning.look(LEAN)
         placed = tuning.best
         assert placed is not None

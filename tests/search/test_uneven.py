@@ -15,10 +15,10 @@ from autopar.compare import explain
 from autopar.graph import Graph
 from autopar.importer import capture
 from autopar.report import summary
-from autopar.search.merging import mergings
-from autopar.search.pins import Pins
-from autopar.search.space import Space
-from autopar.search.uneven import find_uneven
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.choices.uneven import find_uneven
+from autopar.search.coarsening.merged_axes import mergings
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 import pytest
 
 from autopar.schedule import Assignment
-from autopar.search import finding, folded, rounds
-from autopar.search.building import build_model
-from autopar.search.folded import FoldedModel
-from autopar.search.folding import FEWEST
-from autopar.search.model import Model
-from autopar.search.pins import Pins
-from autopar.search.space import Space
-from autopar.search.trials import Trials
-from autopar.search.tuning import Timed
-from autopar.search.written import Written
+from autopar.schedule.tuning import ScheduledPlan
+from autopar.search.baselines.scheduled import ScheduledBaselines
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.driver import find_plan as finding
+from autopar.search.driver import phase_table as rounds
+from autopar.search.driver.state import SearchState
+from autopar.search.folding import tied_model as folded
+from autopar.search.folding.fold import FEWEST
+from autopar.search.folding.tied_model import TiedModel
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.model import Model
 from tests.search.requests import asked as request
 from tests.search.test_folding import folding, graph, machine
 
@@ -28,13 +30,13 @@ Assignments = tuple[dict[str, Assignment], dict[str, str]]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
     """The models for which plans were written."""
     found: list[Model] = []
-    before = Written._assignments
+    before = ScheduledBaselines._assignments
 
-    def noted(self: Written, model: Model, space: Space, pins: Pins) -> Assignments:
+    def noted(self: ScheduledBaselines, model: Model, space: Space, pins: Pins) -> Assignments:
         found.append(model)
         return before(self, model, space, pins)
 
-    monkeypatch.setattr(Written, "_assignments", noted)
+    monkeypatch.setattr(ScheduledBaselines, "_assignments", noted)
     return found
 
 
@@ -49,8 +51,8 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
 
     monkeypatch.setattr(rounds.Search, "run", left)
     found = finding.find_plan(graph(), machine())
-    assert [type(model) for model in searched] == [FoldedModel, Model]
-    assert [type(model) for model in asked] == [FoldedModel]
+    assert [type(model) for model in searched] == [TiedModel, Model]
+    assert [type(model) for model in asked] == [TiedModel]
     monkeypatch.setattr(finding, "fold", lambda graph: None)
     whole = finding.find_plan(graph(), machine())
     assert {name: (one.seconds, one.memory.peak) for name, one in found.baselines.items()} == {
@@ -62,10 +64,10 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
 @pytest.mark.parametrize("better", [True, False])
 def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then what shorter graphs tell is enough of plans written by hand, and of those that trail for good."""
-    exact: list[Timed] = []
-    before = Trials.exact
+    exact: list[ScheduledPlan] = []
+    before = SearchState.exact
 
-    def noted(search: Trials, plan: Timed) -> Timed:
+    def noted(search: SearchState, plan: ScheduledPlan) -> ScheduledPlan:
         exact.append(plan)
         return before(search, plan)
 
@@ -75,7 +77,7 @@ def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better:
     model = folded.folded(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
     assert model is not None
     search = rounds.Search(model, request(2**36, work=60.0, gap=0.0, baselines=True), False)
-    plans = Written()
+    plans = ScheduledBaselines()
     plans.schedule(search, model.space, Pins(), again=False)
     first = search.best
     assert first is not None and first.estimated and not exact

@@ -1,0 +1,1 @@
+"""Plans that a person writes: recipes, their propagation through the graph, checkpointing, their schedules."""

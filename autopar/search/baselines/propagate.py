@@ -1,0 +1,430 @@
+"""The walk over a graph that makes a plan written by hand: the spec of every value as it comes, as a ``Recipe`` says.
+
+Tokens are the first dim of the inputs (batch) over as many axes as divide it, and their second (sequence) over the rest. Every operator
+takes its inputs as they come: the cheapest strategy among those that need no communication but the reduction of a partial sum. A parameter
+that is stored split is gathered before use; what is stored in another dtype than it computes in is converted first and travels in the
+smaller one, gradients as well (``MixedPrecisionPolicy`` of fully_shard).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from autopar.graph import CONVERSION, DTYPE_BYTES, Op, Phase
+from autopar.schedule import OUTPUT, Assignment, Layout
+from autopar.search.baselines.experts import Terms, by_expert, terms_of, weight_of_experts
+from autopar.search.choices.reshard_tables import FREE, places, words
+from autopar.search.choices.space import CONTRACTION, OpChoices, Space
+from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
+
+Specs = tuple[ShardingSpec, ...]
+EMBEDDING = "autopar.embedding.default"
+FORCED = 1e6
+"""Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
+SLICED = 1e-3
+"""What a slice weighs beside that: values stay as they are where that costs no communication."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a baseline lays things out.
+
+    Args:
+        tokens: axes that split the first dims of the inputs.
+        stored: axes that split each parameter where it is kept.
+        tensor: axis that splits the weights of contractions, if any.
+        kept: gathered parameters stay for backward.
+        whole: gradients are reduced whole before the part that is kept is cut.
+        sequence: partial sums over ``tensor`` are scattered along the second dim, and gathered for contractions.
+        experts: axis that splits the weights of experts, if any.
+    """
+
+    tokens: tuple[int, ...]
+    stored: tuple[int, ...] = ()
+    tensor: int | None = None
+    kept: bool = False
+    whole: bool = False
+    sequence: bool = False
+    experts: int | None = None
+
+
+class Walk:
+    """One pass over the graph: the spec of every value as it comes.
+
+    Args:
+        masks: what is made of nothing that comes from outside, for each row of the batch, is made on each rank for its own rows.
+    """
+
+    def __init__(self, space: Space, recipe: Recipe, masks: bool = True) -> None:
+        self.space, self.recipe, self.graph, self.masks = space, recipe, space.graph, masks
+        self.gathers_masks = False
+        self.constant = {item.tensor for item in self.graph.inputs if item.kind in ("buffer", "constant")}
+        """What is the same whatever the inputs are."""
+        self.stored = {item.tensor: item for item in self.graph.inputs}
+        self.parameters = {item.tensor for item in self.graph.of_kind("parameter")}
+        """What is gathered before use where it is stored split: parameters, and what they are converted to."""
+        self.gradients = {output.tensor: owner for output, owner in self.graph.owners.items() if output.kind == "gradient"}
+        self.inputs: dict[str, ShardingSpec] = {}
+        self.current: dict[str, tuple[str, ShardingSpec]] = {}
+        self.undecided: set[str] = set()
+        self.made_of_nothing: dict[str, Op] = {}
+        """What lies as its first reader likes it beside what else that reads, until it has come: zeros, for instance."""
+        self.layouts: list[Layout] = []
+        self.made: dict[tuple[str, ShardingSpec, Phase], str] = {}
+        self.reads: dict[tuple[str, int], str] = {}
+        self.strategies: dict[str, Strategy] = {}
+        self.reasons: list[str] = []
+        self.by_expert: set[str] = set()
+        self.chosen: dict[object, int] = {}
+        self.applies = self._place_inputs()
+
+    def _place_inputs(self) -> bool:
+        shapes = [self.graph.tensors[item.tensor].shape for item in self.graph.of_kind("input")]
+        lead = next((shape for shape in shapes if shape), ())
+        place = self._tokens(lead)
+        if place is None:
+            return False
+        self.rows, self.split_rows = lead[:1], place[0]
+        for item in self.graph.inputs:
+            shape = self.graph.tensors[item.tensor].shape
+            spec = ShardingSpec.replicated(len(shape))
+            if item.kind == "input" and shape and shape[0] == lead[0] and (not place[1] or shape[1:2] == lead[1:2]):
+                spec = ShardingSpec((*place, *((),) * len(shape))[: len(shape)])
+            elif item.kind == "parameter" and item.trained and self.recipe.stored:
+                spec = _split_first(shape, self.recipe.stored, self.space.sizes, partial(self.space.may_hold, item))
+            elif item.kind == "parameter" and self.recipe.experts is not None and weight_of_experts(self.graph, item.tensor):
+                spec = _split_first(shape[:1], (self.recipe.experts,), self.space.sizes)
+                spec = ShardingSpec((*spec.dims, *((),) * (len(shape) - 1)))
+                if any(terms_of(self.graph.ops[index]) for index, _ in self.graph.consumers[item.tensor]):
+                    self.undecided.add(item.tensor)
+            elif item.kind == "parameter" and self.recipe.tensor is not None:
+                self.undecided.add(item.tensor)
+            pinned = self.space.pins.inputs.get(item.tensor)
+            if pinned is not None:
+                if item.tensor not in self.undecided and spec != pinned:
+                    self.reasons.append(f"it keeps {item.name} as {str(spec)!r}, the pin says {str(pinned)!r}")
+                self.undecided.discard(item.tensor)
+                spec = pinned
+            self._place(item.tensor, spec)
+        return True
+
+    def against_pins(self, made: Assignment) -> str:
+        """Why the baseline is not one under the pins; empty when it is."""
+        for tensor, pinned in self.space.pins.tensors.items():
+            producer = self.graph.producer.get(tensor)
+            if producer is not None:
+                spec = made.strategies[producer.name].outputs[producer.outputs.index(tensor)]
+                if spec != pinned:
+                    self.reasons.append(f"it makes {tensor} as {str(spec)!r}, the pin says {str(pinned)!r}")
+        return self.reasons[0] if self.reasons else ""
+
+    def _tokens(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Axes of the batch and of the sequence of inputs of ``shape``, innermost major; None when they do not divide.
+
+        Where both orders are searched, the experts' axis is minor: tokens then go to the experts in one all-to-all.
+        """
+        axes, sizes = self.recipe.tokens, self.space.sizes
+        if self.recipe.experts is not None and len(axes) <= ALL_ORDERS:
+            axes = (self.recipe.experts, *(axis for axis in axes if axis != self.recipe.experts))
+        for count in range(len(axes), -1, -1):
+            batch, sequence = (math.prod(sizes[axis] for axis in some) for some in (axes[:count], axes[count:]))
+            if (batch == 1 or (shape and shape[0] % batch == 0)) and (sequence == 1 or (len(shape) > 1 and shape[1] % sequence == 0)):
+                return axes[:count][::-1], axes[count:][::-1]
+        return None
+
+    def _place(self, tensor: str, spec: ShardingSpec) -> None:
+        self.inputs[tensor] = spec
+        self.current[tensor] = (tensor, spec)
+
+    def run(self) -> Assignment:
+        forward = [op for op in self.graph.ops if op.phase == "forward"]
+        backward = [op for op in self.graph.ops if op.phase == "backward"]
+        for op in forward:
+            self._run_op(op)
+        for index, output in enumerate(self.graph.outputs):
+            if output.kind == "output":
+                self._finish(index, self.space.pins.outputs.get(f"{OUTPUT}{index}"))
+        for op in backward:
+            self._run_op(op)
+        for index, output in enumerate(self.graph.outputs):
+            if output.kind != "output":
+                self._finish(index, self.inputs[self.graph.owners[output]])
+        return Assignment(self.inputs, self.strategies, tuple(self.layouts), self.reads)
+
+    def _run_op(self, op: Op) -> None:
+        choices = self.space.op_choices(op)
+        same = self.constant.issuperset(op.inputs)
+        if same:
+            self.constant.update(op.outputs)
+        if not op.inputs and len(op.outputs) == 1:
+            self.made_of_nothing[op.outputs[0]] = op
+            self._make(op.outputs[0], choices.strategies[self._cheapest(op, choices)].outputs[0])
+            return
+        if all(tensor in self.made_of_nothing or not self.graph.tensors[tensor].shape for tensor in op.inputs):
+            for tensor in op.inputs:  # nothing says how they should lie
+                self.made_of_nothing.pop(tensor, None)
+        asked = (id(choices), *(self._as_read(tensor) for tensor in op.inputs))
+        chosen = self._of_own_rows(op, choices) if same and self.masks else self._converted(op, choices)
+        if chosen is None and self.recipe.experts is None:  # where experts' tokens are, nothing else tells
+            chosen = self.chosen.get(asked)
+        if chosen is None:
+            chosen = self.chosen[asked] = self._cheapest(op, choices)
+        strategy = choices.strategies[chosen]
+        self.strategies[op.name] = strategy
+        given = list(zip(op.inputs, strategy.inputs, strict=True))
+        for tensor, spec in given:
+            if tensor in self.undecided:
+                self.undecided.discard(tensor)
+                self._place(tensor, spec)
+            elif tensor in self.made_of_nothing:
+                self._make(tensor, spec)
+                del self.made_of_nothing[tensor]
+        stays = self._at_experts(op) or any(tensor in self.by_expert and spec == self.current[tensor][1] for tensor, spec in given)
+        for position, (tensor, spec) in enumerate(given):
+            self._read(op.name, position, tensor, spec, op.phase)
+        for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
+            self.current[tensor] = (tensor, spec)
+            if stays and self.recipe.experts in (*spec.split_axes, *spec.partial_axes):
+                self.by_expert.add(tensor)
+
+    def _converted(self, op: Op, choices: OpChoices) -> int | None:
+        """The strategy that makes a parameter smaller as it is stored, before it is gathered, or its gradient larger as that is kept, after
+        it is reduced; None for other operators."""
+        if op.target != CONVERSION or not self.recipe.stored:
+            return None
+        (read,), (made,), current = op.inputs, op.outputs, self.current[op.inputs[0]][1]
+        grows = DTYPE_BYTES[self.graph.tensors[made].dtype] - DTYPE_BYTES[self.graph.tensors[read].dtype]
+        if read in self.parameters and grows < 0:
+            wanted = current
+        elif made in self.gradients and current.partial and grows > 0:
+            if self.recipe.whole:
+                self._read(op.name, 0, read, ShardingSpec(current.dims), op.phase)
+            wanted = self.inputs[self.gradients[made]]
+        else:
+            return None
+        chosen = next((number for number, strategy in enumerate(choices.strategies) if strategy.inputs == (wanted,)), None)
+        if chosen is not None and read in self.parameters:
+            self.parameters.add(made)
+        return chosen
+
+    def _of_own_rows(self, op: Op, choices: OpChoices) -> int | None:
+        """The strategy in which each rank makes what is the same for all inputs for its own rows alone, of what it has; None where that has
+        no rows, or no such strategy."""
+        shape = self.graph.tensors[op.outputs[0]].shape
+        if not self.split_rows or len(shape) < 2 or shape[:1] != self.rows or len(op.outputs) > 1:
+            return None
+        wanted = ShardingSpec((self.split_rows, *((),) * (len(shape) - 1)))
+
+        def free(tensor: str, spec: ShardingSpec) -> bool:
+            if tensor in self.made_of_nothing:
+                return spec in self._offered(tensor)
+            return bool(self._moves(tensor, (spec,))[0] == 0.0)
+
+        for number, strategy in enumerate(choices.strategies):
+            if strategy.outputs == (wanted,) and all(map(free, op.inputs, strategy.inputs)):
+                return number
+        return None
+
+    def _offered(self, tensor: str) -> set[ShardingSpec]:
+        """The specs in which what is made of nothing may be made."""
+        return {strategy.outputs[0] for strategy in self.space.op_choices(self.made_of_nothing[tensor]).strategies}
+
+    def _as_read(self, tensor: str) -> tuple[object, ...]:
+        """What of a tensor decides how its reader is run."""
+        maker = self.made_of_nothing.get(tensor)
+        offered = id(self.space.op_choices(maker)) if maker is not None else None
+        return tensor in self.undecided, tensor in self.parameters, offered, self.current[tensor][1]
+
+    def _make(self, tensor: str, spec: ShardingSpec) -> None:
+        """Has what is made of nothing made in a spec."""
+        op = self.made_of_nothing[tensor]
+        self.strategies[op.name] = next(strategy for strategy in self.space.op_choices(op).strategies if strategy.outputs[0] == spec)
+        self.current[tensor] = (tensor, spec)
+
+    def _at_experts(self, op: Op) -> bool:
+        """Whether an operator does what each expert does with its own weights: a product with the experts as a batch factor, or of rows
+        that have their own experts."""
+        return self.recipe.experts is not None and any(
+            (tensor in self.by_expert or self._is_expert(tensor)) and (terms_of(op) is not None or by_expert(op, position))
+            for position, tensor in enumerate(op.inputs)
+        )
+
+    def _without_experts(self, spec: ShardingSpec) -> tuple[tuple[int, ...], ...]:
+        """How the other axes split the dims."""
+        return tuple(tuple(axis for axis in axes if axis != self.recipe.experts) for axes in spec.dims)
+
+    def _is_expert(self, tensor: str) -> bool:
+        return tensor not in self.graph.producer and weight_of_experts(self.graph, tensor)
+
+    def _cheapest(self, op: Op, choices: OpChoices) -> int:
+        """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
+        every = choices.at_once  # keys are gathered, no recipe has them travel
+        total, meant = self._prices(op, choices, every, lambda tensor, specs: np.ones(len(specs)))
+        some = every[total == 0.0]  # all they do may be meant: no other is asked for its reshards
+        if len(some):
+            total, meant = self._prices(op, choices, some, self._moves)
+        if not len(some) or total.min() > 0.0:
+            some = every
+            total, meant = self._prices(op, choices, some, self._moves)
+        meant = np.where(np.isfinite(total), meant + choices.seconds[some], math.inf)
+        least = np.flatnonzero(total == total.min())
+        least = least[meant[least] == meant[least].min()]
+        left = [int(some[place]) for place in least]
+        return min(left, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs))
+
+    def _prices(
+        self, op: Op, choices: OpChoices, some: np.ndarray, moves: Callable[[str, Specs], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Of some strategies what is not meant to be done, and reductions.
+
+        Args:
+            moves: seconds of reshards of a tensor to specs.
+        """
+        total, meant = np.zeros(len(some)), np.zeros(len(some))
+        for position, tensor in enumerate(op.inputs):
+            read = choices.read(position)
+            asked, each = np.arange(len(read.specs)), read.numbers[some]
+            if len(some) < len(read.numbers):
+                asked, each = np.unique(each, return_inverse=True)
+            wanted = tuple([read.specs[number] for number in asked.tolist()])
+            free = tensor in self.undecided or tensor in self.made_of_nothing
+            own = free or (tensor in self.parameters and (self.recipe.stored or self.recipe.experts is not None))
+            costs = np.zeros(len(wanted)) if own else moves(tensor, wanted)
+            prices = self._price(op, tensor, wanted, read.codes[asked], read.words[asked], costs)
+            total, meant = total + prices[0][each], meant + prices[1][each]
+        return total, meant
+
+    def _moves(self, tensor: str, wanted: Specs) -> np.ndarray:
+        """Seconds of the reshard to each spec."""
+        found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
+        return found
+
+    def _price(
+        self, op: Op, tensor: str, specs: Specs, codes: np.ndarray, coded: np.ndarray, costs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """What reading a tensor in each of some specs costs: what is not meant to be done, and reductions.
+
+        Args:
+            codes, coded: of the specs: see ``resharding.places`` and ``words``.
+            costs: seconds of the reshards.
+        """
+        none = np.zeros(len(specs))
+        if tensor in self.undecided:
+            return np.array([self._place_price(op, tensor, spec) for spec in specs]), none
+        if tensor in self.made_of_nothing:
+            offered = self._offered(tensor)
+            return np.array([0.0 if spec in offered else math.inf for spec in specs]), none
+        if tensor in self.parameters and self.recipe.stored:
+            return np.array([0.0 if spec.is_replicated else FORCED for spec in specs]), none
+        _, current = self.current[tensor]
+        if tensor in self.parameters and self.recipe.experts is not None:
+            return np.array([0.0 if spec == current else FORCED for spec in specs]), none
+        rank, axes = len(current.dims), len(self.space.sizes)
+        own = places((current,), axes)
+        dims, whole = coded == words(own, axes, rank), (codes >= FREE).all(axis=1)
+        reached = ((codes >= FREE) | (own < FREE)).all(axis=1)
+        meant = reached & whole & (costs > 0.0)
+        meant[meant] = self._means(op, tensor, current, [specs[place] for place in np.flatnonzero(meant)], dims[meant])
+        same = dims.all(axis=1) & (np.minimum(codes, FREE) == np.minimum(own, FREE)).all(axis=1)
+        total = np.where(reached, np.where(meant | same, 0.0, FORCED * costs + SLICED), math.inf)
+        if self.recipe.experts is not None:
+            there = {spec for name, spec, _ in self.made if name == tensor}
+            known = np.array([spec in there and bool(self._known(tensor, spec, op.phase)) for spec in specs], dtype=bool)
+            total, meant = np.where(known, 0.0, total), meant & ~known
+        return total, np.where(meant, costs, 0.0)
+
+    def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
+        """Parameters not met before may lie as the operator likes over the tensor axis, if ranks can hold them so; weights of contractions
+        must be split by it, embeddings by rows of the vocabulary."""
+        axis = self.recipe.experts if self.recipe.tensor is None else self.recipe.tensor
+        if spec.partial or not set(spec.split_axes) <= {axis} or not self.space.may_hold(self.stored[tensor], spec):
+            return math.inf
+        terms = terms_of(op)
+        if terms is not None:
+            return 0.0 if self._columns_or_rows(op, terms, spec) else FORCED
+        whole = axis is not None and all(extent % self.space.sizes[axis] for extent in self.graph.tensors[tensor].shape)
+        wanted = {CONTRACTION: bool(spec.split_axes), EMBEDDING: bool(spec.dims) and bool(spec.dims[0])}
+        return 0.0 if whole or wanted.get(op.target, True) else FORCED
+
+    def _columns_or_rows(self, op: Op, terms: Terms, spec: ShardingSpec) -> bool:
+        """Whether a spec splits experts' matrices by rows where the columns of what they multiply are split, else by columns."""
+        first, matrices, rows = terms.inputs
+        given = self.current[op.inputs[0]][1].dims
+        inner = {name for name in first if name not in rows}
+        by_rows = any(axes and name in inner for name, axes in zip(first, given, strict=True))
+        split = {name for name, axes in zip(matrices, spec.dims, strict=True) if axes}
+        return len(split) == 1 and split <= (inner if by_rows else set(terms.result) - set(rows))
+
+    def _means(self, op: Op, tensor: str, current: ShardingSpec, specs: Sequence[ShardingSpec], same: np.ndarray) -> np.ndarray:
+        """Whether the recipe wants these communications: reductions in place, along the second dim with ``sequence``, tokens to experts
+        and back.
+
+        Args:
+            specs: to which the tensor is brought; without partial sums.
+            same: for each and each dim, whether it is split as it is now.
+        """
+        if tensor in self.by_expert or self._at_experts(op):
+            mine = self._without_experts(current)
+            return np.array([self._without_experts(spec) == mine for spec in specs], dtype=bool)
+        if not self.recipe.sequence or len(current.dims) < 3:
+            return np.asarray(same.all(axis=1))
+        axis = (self.recipe.tensor,)
+        if current.partial:
+            second = [spec.dims[1] == axis for spec in specs]
+        else:
+            second = [op.target == CONTRACTION and current.dims[1] == axis and not spec.dims[1] for spec in specs]
+        return np.asarray(np.delete(same, 1, axis=1).all(axis=1) & np.array(second, dtype=bool))
+
+    def _read(self, reader: str, position: int, tensor: str, spec: ShardingSpec, phase: Phase) -> None:
+        source, current = self.current[tensor]
+        if spec == current:
+            value = source
+        else:
+            value = self._known(tensor, spec, phase)
+            if not value:
+                self.gathers_masks |= self.masks and tensor in self.constant and bool(self._moves(tensor, (spec,))[0] > 0.0)
+                value = f"{tensor}@{phase}:{spec}"
+                self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
+                self.made[tensor, spec, phase] = value
+            if current.partial and not spec.partial:
+                self.current[tensor] = (value, spec)
+        if value != tensor:
+            self.reads[reader, position] = value
+
+    def _known(self, tensor: str, spec: ShardingSpec, phase: Phase) -> str:
+        """The layout that has been made and can be read in this phase, if there is one."""
+        return self.made.get((tensor, spec, phase), "") or (self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else "")
+
+    def _keeps(self, tensor: str) -> bool:
+        return self.recipe.kept or (tensor in self.graph.producer and tensor not in self.parameters)
+
+    def _finish(self, index: int, spec: ShardingSpec | None) -> None:
+        """An output leaves reduced, as it comes or in the spec of its parameter or buffer."""
+        output = self.graph.outputs[index]
+        producer = self.graph.producer.get(output.tensor)
+        phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
+        _, current = self.current[output.tensor]
+        target = spec if spec is not None else ShardingSpec(current.dims)
+        if self.recipe.whole and output.kind == "gradient" and current.partial:
+            self._read(f"{OUTPUT}{index}", 0, output.tensor, ShardingSpec(current.dims), phase)
+        self._read(f"{OUTPUT}{index}", 0, output.tensor, target, phase)
+        for item in self.graph.of_kind("tangent"):
+            if output.kind == "output" and item.name == output.name:
+                self._place(item.tensor, target)
+
+
+def _split_first(
+    shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...], may_hold: Callable[[ShardingSpec], bool] = lambda spec: True
+) -> ShardingSpec:  # fmt: skip
+    """The first dim that these axes divide, and by which ranks may hold it, split over them; replicated when there is none."""
+    parts = math.prod(sizes[axis] for axis in axes)
+    for dim, extent in enumerate(shape):
+        spec = ShardingSpec(tuple(axes[::-1] if d == dim else () for d in range(len(shape))))
+        if extent % parts == 0 and may_hold(spec):
+            return spec
+    return ShardingSpec.replicated(len(shape))

@@ -1,0 +1,1 @@
+"""Bounds on the step of every plan: surrogate sums, Lagrangian prices of memory, an aggregated rank."""

@@ -1,0 +1,338 @@
+"""Bounds on the step that hold for every plan and every order.
+
+Let T be the time from the first instruction of a phase to its last. For every plan p and every order of its instructions, T is at least
+
+- ``compute``: the seconds of all operators of the phase and of the copies around collectives, launches left out (one compute stream), and
+  ``overlap_slowdown`` times a link's work with it, since while the link is busy operators lose that share of their speed, and while they
+  stand still they do not run at all (operators with collectives inside, on other links, lose nothing: their seconds are taken off);
+- a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
+  share a bucket;
+- the seconds along any path of data dependencies, operators and the collectives between them, latencies included (copies are not: those
+  of one step of a reshard may be made while the next is under way), or of all operators between two places of it (``paths``). Second
+  runs count among the operators, on paths they do not: what leads to one that another plan does not need would not be waited for there;
+- those of a path, and ``overlap_slowdown`` times what a link's work is longer than the collectives on the path: while these are under way
+  a link has no other calls than another's, so the rest of its work is beside the path's operators or makes them stand still.
+
+What only the loss is made of counts in none of them: it may be under way until the step ends (``Model.late``). Phases follow one another,
+and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with weights that sum to 1 in each
+phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by cutting planes: each answer's sums
+bound what any weights can reach, and the best weights for the answers so far are asked next.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from autopar.graph import Phase
+from autopar.search.choices.space import Space
+from autopar.search.folding.fold import Folding
+from autopar.search.ilp.critical_path import Path
+from autopar.search.ilp.model import Edge, Model, Priced
+
+PHASES: tuple[Phase, ...] = ("forward", "backward")
+RUNS = ("op", "again")
+"""Kinds of nodes that run operators, for the first or the second time."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One sum that bounds a phase: a path's, a link's, or that of compute (both with ``link``: slowed beside that link)."""
+
+    phase: Phase
+    link: str = ""
+    compute: bool = False
+    path: Path | None = None
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a link's work, which counts whole; beside compute or a path it counts as much as operators are slowed."""
+        return not self.compute and self.path is None
+
+
+LONGER = 1e-4
+"""Relative gain for which a path comes in."""
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Weights of terms, at least 0, that sum to 1 in each phase. The optimum of the problem priced so bounds every step.
+
+    Args:
+        slowdown: the hardware's ``overlap_slowdown``.
+    """
+
+    weights: Mapping[Term, float]
+    slowdown: float
+
+    def without_paths(self) -> Multipliers:
+        """The same for a model with other nodes, whose numbers tell paths: what weight they have goes to the others of the phase."""
+        found: dict[Term, float] = {}
+        for phase in PHASES:
+            kept = {term: weight for term, weight in self.weights.items() if term.phase == phase and term.path is None}
+            total = sum(kept.values())
+            found |= {term: weight / total for term, weight in kept.items()} if total else {Term(phase, compute=True): 1.0}
+        return Multipliers(found, self.slowdown)
+
+    def price(self, model: Model) -> Priced:
+        compute: dict[Phase, float] = defaultdict(float)
+        between: dict[tuple[Phase, str], float] = defaultdict(float)
+        inside: dict[tuple[Phase, str], float] = defaultdict(float)
+        slowed: dict[tuple[Phase, str], float] = defaultdict(float)
+        slowed_on: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(model.nodes)))
+        on_node, on_edge = np.zeros(len(model.nodes)), np.zeros(len(model.edges))
+        for term, weight in self.weights.items():
+            if term.path is not None:
+                slowdown = self.slowdown if term.link else 0.0
+                on_node[list(term.path.nodes)] += weight
+                on_edge[list(term.path.edges)] += weight * (1.0 - slowdown)
+                between[term.phase, term.link] += weight * slowdown
+                slowed_on[term.link][list(term.path.nodes)] += weight * slowdown
+            elif term.compute:
+                compute[term.phase] += weight
+                between[term.phase, term.link] += weight * self.slowdown
+                slowed[term.phase, term.link] += weight * self.slowdown
+            else:
+                between[term.phase, term.link] += weight
+                inside[term.phase, term.link] += weight
+        nodes = []
+        for number, node in enumerate(model.nodes):
+            priced = node.seconds
+            if node.kind in RUNS:
+                priced = (compute[node.phase] + on_node[number]) * node.seconds
+                for link, load in model.node_loads(node).items():
+                    priced = priced + inside[node.phase, link] * load
+                for link, seconds in model.not_slowed(node).items():
+                    priced = priced - (slowed[node.phase, link] + slowed_on[link][number]) * seconds
+            nodes.append(priced)
+        made: dict[object, np.ndarray] = {}
+        edges = []
+        for number, edge in enumerate(model.edges):
+            if edge.tensor is None:
+                edges.append(edge.seconds)
+                continue
+            shares = tuple(between[edge.phase, link] / edge.readers for link in model.space.links)
+            copied, late = compute[edge.phase] / edge.readers, model.late.get(number)
+            key = id(edge.seconds), on_edge[number], shares, copied, id(late)
+            if key not in made:
+                table = _mixed(model, edge, on_edge[number], shares, copied)
+                made[key] = table if late is None else np.where(late & np.isfinite(table), 0.0, table)
+            edges.append(made[key])
+        return Priced(nodes, edges)
+
+
+def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float], copied: float) -> np.ndarray:
+    finite, copies = np.isfinite(edge.seconds), model.copies(edge)
+    total = on_path * (np.where(finite, edge.seconds, 0.0) - copies) + copied * model.least_copies(edge)
+    for link, share in zip(model.space.links, shares, strict=True):
+        if share:
+            total = total + share * model.loads(edge, link)
+    return np.where(finite, total, np.inf)
+
+
+def blend(one: Multipliers, other: Multipliers, share: float) -> Multipliers:
+    """``share`` of the first and the rest of the second."""
+    terms = dict.fromkeys((*one.weights, *other.weights))
+    return Multipliers(
+        {term: share * one.weights.get(term, 0.0) + (1 - share) * other.weights.get(term, 0.0) for term in terms}, one.slowdown
+    )
+
+
+def floor_of(space: Space, folding: Folding | None) -> float:
+    """The same before a model is made, of the whole graph where equal layers are folded."""
+    times = folding.times if folding is not None else lambda name: 1
+    ops = sum(times(op.name) * float(space.op_choices(op).seconds.min()) for op in space.graph.ops)
+    return ops + sum(times(item.tensor) * float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs)
+
+
+def floor(model: Model) -> float:
+    """A bound at once: every operator, and the optimizer's step, in its cheapest choice, and no collective."""
+    return float(sum(times * node.seconds.min() for times, node in zip(model.node_times, model.nodes, strict=True)))
+
+
+class Answer:
+    """What one choice for each node costs: seconds of each node, and of each edge without copies, and each link's work."""
+
+    def __init__(self, model: Model, choices: np.ndarray) -> None:
+        self.model, self.choices = model, choices
+        alone = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
+        self.nodes = model.node_times * alone
+        self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
+        for number, late in model.late.items():
+            if late[choices[model.edges[number].target]]:
+                self.edges[number] = 0.0
+        self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
+        self.compute: dict[Phase, float] = {
+            phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind in RUNS and node.phase == phase)
+            for phase in PHASES
+        }
+        self.between: dict[tuple[Phase, str], float] = defaultdict(float)
+        self.inside: dict[tuple[Phase, str], float] = defaultdict(float)
+        self.not_slowed: dict[tuple[Phase, str], float] = defaultdict(float)
+        self.not_slowed_on: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(model.nodes)))
+        for number, node in enumerate(model.nodes):
+            if node.kind in RUNS:
+                for link, load in model.node_loads(node).items():
+                    self.inside[node.phase, link] += model.node_times[number] * load[choices[number]]
+                for link, seconds in model.not_slowed(node).items():
+                    self.not_slowed_on[link][number] = model.node_times[number] * seconds[choices[number]]
+                    self.not_slowed[node.phase, link] += self.not_slowed_on[link][number]
+        for number, edge in enumerate(model.edges):
+            if edge.tensor is not None and self.edges[number] > 0.0:
+                copies = model.copies(edge)[choices[edge.source], choices[edge.target]]
+                self.edges[number] -= copies
+                least = model.least_copies(edge)[choices[edge.source], choices[edge.target]]
+                times = model.edge_times[number] / edge.readers
+                self.compute[edge.phase] += times * least
+                for link in model.space.links:
+                    load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
+                    self.between[edge.phase, link] += times * load
+        self.once = alone, self.edges
+        """Seconds of nodes and edges that stand for several counted once: a path passes through those that stand for none as well."""
+        self.edges = self.edges * model.edge_times
+
+    def sum_of(self, term: Term, slowdown: float) -> float:
+        """The term's sum for these choices."""
+        place = term.phase, term.link
+        if term.path is not None:
+            operators, calls = self._seconds(term.path)
+            if not term.link:
+                return operators + calls
+            beside = self.between[place] - calls - float(self.not_slowed_on[term.link][list(term.path.nodes)].sum())
+            return operators + calls + slowdown * beside
+        if term.compute:
+            return self.compute[term.phase] + slowdown * (self.between[place] - self.not_slowed[place])
+        return self.between[place] + self.inside[place]
+
+    def _seconds(self, path: Path) -> tuple[float, float]:
+        """Of the operators on a path, and of its collectives."""
+        return float(self.nodes[list(path.nodes)].sum()), float(self.edges[list(path.edges)].sum())
+
+
+class Master:
+    """The terms known so far and the answers that bound what any weights of them can reach.
+
+    Paths are terms too, and bytes may have a price at any of some times: of the many there are, those come in that are longest, and that at
+    which most is held, in the mix of answers by which the best weights are bounded (duals of their linear program; column generation).
+
+    Args:
+        allowed, times: where bytes have a price (``renting``): how many are free of it, and at which times of the model.
+    """
+
+    def __init__(self, model: Model, slowdown: float, allowed: float = 0.0, times: Sequence[int] = ()) -> None:
+        self.model, self.slowdown, self.allowed, self.times = model, slowdown, allowed, list(times)
+        links = model.space.links
+        self.slowing = links if slowdown else ()
+        self.terms: list[Term] = []
+        for phase in PHASES:
+            self.terms += [Term(phase, link, compute=True) for link in (self.slowing or ("",))]
+            self.terms += [Term(phase, link) for link in links]
+        self.priced: list[int] = []
+        """Of the times, those that have come in."""
+        self.answers: list[Answer] = []
+        self.sums: list[list[float]] = []
+        """Of each answer, the terms' in their order."""
+        self.beyond: list[np.ndarray] = []
+        """Of each answer, what it holds at each of the times beyond what is free."""
+
+    def add(self, answer: Answer) -> None:
+        """Takes an answer in."""
+        self.answers.append(answer)
+        self.sums.append([])
+        if self.times:
+            self.beyond.append(levels(self.model, answer.choices)[self.times] - self.allowed)
+
+    def first(self) -> Multipliers:
+        """What is asked first: operators alone, which every plan must run."""
+        found: dict[Term, float] = {}
+        for phase in PHASES:
+            terms = [term for term in self.terms if term.phase == phase and term.compute]
+            found.update((term, 1 / len(terms)) for term in terms)
+        return Multipliers(found, self.slowdown)
+
+    def best(self, highest: float = 0.0) -> tuple[Multipliers, float, Mapping[int, float]]:
+        """The weights with the highest bound that the answers allow, that bound, and the prices that go with them: linear programs of a
+        few rows.
+
+        Args:
+            highest: seconds that a byte may cost at all times together, at most.
+        """
+        while True:
+            mixture, most, prices, mix = self._weigh(highest)
+            if not self._enter(mix):
+                return mixture, most, prices
+
+    def _weigh(self, highest: float) -> tuple[Multipliers, float, Mapping[int, float], np.ndarray]:
+        """Also the share of each answer in the mix that bounds them all."""
+        problem = pulp.LpProblem("weights", pulp.LpMaximize)
+        for answer, sums in zip(self.answers, self.sums, strict=True):
+            sums += [answer.sum_of(term, self.slowdown) for term in self.terms[len(sums) :]]
+        scale = max(max(sums) for sums in self.sums) or 1.0
+        weights = [problem.add_variable(f"w{number}", 0, 1) for number in range(len(self.terms))]
+        prices = [problem.add_variable(f"p{one}", 0, 1) for one in self.priced]
+        top = problem.add_variable("bound")
+        problem += top
+        for phase in PHASES:
+            problem += pulp.lpSum(weight for term, weight in zip(self.terms, weights, strict=True) if term.phase == phase) == 1
+        problem += pulp.lpSum(prices) <= 1
+        rows = []
+        for number, (answer, sums) in enumerate(zip(self.answers, self.sums, strict=True)):
+            terms = pulp.lpSum(weight * (seconds / scale) for weight, seconds in zip(weights, sums, strict=True))
+            over = self.beyond[number][self.priced] * (highest / scale) if self.times else ()
+            rents = pulp.lpSum(price * cost for price, cost in zip(prices, over, strict=True))
+            rows.append(top <= terms + rents + answer.optimizer / scale)
+            problem += rows[-1]
+        problem.solve(pulp.HiGHS(msg=False))
+        found = {term: max(weight.value(), 0.0) for term, weight in zip(self.terms, weights, strict=True)}
+        total = {phase: sum(value for term, value in found.items() if term.phase == phase) for phase in PHASES}
+        mixture = Multipliers({term: value / total[term.phase] for term, value in found.items() if value}, self.slowdown)
+        mix = np.abs([row.pi or 0.0 for row in rows])
+        paid = {self.times[one]: highest * max(price.value() or 0.0, 0.0) for one, price in zip(self.priced, prices, strict=True)}
+        return mixture, top.value() * scale, paid, mix / mix.sum()
+
+    def _enter(self, mix: np.ndarray) -> bool:
+        """Takes in paths that are longer than all terms, and the time at which most is held; whether there are any."""
+        reached, entering = mix @ np.array(self.sums), list[Term]()
+        seconds, edges = (sum(share * answer.once[kind] for share, answer in zip(mix, self.answers, strict=True)) for kind in (0, 1))
+        for phase in PHASES:
+            known = max(value for term, value in zip(self.terms, reached, strict=True) if term.phase == phase)
+            for link in ("", *self.slowing):
+                path = self.longest(phase, seconds, edges * (1.0 - (self.slowdown if link else 0.0)))
+                term = Term(phase, link, path=path)
+                mean = sum(share * answer.sum_of(term, self.slowdown) for share, answer in zip(mix, self.answers, strict=True))
+                if mean > known * (1 + LONGER) and term not in self.terms:
+                    entering.append(term)
+        self.terms += entering
+        if self.times:
+            held = mix @ np.array(self.beyond)
+            fullest = int(np.argmax(held))
+            if held[fullest] > 0.0 and fullest not in self.priced:
+                self.priced.append(fullest)
+                return True
+        return bool(entering)
+
+    def longest(self, phase: Phase, seconds: np.ndarray, edges: np.ndarray) -> Path:
+        """The longest path of those that the planned graph has.
+
+        Args:
+            seconds, edges: of each node and edge, once.
+        """
+        for spans in (True, False):
+            path = self.model.dependencies(phase).longest(seconds, edges, spans)
+            if self.model.whole_path(path.nodes, path.edges):
+                return path
+        return Path((), ())
+
+
+def levels(model: Model, choices: np.ndarray) -> np.ndarray:
+    """Bytes that an answer holds at each time."""
+    change = np.zeros(max(model.times.values(), default=0) + 2)
+    for times, node, choice in zip(model.node_times, model.nodes, choices, strict=True):
+        for begin, end, size in node.items[choice]:
+            change[min(begin, len(change) - 1)] += times * size
+            change[min(end, len(change) - 1)] -= times * size
+    return np.cumsum(change)[:-1]

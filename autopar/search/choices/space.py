@@ -1,0 +1,330 @@
+"""The choices of a search: for every operator its strategies, for every graph input and output its specs.
+
+Equal operators (same target, arguments, shapes) share their strategies and prices, so that the repeats of a layer cost once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from autopar import pricing
+from autopar.effort import Budget
+from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
+from autopar.reshard.cuts import prime_cut
+from autopar.rules import find_rule, strategies
+from autopar.schedule import OUTPUT, Assignment
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.reshard_tables import Resharding, places, words
+from autopar.search.choices.uneven import Uneven, find_uneven, signature
+from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
+from cost_models import Machine
+
+STRATEGY_WORK, RESHARD_WORK = 35e-6, 8e-6
+"""Work seconds to enumerate and price one strategy, and one reshard between two specs: measured on Llama-3-8B, 8x8 and 4x4x4."""
+CONTRACTION = "autopar.contract.default"
+IMPOSSIBLE = float("inf")
+
+
+class Late(Exception):
+    """Choices were still to be enumerated or priced when the time for that had passed."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """The different specs of an operator's input, and for each strategy the number of its own among them.
+
+    Args:
+        codes, words: of the specs: see ``resharding``.
+    """
+
+    specs: tuple[ShardingSpec, ...]
+    numbers: np.ndarray
+    codes: np.ndarray
+    words: np.ndarray
+
+
+@dataclass(frozen=True)
+class OpChoices:
+    """The strategies of one operator, their seconds (compute and inner collectives), for how long each holds each link, and how many axes
+    the mesh has."""
+
+    strategies: tuple[Strategy, ...]
+    seconds: np.ndarray
+    loads: Mapping[str, np.ndarray]
+    axes: int
+    _read: dict[int, Read] = field(default_factory=dict, repr=False, compare=False)
+
+    def read(self, position: int) -> Read:
+        """The different specs of an input."""
+        if position not in self._read:
+            specs = self.inputs(position)
+            number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
+            codes = places(tuple(number), self.axes)
+            coded = words(codes, self.axes, len(specs[0].dims))
+            self._read[position] = Read(tuple(number), np.array([number[spec] for spec in specs]), codes, coded)
+        return self._read[position]
+
+    @cached_property
+    def at_once(self) -> np.ndarray:
+        """The numbers of the strategies in which nothing travels from rank to rank."""
+        return np.flatnonzero([strategy.turns == 1 for strategy in self.strategies])
+
+    def inputs(self, position: int) -> tuple[ShardingSpec, ...]:
+        return tuple(strategy.inputs[position] for strategy in self.strategies)
+
+    def outputs(self, index: int) -> tuple[ShardingSpec, ...]:
+        return tuple(strategy.outputs[index] for strategy in self.strategies)
+
+
+@dataclass
+class Space:
+    """Choices and prices of one graph on one machine; caches by signature.
+
+    Args:
+        optimizer: see ``cost_models.find_optimizer``.
+        pins: what the user fixed.
+        only: the strategies of each operator, by name, and ``placed`` the specs of each graph input, where a search is among these alone
+            (see ``restricted`` and ``near``).
+        budget: of enumeration and pricing; where it is used up ``Late`` is raised. None: no limit.
+    """
+
+    graph: Graph
+    machine: Machine
+    optimizer: str
+    pins: Pins
+    unknown: dict[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Strategy, ...]] | None = None
+    placed: Mapping[str, tuple[ShardingSpec, ...]] | None = None
+    budget: Budget | None = None
+    _ops: dict[object, OpChoices] = field(default_factory=dict)
+    _some: dict[object, OpChoices] = field(default_factory=dict)
+    _named: dict[str, OpChoices] = field(default_factory=dict)
+    _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    _equal: dict[object, np.ndarray] = field(default_factory=dict)
+    _prices: list[Resharding] = field(default_factory=list)
+    _local: dict[tuple[int, ...], dict[ShardingSpec, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.machine.mesh.sizes
+
+    def op_choices(self, op: Op) -> OpChoices:
+        """Strategies of ``op``, priced. Operators without a rule run whole and are noted in ``unknown``."""
+        if self.only is not None:
+            if op.name not in self._named:
+                key = signature(op, self.graph), self.only[op.name]
+                if key not in self._some:
+                    self._in_time()
+                    self._some[key] = self._priced(op, self.only[op.name])
+                self._named[op.name] = self._some[key]
+            return self._named[op.name]
+        known = signature(op, self.graph)
+        found = self._ops.get(known)
+        if found is None:
+            self._in_time()
+            rule = find_rule(op, self.graph.tensors)
+            if not rule.known:
+                self.unknown[op.target] = op.location or op.name
+            tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
+            uneven = self.uneven.factors.get(known, frozenset())
+            must_split = self.machine.cost_model == "communication"
+            partial = self._all_orders or op.target != CONTRACTION
+            offered = strategies(
+                rule, tensors, self.sizes, must_split=must_split, uneven=uneven, orders=self._orders, partial_inputs=partial
+            )  # fmt: skip
+            if uneven:
+                offered = tuple(strategy for strategy in offered if self._allowed(op, strategy))
+            found = self._ops[known] = self._priced(op, offered)
+        return found
+
+    def _in_time(self) -> None:
+        if self.budget is not None and self.budget.over:
+            raise Late
+
+    def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
+        """The same with the specs of graph inputs and the strategies of operators that any of ``plans`` has: beside these is left to choose
+        what is resharded, kept, made again.
+
+        Args:
+            alike: names of operators and inputs by which several go together: what a plan has for one of them, all may have.
+        """
+        alike = alike or {}
+        strategies: dict[str, dict[Strategy, None]] = {}
+        specs: dict[str, dict[ShardingSpec, None]] = {}
+        for plan in plans:
+            for op in self.graph.ops:
+                strategies.setdefault(alike.get(op.name, op.name), {})[plan.strategies[op.name]] = None
+            for item in self.graph.inputs:
+                specs.setdefault(alike.get(item.tensor, item.tensor), {})[plan.inputs[item.tensor]] = None
+        only = {op.name: tuple(strategies[alike.get(op.name, op.name)]) for op in self.graph.ops}
+        placed = {item.tensor: tuple(specs[alike.get(item.tensor, item.tensor)]) for item in self.graph.inputs}
+        return self.among(placed, only)
+
+    def among(self, inputs: Mapping[str, tuple[ShardingSpec, ...]], strategies: Mapping[str, tuple[Strategy, ...]]) -> Space:
+        """The same with these choices alone."""
+        return replace(self, only=strategies, placed=inputs, _named={})
+
+    def offers(self, plan: Assignment) -> bool:
+        """Whether a plan is one of this graph, with strategies that are searched."""
+        ops = self.graph.ops
+        return len(plan.strategies) == len(ops) and all(plan.strategies[op.name] in self.op_choices(op).strategies for op in ops)
+
+    @cached_property
+    def uneven(self) -> Uneven:
+        """What may be split in unequal parts."""
+        return find_uneven(self.graph, self.machine)
+
+    def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
+        """Equal parts of tensors and of the work cost the same, whichever axes make them, but for collectives inside."""
+        tensors, machine = self.graph.tensors, self.machine
+        shapes = [tensors[name].shape for name in (*op.inputs, *op.outputs)]
+        local = [self._local.setdefault(shape, {}) for shape in shapes]
+        known: dict[tuple[object, ...], float] = {}
+        seconds = []
+        for strategy in offered:
+            key: list[object] = [strategy.parts, strategy.inner, strategy.turns, strategy.merged]
+            for spec, shape, mine in zip((*strategy.inputs, *strategy.outputs), shapes, local, strict=True):
+                if spec not in mine:
+                    mine[spec] = spec.local_shape(shape, self.sizes)
+                key.append(mine[spec])
+            if (alike := tuple(key)) not in known:
+                known[alike] = pricing.run_seconds(op, tensors, strategy, machine)
+            seconds.append(known[alike])
+        if self.budget is not None:
+            self.budget.charge(STRATEGY_WORK * len(offered))
+        return OpChoices(offered, np.array(seconds), self._inner_loads(offered), len(self.sizes))
+
+    def _inner_loads(self, offered: tuple[Strategy, ...]) -> Mapping[str, np.ndarray]:
+        """The collectives inside operators, which nothing joins: their whole price holds their links."""
+        loads = {link: np.zeros(len(offered)) for link in self.links}
+        for number, strategy in enumerate(offered):
+            for inner in strategy.inner:
+                axes = pricing.whole_axes(inner.axes, self.machine)
+                for link in self.machine.links(axes):
+                    loads[link][number] += self.machine.collective_seconds(inner.kind, inner.bytes, axes)
+        return loads
+
+    def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
+        """Specs a graph input may have: the pinned one, or all."""
+        if self.placed is not None:
+            return self.placed[item.tensor]
+        pinned = self.pins.inputs.get(item.tensor)
+        if pinned:
+            return (pinned,)
+        return tuple(spec for spec in self.splits(item.tensor) if self.may_hold(item, spec))
+
+    def may_hold(self, item: GraphInput, spec: ShardingSpec) -> bool:
+        """Whether ranks can hold a graph input so: a parameter in blocks as DTensors have it, also on the axes that a merged one is of."""
+        if item.blocks is None:
+            return True
+        own = item.blocks.own_spec(spec, self.sizes)
+        if own is None or not spec.is_even(self.graph.tensors[item.tensor].shape, self.sizes):
+            return False
+        return not own.blocks or self.pins.merged.isdisjoint(own.dims[item.blocks.dim])
+
+    def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
+        """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""
+        pinned = self.pins.outputs.get(f"{OUTPUT}{index}")
+        return (pinned,) if pinned else self.splits(self.graph.outputs[index].tensor)
+
+    def splits(self, tensor: str) -> tuple[ShardingSpec, ...]:
+        """The specs of a tensor without partial sums."""
+        shape = self.graph.tensors[tensor].shape
+        found = splits(shape, self.sizes, self.uneven.dims.get(shape, frozenset()), self._orders)
+        return tuple(spec for spec in found if self.uneven.allows(spec, shape, self.sizes))
+
+    def _allowed(self, op: Op, strategy: Strategy) -> bool:
+        specs = zip((*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs), strict=True)
+        return all(self.uneven.allows(spec, self.graph.tensors[name].shape, self.sizes) for name, spec in specs)
+
+    @property
+    def _all_orders(self) -> bool:
+        return sum(size > 1 for size in self.sizes) <= ALL_ORDERS
+
+    @property
+    def _orders(self) -> Orders:
+        return itertools.permutations if self._all_orders else innermost_first
+
+    def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """Seconds of the optimizer's step on a trained parameter, a microbatch's share of them, by spec; 0 for other inputs."""
+        if item.tensor not in self.graph.stepped:
+            return np.zeros(len(specs))
+        tensor = self.graph.tensors[item.tensor]
+        size = DTYPE_BYTES[tensor.dtype]
+        return np.array(
+            [
+                self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype)
+                for spec in specs
+            ]
+        ) / self.graph.microbatches
+
+    def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """Seconds from each source spec to each target spec, shape [sources, targets]; infinite where impossible."""
+        return self._reshard_tables(tensor, sources, targets)[0]
+
+    def load_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], link: str) -> np.ndarray:
+        """Seconds for which each reshard holds ``link``, without latencies: what it adds to the link's work at least, in any bucket."""
+        return self._reshard_tables(tensor, sources, targets)[1 + self.links.index(link)]
+
+    def copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """Seconds of the copies that each reshard needs beside its collectives: see ``schedule.Collective``."""
+        return self._reshard_tables(tensor, sources, targets)[-2]
+
+    def least_copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """The same without launches, which a bucket pays once: what copies add to the operators' work at least."""
+        return self._reshard_tables(tensor, sources, targets)[-1]
+
+    def call_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """What the calls of each reshard take beside what they send: see ``Resharding.calls``."""
+        return self._resharding.calls(tensor, sources, targets)
+
+    @property
+    def _resharding(self) -> Resharding:
+        if not self._prices:
+            self._prices.append(Resharding(self.machine, self.links))
+        return self._prices[0]
+
+    @cached_property
+    def links(self) -> tuple[str, ...]:
+        """Every link that a collective on this mesh may hold."""
+        return tuple(sorted({link for part in prime_cut(self.machine).parts for link in self.machine.links((part,))}))
+
+    def _reshard_tables(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> Sequence[np.ndarray]:
+        """Seconds with copies, then each link's load, then the copies, then these without launches."""
+        key = (tensor.shape, tensor.dtype, sources, targets)
+        found = self._tables.get(key)
+        if found is None:
+            self._in_time()
+            distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
+            small = self._resharding.tables(tensor, distinct_s, distinct_t)
+            if self.budget is not None:
+                self.budget.charge(RESHARD_WORK * len(distinct_s) * len(distinct_t))
+            row, column = ({spec: place for place, spec in enumerate(distinct)} for distinct in (distinct_s, distinct_t))
+            rows = [row[s] for s in sources] if len(distinct_s) < len(sources) else slice(None)
+            columns = [column[t] for t in targets] if len(distinct_t) < len(targets) else slice(None)
+            whole = small[rows][:, columns]
+            found = self._tables[key] = tuple(np.ascontiguousarray(whole[:, :, index]) for index in range(whole.shape[2]))
+            for table in found:
+                table.setflags(write=False)
+        return found
+
+    def equality_table(self, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+        """0 where the specs are the same, infinite elsewhere."""
+        key = (sources, targets)
+        found = self._equal.get(key)
+        if found is None:
+            number = {spec: index for index, spec in enumerate(dict.fromkeys((*sources, *targets)))}
+            same = np.array([number[s] for s in sources])[:, None] == np.array([number[t] for t in targets])[None, :]
+            found = self._equal[key] = np.where(same, 0.0, IMPOSSIBLE)
+            found.setflags(write=False)
+        return found
+
+
+def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> list[int]:
+    """Bytes on one rank of ``tensor`` under each spec."""
+    return [pricing.local_bytes(tensor, spec, machine) for spec in specs]

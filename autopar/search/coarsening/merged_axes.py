@@ -1,0 +1,115 @@
+"""A mesh with neighbouring axes taken as one: its plans are plans of the mesh itself, and are found much sooner.
+
+A merged axis stands for the axes it is made of, major to minor, so that every rank keeps its place: ``S1`` on ``x=4,yz=8`` is ``S12`` on
+``x=4,y=2,z=4``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autopar.schedule import Assignment
+from autopar.search.choices.pins import Pins
+from autopar.sharding import InnerCollective, ShardingSpec, Strategy
+from cost_models import Machine, Mesh
+from cost_models.collectives import KINDS
+
+
+@dataclass(frozen=True)
+class AxisMerge:
+    """A machine with axes merged.
+
+    Args:
+        machine: the one with fewer axes.
+        words: for each of its axes those it is made of.
+    """
+
+    machine: Machine
+    words: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def _one(self) -> dict[tuple[int, ...], int]:
+        return {word: axis for axis, word in enumerate(self.words)}
+
+    def pins(self, pins: Pins) -> Pins | None:
+        """The pins on the merged mesh; None where one uses a part of a merged axis."""
+        found = []
+        for place in (pins.inputs, pins.outputs, pins.tensors):
+            specs = {name: self._merged(spec) for name, spec in place.items()}
+            if any(spec is None for spec in specs.values()):
+                return None
+            found.append({name: spec for name, spec in specs.items() if spec is not None})
+        inputs, outputs, tensors = found
+        return Pins(inputs, outputs, tensors, frozenset(axis for axis, word in enumerate(self.words) if len(word) > 1))
+
+    def _merged(self, spec: ShardingSpec) -> ShardingSpec | None:
+        dims = []
+        for axes in spec.dims:
+            word: list[int] = []
+            while axes:
+                part = next((part for part in self.words if part and axes[: len(part)] == part), None)
+                if part is None:
+                    return None
+                word.append(self._one[part])
+                axes = axes[len(part) :]
+            dims.append(tuple(word))
+        return ShardingSpec(tuple(dims)) if not spec.partial else None
+
+    def spec(self, spec: ShardingSpec) -> ShardingSpec:
+        """A spec of the merged mesh on the mesh itself."""
+        partial = tuple((axis, reduction) for merged, reduction in spec.partial for axis in self.words[merged])
+        return ShardingSpec(tuple(map(self._axes, spec.dims)), partial)
+
+    def assignment(self, assignment: Assignment) -> Assignment:
+        """An assignment on the merged mesh on the mesh itself."""
+        return replace(
+            assignment,
+            inputs={name: self.spec(spec) for name, spec in assignment.inputs.items()},
+            strategies={name: self.strategy(strategy) for name, strategy in assignment.strategies.items()},
+            layouts=tuple(replace(layout, spec=self.spec(layout.spec)) for layout in assignment.layouts),
+        )
+
+    def strategy(self, strategy: Strategy) -> Strategy:
+        """A strategy on the merged mesh on the mesh itself."""
+        return Strategy(
+            tuple(map(self.spec, strategy.inputs)), tuple(map(self.spec, strategy.outputs)), strategy.parts,
+            tuple(replace(inner, axes=self._group(inner)) for inner in strategy.inner),
+            tuple((name, self._axes(axes)) for name, axes in strategy.factors), strategy.workspace, strategy.turns, strategy.merged,
+        )  # fmt: skip
+
+    def _group(self, inner: InnerCollective) -> tuple[int, ...]:
+        """The places in the group of a permute have an order, the ranks of a reduction none."""
+        axes = self._axes(inner.axes)
+        return axes if KINDS[inner.kind].ordered else tuple(sorted(axes))
+
+    def _axes(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(part for axis in axes for part in self.words[axis])
+
+
+def mergings(machine: Machine, axes: int) -> Iterator[AxisMerge]:
+    """Every way to take neighbouring axes of more than one rank as one so that so many are left. Axes to which the hardware gives different
+    links are not merged: what a collective over a part of them costs could not be said of one axis."""
+    mesh, hardware = machine.mesh, machine.hardware
+    used = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
+    for cuts in _cuts(len(used), axes):
+        words = tuple(tuple(used[begin:end]) for begin, end in cuts)
+        links = [{hardware.axis_link(mesh.names[axis]) for axis in word} for word in words]
+        if all(len(found) == 1 for found in links):
+            names = ["_".join(mesh.names[axis] for axis in word) for word in words]
+            sizes = [math.prod(mesh.sizes[axis] for axis in word) for word in words]
+            own = tuple((name, link) for name, found in zip(names, links, strict=True) for link in found if link is not None)
+            merged = Mesh(tuple(zip(names, sizes, strict=True)))
+            yield AxisMerge(Machine(merged, replace(hardware, axes=own), machine.cost_model), words)
+
+
+def _cuts(count: int, parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Every way to cut a row of ``count`` into ``parts`` runs."""
+    if parts == 1:
+        yield ((0, count),)
+        return
+    for last in range(parts - 1, count):
+        for before in _cuts(last, parts - 1):
+            yield (*before, (last, count))

@@ -1,0 +1,59 @@
+"""The choices near some plans: where a problem over all choices would be too large, it is searched from plan to plan.
+
+Around the best plan every operator and graph input may be split as in any of the plans, or as in the best with one axis used in another
+way; every tensor may be resharded as their readers ask. A better plan is the next one to look around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autopar.schedule import Assignment
+from autopar.search.choices.reshard_tables import FREE, places
+from autopar.search.choices.space import Space
+from autopar.sharding import ShardingSpec
+
+CHANGED = 1
+"""So many axes may be used in another way than the best plan does."""
+
+
+def near(space: Space, plans: Sequence[Assignment]) -> Space:
+    """The part of a space around plans, the best of them first."""
+    strategies, inputs, known = {}, {}, dict[int, np.ndarray]()
+    for op in space.graph.ops:
+        mine = dict.fromkeys(plan.strategies[op.name] for plan in plans)
+        offered = space.op_choices(op).strategies
+        if id(offered) not in known:
+            read = [_uses(space, [strategy.inputs[at] for strategy in offered]) for at in range(len(op.inputs))]
+            made = [_uses(space, [strategy.outputs[at] for strategy in offered]) for at in range(len(op.outputs))]
+            known[id(offered)] = np.stack([*read, *made], axis=1)
+        best = next(iter(mine))
+        uses = _uses(space, [*best.inputs, *best.outputs])
+        changed = (known[id(offered)] != uses).any(axis=1).sum(axis=1)
+        strategies[op.name] = tuple({**mine, **dict.fromkeys(offered[number] for number in np.flatnonzero(changed <= CHANGED))})
+    for item in space.graph.inputs:
+        specs = space.input_specs(item)
+        own = dict.fromkeys(plan.inputs[item.tensor] for plan in plans)
+        changed = (_uses(space, specs) != _uses(space, [next(iter(own))])).sum(axis=1)
+        inputs[item.tensor] = tuple({**own, **dict.fromkeys(specs[number] for number in np.flatnonzero(changed <= CHANGED))})
+    return space.among(inputs, strategies)
+
+
+def _uses(space: Space, specs: Sequence[ShardingSpec]) -> np.ndarray:
+    """For each spec and axis the dim that it splits, or as ``places`` says; [specs, axes]."""
+    axes = len(space.sizes)
+    found = places(specs, axes)
+    return np.where(found > FREE, found // axes, found)
+
+
+def entries(space: Space) -> int:
+    """About how many entries the tables of the problem over all choices have."""
+    graph, total = space.graph, 0
+    for op in graph.ops:
+        mine = len(space.op_choices(op).strategies)
+        for tensor in op.inputs:
+            producer = graph.producer.get(tensor)
+            total += mine * (len(space.op_choices(producer).strategies) if producer is not None else mine)
+    return total

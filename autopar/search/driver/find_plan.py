@@ -1,0 +1,316 @@
+"""The search: solve, schedule, simulate, learn what was waited for, solve again; and beside it the bound.
+
+Under a model of time the objective is the step of the schedule. Each round prices the integer problem by what the best schedule so far
+showed (``exposure``) or by weights whose optimum bounds every step (``bounds``); every answer is scheduled and simulated, and the best is
+kept. Plans written by hand go through the same passes first. Under the communication model nothing overlaps: the problem in sequence is
+solved once and its bound is the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+
+from autopar.effort import DEFAULT_EFFORT, WORK_SECONDS, Budget, Effort, Meter, check_effort
+from autopar.errors import InfeasibleError, TimeLimitError, UsageError
+from autopar.garbage import young_garbage_only
+from autopar.graph import Graph
+from autopar.schedule import Assignment
+from autopar.schedule.tuning import ScheduledPlan
+from autopar.search.baselines.scheduled import ScheduledBaselines
+from autopar.search.bounds.aggregated_memory import pooled
+from autopar.search.bounds.surrogate import floor_of
+from autopar.search.choices.pins import Pins, resolve_pins
+from autopar.search.choices.space import Late, Space
+from autopar.search.coarsening.merged_axes import AxisMerge, mergings
+from autopar.search.coarsening.one_axis import entries, near
+from autopar.search.driver.result import Clock, Found, Shared
+from autopar.search.driver.search_model import look, model_of, only_plan, search_model
+from autopar.search.driver.state import GAIN, PROOF, TURN, Progress, SearchRequest
+from autopar.search.folding.fold import Folding, fold
+from autopar.search.folding.tied_model import folded
+from autopar.search.telemetry import Telemetry
+from autopar.sharding import ALL_ORDERS
+from cost_models import Machine
+from solvers import TooLargeError
+
+MANY = 1_000_000
+"""Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
+MOST, PACE, WIDE, ROOMY = 25_000_000, 600_000, 0.02, 0.5
+"""Edge entries up to which it goes over all choices after all, of a second of the time limit and altogether; where the gap of the best plan
+of merged axes is at least so wide, and that plan holds at most this share of the memory."""
+LOOKS = 3
+"""So many times it looks around the best plan, at most."""
+ENUMERATING = 1 / 3
+"""Share of the time left for enumerating all choices where there are merged axes to go by: where that is too short, their plans are the
+answer."""
+HURRIED = 0.5
+"""Share of the time limit after which the best plan of merged axes is scheduled before it is looked around."""
+
+
+@young_garbage_only()
+def find_plan(
+    graph: Graph,
+    machine: Machine,
+    *,
+    memory_bytes: int | None = None,
+    optimizer: str = "adamw",
+    constraints: Mapping[str, str] | None = None,
+    time_limit: float = 60.0,
+    gap: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    baselines: bool = True,
+    recompute: bool = False,
+    effort: Effort = DEFAULT_EFFORT,
+    shared: Shared | None = None,
+    skip: Set[str] = frozenset(),
+) -> Found:
+    """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
+
+    Args:
+        shared: what an earlier search for the same under another limit has made; what this one makes is added.
+        gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
+        recompute: what backward needs of forward may be made again there; else all of it is kept. Nothing of it where only collectives
+            count, since operators would run again for nothing.
+
+    Raises:
+        UsageError: a pin that names nothing or is illegal, or tensors too large to be counted.
+        InfeasibleError: nothing fits; says the least memory known to do, and the biggest items.
+        TimeLimitError: the time limit passed without an answer.
+    """
+    limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
+    steps = optimizer if graph.mode == "train" else "none"
+    meter = Meter(time_limit)
+    telemetry = Telemetry(meter, frozenset(skip))
+    budget = Budget(meter, WORK_SECONDS[check_effort(effort)])
+    asked = SearchRequest(limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry)
+    pins = resolve_pins(graph, machine.mesh, constraints or {})
+    clock = Clock()
+    shared = shared or Shared()
+    known = list(shared.known)
+    try:
+        found = _find(graph, machine, pins, asked, clock, shared, known)
+        return shared.took(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut))
+    except InfeasibleError:
+        shared.known += known[len(shared.known) :]
+        raise
+    except Late:
+        what, hint = meter.used_up()
+        raise TimeLimitError(f"{what}: enumerating and pricing choices took longer", hint) from None
+    except TooLargeError as error:
+        largest = max(graph.tensors.values(), key=lambda tensor: tensor.bytes)
+        message = f"memory is counted up to 2^62 bytes, and {largest.name} alone, {largest.dtype}{list(largest.shape)}, has {largest.bytes}"
+        raise UsageError(message, "check the sizes of the model and of the example inputs") from error
+
+
+def _find(
+    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: Clock, shared: Shared, known: list[ScheduledPlan]
+) -> Found:
+    """See ``find_plan``. Of equal layers folded where that can be; from plans of merged axes on where all choices would be too many.
+
+    Raises:
+        Late: choices were not enumerated or priced in time.
+    """
+    folding = fold(graph) if machine.cost_model != "communication" and "folding" not in asked.telemetry.skip else None
+    kept = folding.pins(pins) if folding is not None else None
+    found: Found | None = None
+    written = ScheduledBaselines()
+    if folding is not None and kept is not None:
+        space = shared.space("folded", lambda: Space(folding.graph, machine, asked.optimizer, kept))
+        enumerated = _enumerate(space, asked, clock)
+        if not enumerated or _too_many(space):
+            found = _nearby(space, folding, pins, asked, clock, known, enumerated)
+        else:
+            model = folded(shared.model("folded", lambda: model_of(space, clock)), folding)
+            inside = replace(asked, telemetry=asked.telemetry.within("folded"))
+            found = search_model(model, space, pins, inside, clock, known, written) if model is not None else None
+        if found is not None and found.ended:
+            return found
+    try:
+        return _find_whole(graph, machine, pins, asked, clock, shared, known, written)
+    except (KeyboardInterrupt, Late, TimeLimitError) as reason:
+        if found is None:
+            raise
+        return replace(found, interrupted=isinstance(reason, KeyboardInterrupt))
+
+
+def _find_whole(
+    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: Clock, shared: Shared, known: list[ScheduledPlan],
+    written: ScheduledBaselines,
+) -> Found:  # fmt: skip
+    """The same with each layer on its own."""
+    space = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
+    enumerated = _enumerate(space, asked, clock)
+    if not enumerated or _too_many(space):
+        found = _nearby(space, None, pins, asked, clock, known, enumerated)
+        if found is not None:
+            return found
+        if asked.budget.over:
+            what, hint = asked.budget.meter.used_up()
+            raise TimeLimitError(f"{what} among plans of merged axes and those near them", hint)
+        _enumerate(space, asked, clock, 1.0)
+    found = search_model(shared.model("whole", lambda: model_of(space, clock)), space, pins, asked, clock, known, written)
+    assert found is not None
+    return found
+
+
+def _many_axes(machine: Machine) -> bool:
+    return sum(size > 1 for size in machine.mesh.sizes) > ALL_ORDERS and machine.cost_model != "communication"
+
+
+def _too_many(space: Space) -> bool:
+    """Whether a problem over all choices would be too large."""
+    return _many_axes(space.machine) and entries(space) > MANY
+
+
+def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = ENUMERATING) -> bool:
+    """Whether all choices could be enumerated in time; where there are no merged axes to go by they have to be."""
+    many = _many_axes(space.machine) and share < 1.0
+    meter = asked.budget.meter
+    last = Budget(meter, math.inf)
+    space.budget = asked.budget.share(share) if many else last
+    try:
+        for op in space.graph.ops:
+            space.op_choices(op)
+    except Late:
+        if not many:
+            raise
+        return False
+    finally:
+        clock.lap("enumerate")
+        space.budget = last
+    return True
+
+
+def _nearby(
+    space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan], enumerated: bool
+) -> Found | None:  # fmt: skip
+    """The best plan near those of meshes with axes merged, whose operators may also be split as in a plan written by hand, and near the
+    better ones found so; None where none fits in memory. What bounds it are all choices in their cheapest form (``bounds.floor``,
+    ``pooled``). Where that leaves much open, the best plan of all, if they are not by far too many.
+
+    Args:
+        enumerated: whether all choices are; else the best plan of merged axes is the answer, without a bound.
+    """
+    graph = space.graph if folding is None else folding.whole
+    whole_budget = asked.budget.left
+    bound = floor_of(space, folding) if enumerated else 0.0
+    if enumerated and asked.recompute and graph.mode == "train" and "aggregated memory" not in asked.telemetry.skip:
+        with asked.telemetry.phase("aggregated memory", lambda: (math.inf, bound)):
+            bound = max(bound, pooled(space, folding, asked.limit, asked.budget.share(TURN)))
+    least = min((timed.seconds for timed in known), default=math.inf)
+    less = replace(asked, baselines=not enumerated, telemetry=asked.telemetry.within("merged axes"))
+    ways = list(mergings(space.machine, ALL_ORDERS))
+    plans, found, interrupted = _of_merged_axes(graph, ways, pins, less, bound, least, folding is not None)
+    merged = found.timed if found is not None else None
+    reached = merged.seconds if merged is not None else math.inf
+    start = merged.limits if merged is not None and reached < least else None
+    plans = [*(timed.assignment for timed in known), *plans] if reached >= least else [*plans, *(timed.assignment for timed in known)]
+    least = min(least, reached)
+    whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
+    clock.lap("merged")
+    hurried = asked.budget.left < (1 - HURRIED) * whole_budget
+    written, by_hand = ScheduledBaselines(), list[Assignment]()
+    if enumerated and not (plans and (whole or hurried or interrupted)):
+        try:
+            by_hand = written.alike(space, folding)
+        except (KeyboardInterrupt, Late) as reason:
+            if not plans:
+                raise
+            interrupted = isinstance(reason, KeyboardInterrupt)
+    plans = plans or by_hand
+    best: Found | None = None
+    last = interrupted or not enumerated
+    for number in range(LOOKS + hurried if plans else 0):
+        last = last or asked.budget.over
+        alone, looking = last or number < hurried, asked.budget.left
+        budget = asked.budget.at_most(0.0) if interrupted or (alone and enumerated) else asked.budget
+        wanted = asked.baselines and not alone and (best is None or not best.baselines)
+        inside = asked.telemetry.within("near")
+        around = replace(asked, budget=budget, telemetry=inside, proves=whole and not alone, bounds=[bound], baselines=wanted)
+        part = only_plan(space, plans[0]) if alone else space if whole else near(space, [*plans, *by_hand])
+        try:
+            looked = look(part, space, folding, pins, around, clock, known, written.again(), plans, start)
+        except InfeasibleError:
+            break
+        except (KeyboardInterrupt, Late, TimeLimitError) as reason:
+            interrupted = isinstance(reason, KeyboardInterrupt)
+            if best is not None or last:
+                break
+            if alone and not interrupted:
+                continue
+            last = True  # the first of the plans is what there is
+            continue
+        if looked is None and part is space:
+            whole = False
+            continue
+        if looked is None or looked.timed is None or looked.plan is None:
+            break
+        gained = looked.timed.seconds < least * (1 - GAIN)
+        compared = looked if wanted or best is None else best
+        best = looked if best is None or looked.seconds < best.seconds else best
+        best = replace(best, baselines=compared.baselines, contradicted=compared.contradicted)
+        interrupted |= looked.interrupted
+        if alone and not last:
+            continue
+        if part is space:
+            break
+        if not gained or interrupted or last or looked.gap <= asked.gap or 2 * asked.budget.left < looking:
+            break  # among others for want of time: the next takes as long as this one
+        plans, least, start = [looked.plan, *plans], looked.timed.seconds, looked.timed.limits
+    if best is None and interrupted:
+        raise KeyboardInterrupt
+    return replace(best, interrupted=interrupted) if best is not None else None
+
+
+def _over_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: SearchRequest) -> bool:
+    """Whether a search over all choices is worth its time, and has it."""
+    if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WIDE) <= bound:
+        return False
+    return entries(space) <= min(MOST, PACE * asked.budget.left)
+
+
+def _of_merged_axes(
+    graph: Graph, ways: Sequence[AxisMerge], pins: Pins, asked: SearchRequest, bound: float, least: float, folded: bool
+) -> tuple[list[Assignment], Found | None, bool]:  # fmt: skip
+    """Drafts of plans of meshes with axes merged in some ways, the best first, what was found with it, and whether Ctrl-C ended that.
+
+    Args:
+        bound: of all plans.
+        least: seconds of the best plan known.
+        folded: whether plans are to be those of the folded graph, where they were searched so.
+    """
+    plans, interrupted = list[Assignment](), False
+    best: Found | None = None
+    reached = math.inf
+    for number, merging in enumerate(ways):
+        left = asked.budget.left
+        merged = merging.pins(pins)
+        if merged is None:
+            continue
+        if left <= 0 or reached * (1 - asked.gap) <= bound:
+            continue
+        budget = asked.budget.share(1 / (len(ways) - number + LOOKS))
+        less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True)
+        try:
+            found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])
+        except InfeasibleError:
+            continue
+        except (TimeLimitError, Late):
+            if not plans and bound > 0.0:
+                break  # others would be as late, and plans written by hand are sooner there
+            continue
+        except KeyboardInterrupt:
+            if not plans and least == math.inf:
+                raise
+            return plans, best, True
+        if found.timed is not None and found.plan is not None:
+            plan = found.plan if folded else found.timed.assignment
+            better = found.timed.seconds < reached
+            plans.insert(0 if better else len(plans), merging.assignment(plan))
+            best, reached = (found, found.timed.seconds) if better else (best, reached)
+        if interrupted := found.interrupted:
+            break
+    return plans, best, interrupted

@@ -1,0 +1,296 @@
+"""The rounds of a search: solve, schedule, simulate, learn what was waited for, solve again; and beside it the bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from autopar.effort import Budget
+from autopar.search.bounds.memory_dual import lagrangian_bound
+from autopar.search.bounds.surrogate import Answer, Master, Multipliers, blend
+from autopar.search.choices.space import Late
+from autopar.search.driver.state import CLOSE, GAIN, SMALL, TURN, UNLIMITED, SearchRequest, SearchState
+from autopar.search.folding.tied_model import TiedModel, folded
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import TIES, InSequence, Model
+from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.ilp.rematerialization import MOMENTS, without_kept
+from autopar.search.ilp.shared_reshards import SharingProblem
+from autopar.search.memory.memory_repair import CoverRows, solve_fixed
+from autopar.search.memory.reduced_limit import (
+    TIGHT,
+    fitting,
+    minimise_or_raise,
+    out_of_budget,
+    solve_restricted_plans,
+)
+from autopar.search.phases import Phase, run_phases
+from autopar.search.solving import solve
+from solvers import INTERRUPTED
+
+EXPOSURES = 8
+"""Rounds of prices by exposure, at most."""
+BOUNDS = 30
+"""Rounds of weights for the bound, at most."""
+JOINT, MOST_JOINT = 100_000, 60_000
+"""Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
+becomes then, up to which all times of theirs are told apart."""
+PATIENT = 6
+"""The like for weights where memory is short: the first say nothing about plans of little memory."""
+HUGE, LITTLE = 10_000_000, 0.015
+"""Edge entries from which a solve takes seconds, and the relative gain of a bound for which no other is asked there."""
+FINER, ROUGHER = 0.25, 0.02
+"""Solves for a bound stop at this share of the gap that is open, and at the latter at most: what is chosen then suggests other weights as
+well as the best would, which take many times as long."""
+HALFWAY = 0.5
+"""And of how much more any weights may come to: else the bound stays as much below what they do come to."""
+BEYOND, SETTLING = (0.1, 0.5), 2
+"""Share of the time limit, and seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
+ENOUGH = 0.01
+"""Share of the gap that is open for which no other price of memory is tried."""
+LOOSE = 0.1
+"""The gap from which others are asked for of a large problem too, each a solve of seconds."""
+BRIEF = 0.1
+"""Share of the effort that a bound for which memory is paid needs at least."""
+SLIGHT = 1e-5
+"""Relative gain for which a bound is proved, but of a long graph, where that takes a second."""
+SETTLED = 2
+"""So many of the best bounds that hold for tied layers are proved for free ones."""
+SHARE = 0.3
+"""Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
+
+
+def close_enough(left_open: float, bound: float, most: float) -> float:
+    """The gap at which a solve for a bound stops.
+
+    Args:
+        left_open: the gap of the best plan.
+        bound, most: seconds of the best bound so far, and those that any weights may come to by the answers so far.
+    """
+    return max(min(FINER * left_open, ROUGHER, HALFWAY * (1 - bound / most)), CLOSE)
+
+
+class Search(SearchState):
+    """What phases do: they improve the best schedule and the best bound."""
+
+    def __init__(self, model: Model, asked: SearchRequest, again: bool) -> None:
+        super().__init__(model, asked, again)
+        self.prices = LearnedOverlap.first(self.slowdown)
+        """Prices learnt from simulation so far."""
+
+    def run(self, begin: Callable[[], None] = lambda: None) -> bool:
+        """All phases, and an error when nothing fits. Ctrl-C, and choices that are not priced in time, end them with the best so far, if
+        there is one; what is known of the least memory is said where it does not fit.
+
+        Args:
+            begin: offers the plans to begin from.
+
+        Returns False where a folded model is left for the whole one, because memory is short and a gap is left."""
+        solving = self.budget.meter.seconds
+        try:
+            begin()
+            solving = self.budget.meter.seconds
+            if self.left > 0:  # else with the best baseline
+                run_phases(IN_SEQUENCE if self.model.space.machine.cost_model == "communication" else BY_STEP, self)
+            self.settle_best()
+        except (KeyboardInterrupt, Late) as reason:
+            self.interrupted = isinstance(reason, KeyboardInterrupt)
+            if self.best is None or (self.interrupted and not self.fits):
+                raise
+            self.settle_best()
+        self.seconds = self.budget.meter.seconds - solving
+        short = self.best is None or self.best.memory.peak > self.limit
+        wanting = short or (self.short and not self.large and not self.long and self.reached > self.gap)
+        if self.folded and wanting and self.left > 0 and not self.interrupted:
+            return False
+        if short and self.folded:
+            raise out_of_budget(self)
+        if short:
+            minimise_or_raise(self)
+        return True
+
+    def solve_in_sequence(self, budget: Budget) -> None:
+        """The exact problem of a model without overlap: its bound is the plan's."""
+        gap = CLOSE if self.large else self.gap
+        exact = all(edge.readers <= 2 for edge in self.model.edges)
+        found = self.solve(InSequence(), gap, proves=exact)
+        if found is not None and found.memory.peak > self.limit:
+            fitting(self, InSequence(), gap)
+
+    def share_reshards(self, budget: Budget) -> None:
+        """Shared reshards are priced exactly, those alone for which answers pay too little: the bound is the plan's in the end."""
+        sharing = SharingProblem(self.model, self.limit)
+        nodes = len(self.model.nodes)
+        while not budget.over and self.reached > self.gap:
+            start = None if self.start is None else sharing.completed(self.start)
+            solution = solve(sharing.problem(), budget, gap=self.gap, seed=self.seed, start=start)
+            self.bound = max(self.bound, solution.bound * sharing.unit / (1 + TIES))
+            if solution.choices is None:
+                return
+            choices = solution.choices[:nodes]
+            if self.offer(self.schedule(extract(self.model, choices), None, self.tries), solution.method):
+                self.start = choices
+            underpaid = sharing.underpaid(choices)
+            if not underpaid:
+                return
+            sharing.exact += underpaid
+
+    @property
+    def opening(self) -> bool:
+        """Whether the best plan without a limit does not fit, and recomputation is not in the model yet."""
+        return self.again and self.plain is not None
+
+    @property
+    def joint(self) -> bool:
+        """Whether the problem stays small with recomputation in it."""
+        return len(self.problem.edge_costs) <= JOINT
+
+    def solve_free(self, budget: Budget) -> None:
+        """The best plan without a memory limit, where recomputation may come in."""
+        if self.best is not None:
+            self.prices = self.prices.learn(self.best.schedule, self.best.slots)
+        free = self.solve(self.prices, CLOSE, limit=UNLIMITED)
+        if free is not None and free.memory.peak > self.limit:
+            self.plain = free
+
+    def allow_recomputation(self, budget: Budget) -> None:
+        """Recomputation comes into the model: its times told apart, or one, or none in a large problem, whose answers are made to fit."""
+        space, entries = self.model.space, len(self.problem.edge_costs)
+        exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
+        if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
+            self.model, self.start = exact, None
+        elif self.joint or not (self.fits or self.large):
+            self.model, self.start = build_model(space, again=1), None
+        else:
+            self.keeping, self.model = True, without_kept(self.model)
+        self.problem, self.unit = self.model.problem(self.limit)
+        self.reserves = CoverRows(self.model, self.limit, pairs=not self.large)
+        self.again = self.proved = False
+
+    def cross_over(self, budget: Budget) -> None:
+        """Strategies of the answers so far and of baselines, with less kept."""
+        solve_restricted_plans(self, self.prices, budget)
+
+    def learn_prices(self, budget: Budget) -> None:
+        """Solves under prices learnt from simulation, each from the last answer, until answers repeat or gain nothing."""
+        prices = self.prices
+        if self.best is not None and self.plain is None:
+            prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
+        begins = self.fits and not self.keeping and not self.folded and len(self.problem.edge_costs) > SMALL
+        if begins and self.best is not None:
+            self.start = solve_fixed(self.model, self.problem, self.best.assignment, self.seed, self.budget)
+        idle, seen = 0, list[np.ndarray]()
+        for _ in range(EXPOSURES):
+            found = fitting(self, prices, CLOSE)
+            if found is None or found.memory.peak > self.limit:
+                break
+            idle = 0 if self.gained else idle + 1
+            assert self.start is not None
+            if idle >= self.idle or self.spent() or any(np.array_equal(self.start, other) for other in seen):
+                break
+            seen.append(self.start)
+            before, prices = prices, prices.learn(found.schedule, found.slots)
+            if prices == before:
+                break  # an answer without collectives teaches nothing
+        self.prices = prices
+
+    def prove(self, budget: Budget) -> None:
+        """Bounds under the weights of operators alone, where a solve does not take long, and then under those that answers suggest. What
+        they give are plans to try as well: those of operators alone, whatever waits for what, are like no others. The others have gained
+        nothing where a schedule takes long, and are left there."""
+        cuts = Master(self.model, self.slowdown)
+        huge = len(self.problem.edge_costs) > HUGE
+        center, idle, little, most = cuts.first(), 0, LITTLE if huge else GAIN, math.inf
+        mixture = center
+        for model, choices in self.chosen:
+            if model is self.model:
+                cuts.add(Answer(model, choices))
+        if cuts.answers and huge:
+            mixture = blend(cuts.best()[0], center, SHARE)
+        for number in range(BOUNDS):
+            before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.choose
+            left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
+            found = ask(mixture, close_enough(left_open, self.aim, most), proves=True, limit=UNLIMITED if self.again else None)
+            if self.last is not None and self.last.message == INTERRUPTED:
+                raise KeyboardInterrupt
+            if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short) or budget.over:
+                return
+            cuts.add(Answer(self.model, self.start))
+            gained = self.aim > before * (1 + GAIN)
+            if self.aim > before:
+                center = mixture
+            idle = 0 if gained or self.gained else idle + 1
+            wanted, most, _ = cuts.best()
+            patience = PATIENT if self.plain is not None and not self.large else self.idle
+            settled = self.large and not self.folded and self.reached <= LOOSE
+            if settled or idle >= patience or most <= self.aim * (1 + little):
+                return
+            mixture = blend(wanted, center, SHARE)
+
+    @property
+    def _last_proofs(self) -> Budget:
+        """Work for last proofs: what is left, and a little beyond."""
+        return self.budget.at_least(self.left + BEYOND[0] * self.effort + BEYOND[1])
+
+    def rent(self, budget: Budget) -> None:
+        """A bound for which memory is paid, where no problem has both the limit and second runs."""
+        if budget.left < BRIEF * self.effort:
+            return
+        weights = self.weights if isinstance(self.weights, Multipliers) else Master(self.model, self.slowdown).first()
+        model = self.model
+        if self.apart:
+            model = build_model(model.space, again=1, share=0.0)
+            if isinstance(self.model, TiedModel):
+                tied = folded(model, self.model.fold)
+                assert tied is not None, "operators that are alike run again alike"
+                model = tied
+        times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
+        enough = ENOUGH * self.reached if self.fits else 0.0
+        self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget, enough))
+
+    def polish(self, budget: Budget) -> None:
+        """More limits for the best schedule, of a deep graph as shorter ones tell it and then at full depth: they are not so precise."""
+        best = self.best
+        if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
+            deep = bool(self.model.short(best.assignment))
+            if deep:
+                self.offer(self._schedule(best.assignment, False, best.limits, tries=4 * self.tries), self.method)
+                self.settle_best()
+                best = self.best or best
+            self.offer(self._schedule(best.assignment, deep, best.limits, tries=(2 if deep else 4) * self.tries), self.method)
+            self.polished = self.best
+
+    def settle_claims(self, budget: Budget) -> None:
+        """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the time limit."""
+        if self._last_proofs.left < SETTLING * self.proving:
+            self.claims.clear()
+        least = GAIN if self.long else SLIGHT
+        for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
+            if bound > self.bound * (1 + least):
+                turn = self.budget.at_most(min(self.left, TURN * self.effort)).at_least(1.0)
+                self.bound = max(self.bound, self.model.proved(weights, bound, optimum, turn, choices))
+        self.claims.clear()
+
+
+IN_SEQUENCE: tuple[Phase[Search], ...] = (
+    Phase("exact solve", 1.0, lambda s: True, Search.solve_in_sequence),
+    Phase("shared reshards", 1.0, lambda s: s.reached > s.gap, Search.share_reshards),
+)
+"""Under the communication model nothing overlaps."""
+
+BY_STEP: tuple[Phase[Search], ...] = (
+    Phase("free plan", 1.0, lambda s: s.again, Search.solve_free),
+    Phase("crossover", 0.4, lambda s: s.opening and not s.joint and (s.large or not s.fits), Search.cross_over),
+    Phase("recomputation", 1.0, lambda s: s.opening, Search.allow_recomputation),
+    Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
+    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and s.reached > TIGHT, Search.rent),
+    Phase("surrogate bound", 0.5, lambda s: s.proves and (s.left > 0 or s.best is None), Search.prove),
+    Phase("memory dual", 0.35, lambda s: s.proves and s.folded and s.short, Search.rent),
+    Phase("decomposition", 1.0, lambda s: bool(s.claims), Search.settle_claims),
+    Phase("crossover", 0.65, lambda s: s.folded and s.short, Search.cross_over),
+    Phase("limit search", 1.0, lambda s: True, Search.polish),
+)
+"""Under a model of time, in order."""

@@ -1,0 +1,130 @@
+"""What a search found, and what searches share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from autopar.schedule import Assignment, Memory, Schedule
+from autopar.schedule.tuning import ScheduledPlan
+from autopar.search.choices.space import Space
+from autopar.search.ilp.model import Model
+from autopar.search.telemetry import PhaseRecord
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A plan a person would write, in the same terms: its schedule and what it costs.
+
+    Args:
+        schedule: of the graph that was planned, or where that is deep and the plan no candidate of one with fewer of its equal layers,
+            from which the figures follow.
+        seconds: the objective: the step, or the sum of its collectives under the communication model.
+        step_seconds: the step.
+    """
+
+    schedule: Schedule
+    seconds: float
+    step_seconds: float
+    memory: Memory
+    feasible: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search found.
+
+    Args:
+        schedule: what every rank runs.
+        seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
+            collectives.
+        bound_seconds: no plan for this mesh, in any order, costs less; of several microbatches none that runs them one after another and
+            gathers weights in each; where memory is short none in captured order: others may hold a little less at the peak.
+        gap: (seconds - bound) / seconds.
+        status: ``optimal`` or ``feasible``.
+        solver: method that gave the choices.
+        contradicted: baselines that are not there because they contradict a pin, with the reason.
+        unknown: operators without a rule, with a line where each stands; they run replicated.
+        sizes: nodes, choices, edges and edge entries of the problem.
+        stages: CPU seconds of enumerate, price, model, baselines, solve.
+        interrupted: whether Ctrl-C ended the search.
+        ended: False where the search was left for another, on the whole graph.
+        own_seconds: the bound over the choices of the mesh itself. Plans of merged axes may lie below it.
+        floor_seconds: one over those too.
+        trace: what each phase did.
+        effort: see ``find_plan``.
+        cut: whether the time limit cut the search off: with more time the plan may be another.
+        timed: the schedule with its assignment, for searches that follow.
+        plan: the same assignment as it was searched: of the folded graph where equal layers are folded.
+        tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
+    """
+
+    schedule: Schedule
+    seconds: float
+    bound_seconds: float
+    gap: float
+    status: str
+    solve_seconds: float
+    solver: str
+    optimizer: str
+    memory: Memory
+    baselines: Mapping[str, Baseline]
+    contradicted: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict)
+    interrupted: bool = False
+    ended: bool = True
+    tied_seconds: float = 0.0
+    own_seconds: float = 0.0
+    floor_seconds: float = 0.0
+    trace: tuple[PhaseRecord, ...] = ()
+    effort: str = "normal"
+    cut: bool = False
+    timed: ScheduledPlan | None = None
+    plan: Assignment | None = None
+
+
+@dataclass
+class Shared:
+    """What searches of one graph, machine, optimizer and pins have in common, whatever memory they allow.
+
+    Args:
+        spaces, models: enumerated, and priced, by kind.
+        known: the plans found.
+    """
+
+    spaces: dict[str, Space] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    known: list[ScheduledPlan] = field(default_factory=list)
+
+    def space(self, kind: str, make: Callable[[], Space]) -> Space:
+        """The space of a kind, made once."""
+        if kind not in self.spaces:
+            self.spaces[kind] = make()
+        return self.spaces[kind]
+
+    def model(self, kind: str, make: Callable[[], Model]) -> Model:
+        """The model of a kind, made once."""
+        if kind not in self.models:
+            self.models[kind] = make()
+        return self.models[kind]
+
+    def took(self, found: Found) -> Found:
+        """Keeps what was found for searches that follow."""
+        if found.timed is not None:
+            self.known.append(found.timed)
+        return found
+
+
+class Clock:
+    """CPU seconds (this process and its finished children) of each stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = sum(os.times()[:4])
+
+    def lap(self, stage: str) -> None:
+        now = sum(os.times()[:4])
+        self.laps[stage], self._last = self.laps.get(stage, 0.0) + now - self._last, now

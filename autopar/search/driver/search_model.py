@@ -1,0 +1,162 @@
+"""One search on one model: from the plans it begins with to what it found.
+
+Which model that is (of folded layers, of the whole graph, of what lies near other plans), ``finding`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.effort import Budget
+from autopar.ending import put_together
+from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.schedule import Assignment, Limits
+from autopar.schedule.freeing import free
+from autopar.schedule.legality import check_legal
+from autopar.schedule.tuning import ScheduledPlan
+from autopar.search.baselines.scheduled import ScheduledBaselines
+from autopar.search.bounds.surrogate import floor
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Late, Space
+from autopar.search.driver.phase_table import Search
+from autopar.search.driver.result import Baseline, Clock, Found
+from autopar.search.driver.state import PROOF, SearchRequest
+from autopar.search.fixing.tie_layers import tied
+from autopar.search.folding.fold import Folding
+from autopar.search.folding.tied_model import folded
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.model import Model
+from autopar.search.phases import Phase, run_phases
+
+
+def search_model(
+    model: Model, space: Space, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan], written: ScheduledBaselines,
+    plans: Sequence[Assignment] = (), start: Limits | None = None,
+) -> Found | None:  # fmt: skip
+    """The search on one model; not ``ended`` where the memory limit decides and the model is folded, which prices memory roughly, and None
+    where nothing was found that fits.
+
+    Args:
+        space: all choices, where those of the model are a part of them.
+        known: schedules found before; that of a search left for another model is added.
+        written: the plans written by hand, as far as a search left for another model has scheduled them.
+        plans: assignments to begin from.
+        start: the limits under which the first of them was scheduled.
+    """
+    counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
+    again = asked.recompute and counts
+    search = Search(model, asked, again)
+    clock.lap("model")
+    meter = asked.budget.meter
+    priced = meter.seconds
+
+    def offer_known(search: Search, budget: Budget) -> None:
+        for schedule in known:
+            search.offer(schedule, "known")
+
+    def schedule_given(search: Search, budget: Budget) -> None:
+        for number, plan in enumerate(plans):
+            if search.left > 0 or not search.fits:
+                search.offer(search.schedule(plan, None if number else start, tries=search.tries), "merged axes")
+
+    beginning = (
+        Phase[Search]("known plans", 1.0, lambda s: bool(known), offer_known),
+        Phase[Search]("plans of merged axes", 1.0, lambda s: bool(plans), schedule_given),
+        Phase[Search]("baselines", 1.0, lambda s: asked.baselines, lambda s, budget: written.schedule(s, space, pins, again)),
+    )
+
+    def begin() -> None:
+        run_phases(beginning, search)
+        search.rivals = tuple(written.rivals.values())
+        clock.lap("baselines")
+        if search.left <= 0 and not search.fits:
+            words = f"enumerating and pricing choices took {priced:.1f} s before the search"
+            what, hint = meter.used_up()
+            raise TimeLimitError(f"{what}: {words}", hint)
+
+    try:
+        ended = search.run(begin)
+    except InfeasibleError:  # what needs the least is an answer where that is allowed
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        raise
+    if not ended:
+        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        asked.bounds.append(search.bound)
+        found = replace(_found(search, search.best, written, clock), ended=False) if search.best is not None and search.fits else None
+        written.unfold(model)
+        return found
+    ending = (
+        Phase[Search]("baselines", 1.0, lambda s: not s.interrupted, lambda s, budget: written.settle(s)),
+        Phase[Search]("final local search", 1.0, lambda s: True, lambda s, budget: s.finish()),
+    )
+    run_phases(ending, search)
+    clock.lap("solve")
+    assert search.best is not None
+    best = _tied(search, search.best)
+    made, interrupted = put_together(lambda: _found(search, best, written, clock))
+    return replace(made, interrupted=made.interrupted or interrupted)
+
+
+def look(
+    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan],
+    written: ScheduledBaselines,
+    plans: Sequence[Assignment], start: Limits | None,
+) -> Found | None:  # fmt: skip
+    """The search in a part of a space."""
+    free = model_of(part, clock)
+    model = folded(free, folding) if folding is not None else free
+    found = search_model(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
+    return found if found is not None and found.ended else None
+
+
+def only_plan(space: Space, plan: Assignment) -> Space:
+    """The space of what a plan is split like, which takes no time to price."""
+    return replace(space.restricted([plan]), budget=None)
+
+
+def model_of(space: Space, clock: Clock) -> Model:
+    model = build_model(space)
+    clock.lap("price")
+    return model
+
+
+def _tied(search: Search, best: ScheduledPlan) -> ScheduledPlan:
+    """The plan as it is to be run: equal layers alike, where that costs next to nothing."""
+    if "tied layers" in search.telemetry.skip:
+        return best
+    try:
+        with search.telemetry.phase("tied layers", search.standing):
+            return tied(search) or best
+    except (KeyboardInterrupt, Late) as reason:
+        search.interrupted |= isinstance(reason, KeyboardInterrupt)
+        return best
+
+
+def _found(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clock: Clock) -> Found:
+    """What a search has, with the best of it as it is to be run."""
+    model, untied = search.model, search.best
+    assert untied is not None
+    schedule = check_legal(free(best.schedule), "the search")
+    times, least = model.whole_graph.microbatches, floor(model)
+    bound = min(bound_to_report(untied.seconds, search.bound, least), best.seconds)
+    achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
+    return Found(
+        schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
+        search.seconds, search.method, model.space.optimizer, best.memory,
+        {name: _baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
+        written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
+        times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,
+        timed=replace(best, assignment=model.whole(best.assignment)), plan=best.assignment,
+    )  # fmt: skip
+
+
+def bound_to_report(seconds: float, own: float, floor: float) -> float:
+    """The bound that goes with a plan of so many seconds: over the choices of the mesh itself, or where it lies below that, as plans begun
+    from elsewhere may (on many axes those of merged ones: ``sharding.ALL_ORDERS``), over all plans."""
+    return min(own if own <= seconds * (1 + PROOF) else floor, seconds)
+
+
+def _baseline(rival: ScheduledPlan, limit: int, times: int) -> Baseline:
+    """It is compared with, not run: its list does not say when values go."""
+    return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)

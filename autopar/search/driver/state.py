@@ -1,0 +1,340 @@
+"""What a search has tried: the best schedule and the best bound so far, and the solve and the schedule with which rounds improve them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.effort import Budget
+from autopar.schedule import Assignment, Limits
+from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, reordered
+from autopar.search.bounds.surrogate import floor
+from autopar.search.folding.tied_model import TiedModel
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import TIES, Model, Weights
+from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.memory.crossover import MOMENTS, SHARES, Wanted, fit
+from autopar.search.memory.memory_repair import CoverRows
+from autopar.search.solving import solve_interruptibly
+from autopar.search.telemetry import Telemetry
+from solvers import INTERRUPTED, Problem, Solution, Status
+
+PROOF = 1e-6
+"""A plan is called optimal when its gap is at most this."""
+CLOSE = 2e-3
+"""The gap at which one solve of a large problem, or the search for one plan's limits, stops: the last tenths of a percent would cost more
+time than all before."""
+SMALL, LARGE = 30_000, 1_000_000
+"""Edge entries up to which a problem is small, and from which it is large."""
+LONG = 1_500
+"""Operators from which a schedule takes so long that a search of the whole graph, which makes hundreds, would hardly begin, and that few
+plans are scheduled of which little is hoped."""
+IDLE = 3
+"""Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
+GAIN = 1e-3
+"""Relative change that counts as a gain."""
+UNLIMITED = 2**62
+"""Bytes that no plan needs."""
+TURN = 1 / 6
+"""Share of the effort that one solve may take, so that there are several; the first may take half."""
+FIRST, LEAST = 1.0, 0.1
+"""Work seconds of a solve, at least: where there is no plan that fits yet, and where there is."""
+NEAR, HOPE = 5e-3, 5e-3
+"""Where an estimate of memory is so near the limit, and one of seconds so near the best, the whole schedule is made."""
+ROUGHLY = 0.03
+"""Relative error of estimated seconds, at most: what is so much better than a whole schedule is the better one anyhow."""
+ROOMY = 0.5
+"""Where the best plan holds at most this share of the limit, answers are asked for without it, until one does not keep to it: those that
+do are found sooner so."""
+UNLIKELY = 1.06
+"""What a bound's weights choose and takes so many times as long as the best under the best's limits has no others tried: in 30 plans
+none of those became the best by them."""
+EFFORT = 5
+"""So many times as many moves are tried of the list that is the answer as of others."""
+REMEMBERED = 8
+"""So many assignments, the last that were scheduled, keep what was tried of them."""
+
+Progress = Callable[[float, float, float, float], None]
+"""Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What ``find_plan`` is asked, beside graph, machine and pins."""
+
+    limit: int
+    optimizer: str
+    budget: Budget
+    gap: float
+    seed: int
+    progress: Progress | None
+    baselines: bool
+    recompute: bool
+    telemetry: Telemetry
+    bounds: list[float] = field(default_factory=list)
+    """Proved on the way, for all plans whatever memory they need."""
+    proves: bool = True
+    """Whether the choices are all there are, so that what bounds them bounds every plan."""
+    draft: bool = False
+    """Whether a plan is wanted for another search to begin from: deep schedules may stay estimated."""
+
+
+class SearchState:
+    """The best schedule and the best bound so far, and what finds others."""
+
+    def __init__(self, model: Model, asked: SearchRequest, again: bool) -> None:
+        self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
+        self.budget, self.effort, self.telemetry, self.interrupted = asked.budget, asked.budget.left, asked.telemetry, False
+        self.apart = MOMENTS if again else 0
+        """Times told apart of second runs, in problems that have them from the start."""
+        self.problem, self.unit = model.problem(asked.limit)
+        self.sizes = {
+            "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
+            "edge_entries": len(self.problem.edge_costs),
+        }  # fmt: skip
+        self.slowdown = model.space.machine.hardware.overlap_slowdown
+        self.folded = isinstance(model, TiedModel)
+        self.roomy = True
+        """Whether no answer without the limit has been found to hold more."""
+        self.again = again and not self.folded
+        """That second runs may come in."""
+        self.answers: list[Assignment] = []
+        self.chosen: list[tuple[Model, np.ndarray]] = []
+        """The choices of answers so far, one for each node of their model."""
+        self.short = False
+        """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
+        self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
+        self.long = len(model.whole_graph.ops) >= LONG
+        self.small = len(self.problem.edge_costs) <= SMALL and not self.long
+        self.keeping = False
+        """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
+        self.tries, self.idle = (3, 1) if self.large else (8 if self.long else 24, IDLE)
+        self.reserves = CoverRows(model, asked.limit, pairs=not self.large)
+        self.best: ScheduledPlan | None = None
+        self.close: list[ScheduledPlan] = []
+        """What was the best when it was offered and, estimates being no more precise, may be the best at full depth."""
+        self.polished: ScheduledPlan | None = None
+        """The best when it last had more limits tried."""
+        self.proves, self.draft = asked.proves, asked.draft
+        self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
+        self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()
+        self.weights: Weights | None = None
+        """Those that gave ``aim``."""
+        self.proving = 0.0
+        """Work seconds that the longest solve for a bound has taken."""
+        self.rivals: tuple[ScheduledPlan, ...] = ()
+        self.tunings: deque[tuple[bool, LimitSearch]] = deque(maxlen=REMEMBERED)
+        """The last assignments scheduled, and whether at full depth."""
+        self.plain: ScheduledPlan | None = None
+        """The best plan without a limit and without second runs, where that does not fit."""
+        self.start: np.ndarray | None = None
+        self.last: Solution | None = None
+        self.gained = False
+        """Whether the last solve was a gain."""
+        self.proved = False
+        """Whether no choices respect the limit."""
+
+    @property
+    def left(self) -> float:
+        """Work seconds left of the whole search; 0 after the time limit."""
+        return self.budget.left
+
+    def part(self, share: float) -> Budget:
+        """A share of the work left."""
+        return self.budget.at_most(share * self.left)
+
+    @property
+    def reached(self) -> float:
+        """The gap so far; infinite without an answer that fits."""
+        if self.best is None or self.best.memory.peak > self.limit:
+            return math.inf
+        return (self.best.seconds - self.bound) / self.best.seconds if self.best.seconds > 0 else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan within the memory limit."""
+        return self.best is not None and self.best.memory.peak <= self.limit
+
+    def standing(self) -> tuple[float, float]:
+        """Step seconds of the best plan that fits, infinite without one, and bound seconds."""
+        return (self.best.seconds if self.fits and self.best is not None else math.inf), self.bound
+
+    def spent(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.left <= 0 or self.short or self.reached <= self.gap
+
+    def offer(self, found: ScheduledPlan, method: str) -> bool:
+        """Takes a schedule in; whether it is a gain."""
+        known = self.best
+        rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ROUGHLY)
+        found = self.sure(found) if rivals or self._unsure(found) else found
+        if not found.better(self.best, self.limit):
+            return False
+        gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
+        self.best, self.method = found, method
+        self.budget.meter.has_plan |= self.fits
+        self.close = [one for one in self.close if not one.estimated or one.seconds <= found.seconds * (1 + ROUGHLY)]
+        self.close = [*(self.close if found.estimated else ()), found]
+        return gain
+
+    def settle_best(self) -> None:
+        """Schedules the best at full depth, and others while they may be better than that."""
+        while self.best is not None and self.best.estimated and not self.draft:
+            exact, before = self.exact(self.best), self.best
+            self.close = [exact if one is before else one for one in self.close]
+            self.best = self.close[0]
+            for one in self.close[1:]:
+                self.best = one if one.better(self.best, self.limit) else self.best
+
+    def finish(self) -> None:
+        """The best plan's order improved with more effort."""
+        assert self.best is not None
+        self.best = self.finished(self.best)
+
+    def finished(self, found: ScheduledPlan, effort: int = EFFORT) -> ScheduledPlan:
+        """A plan after local search with ``effort`` times the moves of others, where anything is left to gain."""
+        late = self.interrupted or (self.long and self.left <= 0)
+        if self.draft or late or found.memory.peak > self.limit or self.reached <= self.gap:
+            return found
+        return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
+
+    def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> ScheduledPlan | None:
+        """One solve, its schedule taken in; None without choices.
+
+        Args:
+            proves: the optimum under these weights bounds every step; nothing is reserved.
+            limit: where it is to keep to less than it must; then nothing is reserved either.
+        """
+        solution = self.choose(weights, gap, proves=proves, limit=limit)
+        if solution is None:
+            return None
+        limits: Limits | None = self.best.limits if self.best is not None else None
+        beside = self.best.placed_seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
+        tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
+        begun = 0 if proves and self.long else tries
+        found = self.schedule(self.answers[-1], limits, begun, beside)
+        if begun < tries and found.placed_seconds <= UNLIKELY * beside:
+            found = self.schedule(self.answers[-1], limits, tries, beside)
+        self.short |= self.folded and found.memory.peak > self.limit
+        self.gained = self.offer(found, solution.method)
+        if solution.message == INTERRUPTED:
+            raise KeyboardInterrupt
+        if self.keeping and found.memory.peak > self.limit:
+            return self.fit(found, weights if isinstance(weights, LearnedOverlap) else LearnedOverlap.first(self.slowdown)) or found
+        return found
+
+    def choose(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Solution | None:
+        """What ``solve`` does before its schedule: the choices are in ``start``, and their assignment is the last of ``answers``; None
+        without any. Whoever makes no schedule of it looks whether it was interrupted."""
+        began, self.gained = self.budget.meter.spent, False
+        space = self.model.space
+        bytes_allowed = UNLIMITED if self.folded else self.limit if limit is None else limit
+        problem, unit = self.model.problem(bytes_allowed, weights)
+        asked, start = problem, self.start
+        if not proves and limit is None and not self.folded:
+            asked = self.reserves.applied(problem)
+            start = self.reserves.completed(start) if start is not None else None
+
+        def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
+            if self.progress is not None:
+                known = max(self.bound, bound * unit / (1 + TIES)) if proves and not self.folded else self.bound
+                best = self.best.seconds if self.best is not None else math.inf
+                self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, self.budget.meter.seconds)
+
+        most = self.effort
+        if space.machine.cost_model != "communication":
+            most *= TURN if self.start is not None else 0.5
+        if self.folded and start is not None:
+            start = self.model.restrict(start)
+
+        def answer(problem: Problem) -> Solution:
+            turn = self.budget.at_most(min(self.left, most)).at_least(LEAST if self.fits else FIRST)
+            patient = self.small  # of others a little more is soon said by other prices
+            found = solve_interruptibly(problem, turn, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
+            if found.message == INTERRUPTED and found.choices is None:
+                raise KeyboardInterrupt
+            return found
+
+        solution: Solution | None = None
+        if self.roomy and asked.limit == self.limit and self.best is not None and self.best.memory.peak <= ROOMY * self.limit:
+            solution = answer(replace(asked, limit=None))
+            self.roomy = solution.peak_usage is not None and solution.peak_usage <= self.limit
+            if solution.message == INTERRUPTED and not self.roomy:
+                raise KeyboardInterrupt
+        self.last = solution = solution if solution is not None and self.roomy else answer(asked)
+        if proves:
+            self.proving = max(self.proving, self.budget.meter.spent - began)
+            bound = solution.bound * unit / (1 + TIES)
+            if bound > self.aim:
+                self.aim, self.weights = bound, weights
+            if self.folded and solution.objective is not None and solution.choices is not None:
+                self.claims.append((bound, solution.objective * unit, weights, self.model.expand(solution.choices)))
+            elif not self.folded:
+                self.bound = max(self.bound, self.aim)
+        if asked is problem and limit is None:
+            self.proved = self.proved or solution.status is Status.INFEASIBLE
+        if solution.choices is None:
+            return None
+        self.start = self.model.expand(solution.choices) if self.folded else solution.choices[: len(self.model.nodes)]
+        self.answers.append(extract(self.model, self.start))
+        self.chosen.append((self.model, self.start))
+        return solution
+
+    def kept(
+        self,
+        plans: Sequence[Assignment],
+        prices: LearnedOverlap,
+        budget: Budget,
+        shares: tuple[float, ...] = SHARES,
+        best: ScheduledPlan | None = None,
+    ) -> tuple[ScheduledPlan | None, LearnedOverlap]:
+        """The strategies of plans with less kept, if that fits; and the prices learnt.
+
+        Args:
+            best: an estimate of what came of that before, with which others are compared as such: at full depth both may be longer.
+        """
+        model = self.model
+        wanted = Wanted(self.limit, self.apart, self.tries, self.seed, budget.at_least(1.0), shares, self.draft)
+        found, prices = fit(model.space, plans, prices, wanted, model.folding if isinstance(model, TiedModel) else None, best)
+        if found is None or found.memory.peak > self.limit:
+            return None, prices
+        self.gained |= self.offer(found, "auto")
+        return found, prices
+
+    def fit(self, plan: ScheduledPlan, prices: LearnedOverlap) -> ScheduledPlan | None:
+        """A plan's strategies with less kept, if that fits."""
+        return self.kept((plan.assignment,), prices, self.budget.at_most(min(self.left, self.effort * TURN)))[0]
+
+    def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> ScheduledPlan:
+        """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
+        found = self._schedule(assignment, False, start, tries, beside, CLOSE)
+        return self.exact(found) if self._unsure(found) else found
+
+    def _unsure(self, found: ScheduledPlan) -> bool:
+        """Whether it is so near the limit that an estimate does not tell whether it fits."""
+        return found.estimated and not self.draft and abs(found.memory.peak - self.limit) < NEAR * self.limit
+
+    def sure(self, found: ScheduledPlan) -> ScheduledPlan:
+        """The same at full depth, where it may be the best."""
+        hopeful = replace(found, seconds=found.seconds * (1 - HOPE))
+        return self.exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
+
+    def exact(self, found: ScheduledPlan) -> ScheduledPlan:
+        """The same at full depth, under its own limits."""
+        return self._schedule(found.assignment, True, found.limits, tries=0)
+
+    def _schedule(
+        self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf, gain: float = 0.0
+    ) -> ScheduledPlan:  # fmt: skip
+        """Of an assignment that was scheduled before, what was looked at then counts."""
+        known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
+        if known is None:
+            model, space, graph = self.model, self.model.space, self.model.whole_graph
+            samples = (() if exact else model.short(assignment)) or (Sample(1.0, graph, model.whole(assignment)),)
+            known = LimitSearch(assignment, samples, space.machine, space.optimizer, self.limit, budget=self.budget)
+            self.tunings.append((exact, known))
+        return known.run(start, tries, beside, gain, improve=not self.long)

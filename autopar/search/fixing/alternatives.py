@@ -1,0 +1,90 @@
+"""What else could have been chosen for one tensor or operator, and what that would add: each choice fixed in turn, all else solved once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.effort import Budget, Meter
+from autopar.errors import UsageError
+from autopar.schedule import Assignment, Schedule, simulated
+from autopar.schedule.tuning import best_schedule
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from autopar.search.driver.state import CLOSE
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import InSequence, Weights
+from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.memory.memory_repair import solve_fixed
+from autopar.sharding import ShardingSpec, Strategy
+
+TRIES = 6
+"""Limits of schedules looked at for each choice."""
+LEAST_SECONDS = 0.5
+"""For one solve."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One other choice.
+
+    Args:
+        words: the spec, or an operator's specs.
+        seconds: the objective with it.
+        peak: bytes on a rank.
+    """
+
+    words: str
+    seconds: float
+    peak: int
+
+
+def alternatives(
+    schedule: Schedule, given: Assignment, name: str, *, optimizer: str, limit: int, pins: Pins, seconds: float, seed: int = 0
+) -> tuple[Alternative, ...]:  # fmt: skip
+    """The other choices for ``name`` within ``limit`` bytes a rank, the best first.
+
+    Args:
+        schedule, given: the plan as it is, with what it decides.
+        name: the tensor of a graph input, or an operator.
+        pins: what stays fixed; a pin on ``name`` itself is taken off.
+        seconds: for all of them; those left then are not there.
+
+    Raises:
+        UsageError: neither an input of the graph nor an operator.
+    """
+    graph, machine = schedule.graph, schedule.machine
+    inputs = {tensor: spec for tensor, spec in pins.inputs.items() if tensor != name}
+    model = build_model(Space(graph, machine, optimizer, replace(pins, inputs=inputs)))
+    choices: Sequence[ShardingSpec | Strategy]
+    if ("input", name) in model.number:
+        choices = [spec for spec in model.nodes[model.number["input", name]].specs if spec != given.inputs[name]]
+    elif name in graph.op:
+        choices = [one for one in model.space.op_choices(graph.op[name]).strategies if one != given.strategies[name]]
+    else:
+        raise UsageError(f"{name!r} is no parameter, buffer, input or operator", "name one of these: only they are chosen for themselves")
+    communication = machine.cost_model == "communication"
+    slowdown = machine.hardware.overlap_slowdown
+    weights: Weights = InSequence() if communication else LearnedOverlap.first(slowdown).learn(schedule, simulated(schedule))
+    problem, _ = model.problem(limit, weights)
+    budget, found = Budget(Meter(seconds), seconds), dict[str, Alternative]()
+    for number, choice in enumerate(choices):
+        if budget.over:
+            break
+        fixed = Assignment({name: choice}, {}) if isinstance(choice, ShardingSpec) else Assignment({}, {name: choice})
+        turn = budget.share(1 / (len(choices) - number)).at_least(LEAST_SECONDS)
+        made = solve_fixed(model, problem, fixed, seed, turn, gap=CLOSE)
+        if made is None:
+            continue
+        timed = best_schedule(graph, extract(model, made), machine, optimizer, limit, start=schedule.limits, tries=TRIES, budget=budget)
+        if timed.memory.peak <= limit:
+            found[_words(choice)] = Alternative(_words(choice), timed.seconds, timed.memory.peak)
+    return tuple(sorted(found.values(), key=lambda one: (one.seconds, one.peak)))
+
+
+def _words(choice: ShardingSpec | Strategy) -> str:
+    if isinstance(choice, ShardingSpec):
+        return f"'{choice}'"
+    reads, makes = (", ".join(f"'{spec}'" for spec in specs) for specs in (choice.inputs, choice.outputs))
+    return f"{reads} -> {makes}"

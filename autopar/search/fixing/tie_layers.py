@@ -1,0 +1,77 @@
+"""Equal layers get equal plans where that costs next to nothing: 25 layers one way and 7 another is noise to who reads the plan.
+
+After the search the strategies and the specs of what enters are those of the commonest repeat in every repeat of a group, and reshards are
+chosen anew around them; where that is dear (the first layer may read something else than those after it), the specs of what enters alone,
+and all else is chosen anew. The answer is taken if it fits in memory and its step is at most ``SHARE`` longer; a plan that was proved
+optimal stays optimal. Where operators run a second time, how much backward keeps may well differ from layer to layer, and is left alone; a
+folded problem ties its layers from the start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autopar.graph import Graph
+from autopar.schedule import Assignment
+from autopar.schedule.tuning import EQUAL, ScheduledPlan
+from autopar.search.driver.state import CLOSE, PROOF, SearchState
+from autopar.search.folding.layer_groups import Group, grouped
+from autopar.search.folding.tied_model import TiedModel
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import InSequence, Weights
+from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.memory.memory_repair import solve_fixed
+from autopar.sharding import ShardingSpec
+
+SHARE = 5e-3
+"""Relative increase of the objective that equal layers are worth."""
+TRIED = 3
+"""So many of the ways in which layers lie are tried for all, the commonest first."""
+
+
+def tied(search: SearchState) -> ScheduledPlan | None:
+    """The plan of a search that has ended with equal layers alike; None where they are already, or where that would cost too much."""
+    best, model = search.best, search.model
+    if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
+        return None
+    share = EQUAL if search.reached <= PROOF else SHARE
+    communication = model.space.machine.cost_model == "communication"
+    weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
+    problem, _ = model.problem(search.limit, weights)
+    candidates = tuple(_candidates(model.space.graph, best.assignment))
+    whole = (replace(one, inputs={**best.assignment.inputs, **one.inputs}) for one in candidates)
+    for wanted in (*whole, *(replace(one, strategies={}) for one in candidates)):
+        if search.left <= 0:
+            break
+        choices = solve_fixed(model, problem, wanted, search.seed, search.budget.at_least(1.0), gap=CLOSE)
+        if choices is None:
+            continue
+        made = search.schedule(extract(model, choices), best.limits, search.tries, best.placed_seconds)
+        if made.memory.peak <= search.limit and made.seconds <= best.seconds * (1 + share):
+            return made
+    return None
+
+
+def _candidates(graph: Graph, given: Assignment) -> Iterator[Assignment]:
+    """What enters the repeats of all groups, and their strategies, as in the commonest of them, the next common ...; nothing where all are
+    alike."""
+    groups = [grouped(graph, repeats) for repeats in graph.groups]
+    ways = [Counter(_way(group, repeat, given) for repeat in range(len(group.repeats))).most_common(TRIED) for group in groups]
+    for number in range(max((len(way) for way in ways if len(way) > 1), default=0)):
+        inputs, strategies = dict[str, ShardingSpec](), dict(given.strategies)
+        for group, way in zip(groups, ways, strict=True):
+            chosen = way[min(number, len(way) - 1)][0]
+            source = next(repeat for repeat in range(len(group.repeats)) if _way(group, repeat, given) == chosen)
+            for names, tensors in zip(group.repeats, group.named, strict=True):
+                strategies.update((name, given.strategies[one]) for name, one in zip(names, group.repeats[source], strict=True))
+                entering = [(key, tensor) for key, tensor in tensors.items() if tensor in given.inputs and key in group.named[source]]
+                inputs.update((tensor, given.inputs[group.named[source][key]]) for key, tensor in entering)
+        yield Assignment(inputs, strategies)
+
+
+def _way(group: Group, repeat: int, given: Assignment) -> tuple[object, ...]:
+    """How a repeat is split: its strategies, and the specs of what enters in it alone."""
+    entering = sorted((repr(key), str(given.inputs[name])) for key, name in group.named[repeat].items() if name in given.inputs)
+    return (*(given.strategies[name] for name in group.repeats[repeat]), *entering)

@@ -1,0 +1,1 @@
+"""Symmetry: equal layers searched once, and the bound for layers that may differ."""

@@ -1,0 +1,385 @@
+"""Equal layers decided once: a graph with most repeats left out, and the way back.
+
+Of a group of n equal repeats four are kept: the first, the last, and two between them, the *pattern* and its *echo*, which stand for all
+n - 2 between. What is decided for the pattern holds for the echo and for those left out, so that an assignment of the folded graph is one
+of the whole graph (``Folding.unfold``). A group folds where repeats read only what they made themselves, what their neighbours made and
+what all of them read, all in the same way, and where nothing else reads what those between made; what they give as outputs, all give alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from autopar.graph import Graph, GraphOutput, Op
+from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
+from autopar.search.choices.pins import Pins
+from autopar.search.folding.layer_groups import PATTERN, Group, Key, grouped
+from autopar.sharding import ShardingSpec
+
+FEWEST = 6
+"""Repeats from which a group is folded: of fewer, hardly any would be left out."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A graph with repeats left out.
+
+    Args:
+        whole, graph: the graph before and after.
+        group: the repeats, numbered as in the whole graph; with the folded graph's outputs of repeats.
+        toward: the neighbour that reads a key beside its own repeat: 1 the next one, -1 the one before.
+        outputs: numbers of the folded graph's outputs in the whole graph.
+    """
+
+    whole: Graph
+    graph: Graph
+    group: Group
+    toward: Mapping[Key, int]
+    outputs: tuple[int, ...]
+
+    @property
+    def between(self) -> int:
+        """How many repeats the pattern stands for, itself among them."""
+        return self.group.echo - PATTERN + 1
+
+    @cached_property
+    def alike(self) -> Mapping[str, str]:
+        """For each operator and tensor of a repeat the one at its place in the pattern, where there is one."""
+        group, found = self.group, dict[str, str]()
+        for repeat, names in enumerate(group.repeats):
+            found.update(zip(names, group.repeats[PATTERN], strict=True))
+            named = group.named[repeat].items()
+            found.update((tensor, group.named[PATTERN][key]) for key, tensor in named if key in group.named[PATTERN])
+        return found
+
+    def times(self, name: str) -> int:
+        """How often an operator or tensor of the folded graph, echo included, stands in the whole one."""
+        repeat = self.group.repeat_of(name)
+        return self.between - 1 if repeat == PATTERN else 1
+
+    def pins(self, pins: Pins) -> Pins | None:
+        """The pins on what is left; None when they are not the same on all repeats between."""
+        for place in (pins.inputs, pins.tensors):
+            for name in set(place) & set(self.group.tensors):
+                repeat = self.group.repeat_of(name)
+                if repeat is not None and PATTERN <= repeat <= self.group.echo:
+                    copies = {place.get(self.group.moved(name, other)) for other in range(PATTERN, self.group.echo + 1)}
+                    if len(copies) > 1:
+                        return None
+        if any(len({pins.outputs.get(name) for name in names}) > 1 for names in self._leaving_between()):
+            return None
+        number = {f"{OUTPUT}{whole}": f"{OUTPUT}{index}" for index, whole in enumerate(self.outputs)}
+        return Pins(
+            {name: spec for name, spec in pins.inputs.items() if name in self.graph.tensors},
+            {number[name]: spec for name, spec in pins.outputs.items() if name in number},
+            {name: spec for name, spec in pins.tensors.items() if name in self.graph.tensors},
+            pins.merged,
+        )
+
+    def _leaving_between(self) -> Iterator[list[str]]:
+        """Outputs of the whole graph that the repeats between give, each with those at its place in the others."""
+        places: dict[Key, list[str]] = {}
+        for index, output in enumerate(self.whole.outputs):
+            home = self.group.tensors.get(output.tensor)
+            if output.kind == "output" and home is not None and PATTERN <= home[0] <= self.group.echo:
+                places.setdefault(home[1], []).append(f"{OUTPUT}{index}")
+        yield from places.values()
+
+    def unfold(self, assignment: Assignment) -> Assignment | None:
+        """The assignment of the whole graph; None where pattern and echo do not agree."""
+        return _Unfolding(self, assignment).run()
+
+    def agrees(self, assignment: Assignment) -> bool:
+        """Whether an assignment of the folded graph is one of the whole: seen where one repeat is left out, as all are alike."""
+        return self._with_one_left_out.unfold(assignment) is not None
+
+    @cached_property
+    def _with_one_left_out(self) -> Folding:
+        return shortened(self, FEWEST - 1)
+
+
+def fold(whole: Graph) -> Folding | None:
+    """The graph with the repeats of its largest group left out; None when it has none that folds."""
+    for repeats in sorted(whole.groups, key=lambda group: -len(group) * len(group[0])):
+        if len(repeats) >= FEWEST:
+            group = grouped(whole, repeats)
+            toward = _toward(whole, group)
+            if toward is not None and _leave_alike(whole, group):
+                graph, outputs = _without(whole, group, group.left_out)
+                return Folding(whole, graph, _with_outputs(group, graph), toward, outputs)
+    return None
+
+
+def _with_outputs(group: Group, graph: Graph) -> Group:
+    """The group with those of the folded graph's outputs that its repeats give."""
+    tensors, named = dict(group.tensors), tuple(dict(names) for names in group.named)
+    for index, output in enumerate(graph.outputs):
+        home = group.tensors.get(output.tensor)
+        if output.kind == "output" and home is not None:
+            key = ("output", *home[1])
+            tensors[f"{OUTPUT}{index}"] = home[0], key
+            named[home[0]][key] = f"{OUTPUT}{index}"
+    return replace(group, tensors=tensors, named=named)
+
+
+def _toward(whole: Graph, group: Group) -> dict[Key, int] | None:
+    """Which neighbour reads what; None where repeats are not wired alike."""
+    last = len(group.repeats) - 1
+
+    def wiring(repeat: int) -> Iterator[tuple[int, int, Any]]:
+        for place, name in enumerate(group.repeats[repeat]):
+            for position, tensor in enumerate(whole.op[name].inputs):
+                home = group.tensors.get(tensor)
+                yield place, position, ("all", tensor) if home is None else (home[0] - repeat, home[1])
+
+    pattern = list(wiring(PATTERN))
+    if any(list(wiring(repeat)) != pattern for repeat in range(PATTERN + 1, last)):
+        return None
+    toward: dict[Key, int] = {}
+    for repeat in range(last + 1):
+        for _, _, (offset, key) in wiring(repeat):
+            if offset == "all" or offset == 0:
+                continue
+            if offset not in (1, -1) or toward.setdefault(key, -offset) != -offset:
+                return None
+    for op in whole.ops:
+        if op.name not in group.ops and any(_between(group, tensor) for tensor in op.inputs):
+            return None
+    keys = {frozenset(names) for names in group.named[PATTERN : group.echo + 1]}
+    return toward if len(keys) == 1 else None
+
+
+def _between(group: Group, tensor: str) -> bool:
+    repeat = group.repeat_of(tensor)
+    return repeat is not None and PATTERN <= repeat <= group.echo
+
+
+def _leave_alike(whole: Graph, group: Group) -> bool:
+    """Whether those between give the same to the outside, outputs and gradients of their own parameters, and take equal inputs from it."""
+    found: dict[int, list[Any]] = {repeat: [] for repeat in range(PATTERN, group.echo + 1)}
+    for output in whole.outputs:
+        source = group.tensors.get(output.tensor)
+        target = group.tensors.get(whole.owners[output]) if output.kind != "output" else source
+        if source is None and target is None:
+            continue
+        if source is None or target is None or source[0] != target[0]:
+            if any(place is not None and PATTERN <= place[0] <= group.echo for place in (source, target)):
+                return False
+        elif source[0] in found:
+            found[source[0]].append((output.kind, source[1], target[1]))
+    for item in whole.inputs:
+        home = group.tensors.get(item.tensor)
+        if home is not None and home[0] in found:
+            tensor = whole.tensors[item.tensor]
+            found[home[0]].append(("input", home[1], item.kind, item.trained, tensor.shape, tensor.dtype, len(item.aliases)))
+    signatures = {tuple(sorted(map(repr, rows))) for rows in found.values()}
+    return len(signatures) == 1 and all(len(set(rows)) == len(rows) for rows in found.values())
+
+
+def shortened(folding: Folding, repeats: int) -> Folding:
+    """The folding of the same graph with fewer repeats, as many at its beginning as at its end: the folded graph stays what it is."""
+    group, count = folding.group, len(folding.group.repeats)
+    left_out = range(repeats // 2, count - (repeats - repeats // 2))
+    whole, outputs = _without(folding.whole, group, left_out)
+    number = {repeat: place for place, repeat in enumerate(repeat for repeat in range(count) if repeat not in left_out)}
+    kept = Group(
+        tuple(group.repeats[repeat] for repeat in number),
+        {name: (number[repeat], place) for name, (repeat, place) in group.ops.items() if repeat in number},
+        {name: (number[repeat], key) for name, (repeat, key) in group.tensors.items() if repeat in number},
+        tuple(group.named[repeat] for repeat in number),
+    )
+    return Folding(whole, folding.graph, kept, folding.toward, tuple(outputs.index(index) for index in folding.outputs))
+
+
+def _without(whole: Graph, group: Group, left_out: range) -> tuple[Graph, tuple[int, ...]]:
+    """The graph without some repeats that follow one another, and the numbers of its outputs: those before and after them read each other
+    where they read what is gone."""
+    gone = {tensor for tensor, (repeat, _) in group.tensors.items() if repeat in left_out}
+
+    def rewired(op: Op) -> Op:
+        if op.name not in group.ops or not gone & set(op.inputs):
+            return op
+        source = left_out.stop if group.ops[op.name][0] < left_out.start else left_out.start - 1
+        return replace(op, inputs=tuple(group.moved(tensor, source) if tensor in gone else tensor for tensor in op.inputs))
+
+    ops = tuple(rewired(op) for op in whole.ops if op.name not in group.ops or group.ops[op.name][0] not in left_out)
+    kept = [(index, output) for index, output in enumerate(whole.outputs) if output.tensor not in gone]
+    graph = Graph(
+        whole.mode, {name: tensor for name, tensor in whole.tensors.items() if name not in gone},
+        tuple(item for item in whole.inputs if item.tensor not in gone), ops, tuple(output for _, output in kept), (), whole.arguments,
+        whole.accumulation,
+    )  # fmt: skip
+    return graph, tuple(index for index, _ in kept)
+
+
+class _Unfolding:
+    """One assignment on its way back. Repeats are numbered as in the whole graph."""
+
+    def __init__(self, folding: Folding, assignment: Assignment) -> None:
+        self.folding, self.group, self.given = folding, folding.group, assignment
+        self.outputs = [f"{OUTPUT}{index}" for index in folding.outputs]
+        self.leaving = {self._leaves(output, folding.whole): f"{OUTPUT}{index}" for index, output in enumerate(folding.whole.outputs)}
+        self.layouts: dict[str, Layout] = {}
+        self.reads: dict[tuple[str, int], str] = {}
+
+    def _leaves(self, output: GraphOutput, graph: Graph) -> tuple[str, str, str]:
+        """What tells an output from all others, in repeats between alike: theirs are known by what they give."""
+        home = self.group.repeat_of(output.tensor)
+        name = "" if home is not None and PATTERN <= home <= self.group.echo else output.name
+        return output.kind, output.tensor, name if output.kind == "output" else graph.owners[output]
+
+    def run(self) -> Assignment | None:
+        group, given = self.group, self.given
+        pattern, echo = group.repeats[PATTERN], group.repeats[group.echo]
+        if any(given.strategies[one] != given.strategies[other] for one, other in zip(pattern, echo, strict=True)):
+            return None
+        inputs: dict[str, ShardingSpec] = dict(given.inputs)
+        for key, tensor in group.named[PATTERN].items():
+            if tensor in inputs:
+                if inputs[tensor] != inputs[group.named[group.echo][key]]:
+                    return None
+                inputs.update((group.named[repeat][key], inputs[tensor]) for repeat in group.left_out)
+        strategies = dict(given.strategies)
+        for repeat in group.left_out:
+            strategies.update((name, given.strategies[one]) for name, one in zip(group.repeats[repeat], pattern, strict=True))
+        for layout in given.layouts:
+            self._add(layout)
+        for (reader, position), value in (given.reads or {}).items():
+            self._read(reader, position, value)
+        for repeat in group.left_out:
+            if not self._read_by(repeat):
+                return None
+        return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads, self._again())
+
+    def _again(self) -> frozenset[str]:
+        """The second runs: those between repeat the pattern's."""
+        pattern = self.given.again.intersection(self.group.repeats[PATTERN])
+        return self.given.again.union(self.group.moved(name, repeat) for name in pattern for repeat in self.group.left_out)
+
+    def _home(self, key: Key) -> int:
+        """The one of pattern and echo that shows how those between use a key: that whose readers are both there."""
+        return self.group.echo if self.folding.toward.get(key) == -1 else PATTERN
+
+    def _add(self, layout: Layout) -> None:
+        """A layout where it is, and in the repeats left out if it shows what theirs are."""
+        group = self.group
+        place = group.tensors.get(layout.tensor)
+        if place is None or place[0] not in (PATTERN, group.echo):
+            self._put(replace(layout, before=self._outside(layout.before)))
+            return
+        self._put(self._layout(layout, place[0]))
+        if place[0] == self._home(place[1]):
+            for repeat in group.left_out:
+                self._put(self._layout(layout, repeat))
+
+    def _put(self, layout: Layout) -> None:
+        self.layouts[layout.value] = layout
+
+    def _layout(self, layout: Layout, repeat: int) -> Layout:
+        """The layout of the same tensor of ``repeat``."""
+        return replace(
+            layout, value=self._value(layout.value, layout.tensor, repeat), tensor=self.group.moved(layout.tensor, repeat),
+            source=self._value(layout.source, layout.tensor, repeat), before=self._reader(layout.before, layout.tensor, repeat),
+        )  # fmt: skip
+
+    def _value(self, value: str, tensor: str, repeat: int) -> str:
+        """The value's name at the same tensor of ``repeat``; names begin with the tensor's, and may go on with a reader's."""
+        suffix = value[len(tensor) + 1 :]
+        reader, colon, rest = suffix.partition(":")
+        if reader.removesuffix(AGAIN) in self.group.ops or reader.startswith(OUTPUT[:-1]):
+            name, colon, rest = suffix.rpartition(":")
+            suffix = self._reader(name, tensor, repeat) + colon + rest
+        moved = self.group.moved(tensor, repeat)
+        return f"{moved}@{suffix}" if suffix else moved
+
+    def _reader(self, reader: str, tensor: str, repeat: int) -> str:
+        """Who reads in the whole graph at ``repeat`` what ``reader`` reads of a tensor of pattern or echo."""
+        group = self.group
+        home = group.tensors[tensor][0]
+        if reader.startswith(OUTPUT):
+            kind, _, target = self._leaves_at(reader)
+            target = group.moved(target, repeat) if group.repeat_of(target) == home else target
+            return self.leaving[kind, group.moved(tensor, repeat), target]
+        op = reader.removesuffix(AGAIN)
+        suffix = reader[len(op) :]
+        other, _ = group.ops.get(op, (None, 0))
+        if other == home:
+            return group.moved(op, repeat) + suffix
+        if other is not None and {home, other} == {PATTERN, group.echo}:
+            return group.moved(op, repeat + (1 if home == PATTERN else -1)) + suffix
+        return reader
+
+    def _leaves_at(self, reader: str) -> tuple[str, str, str]:
+        output = self.folding.graph.outputs[int(reader.removeprefix(OUTPUT))]
+        return self._leaves(output, self.folding.graph)
+
+    def _outside(self, reader: str) -> str:
+        return self.outputs[int(reader.removeprefix(OUTPUT))] if reader.startswith(OUTPUT) else reader
+
+    def _read(self, reader: str, position: int, value: str) -> None:
+        """A read of the folded graph where it is."""
+        group = self.group
+        tensor = self._tensor(reader, position)
+        place, here = group.tensors.get(tensor), group.repeat_of(reader.removesuffix(AGAIN)) if not reader.startswith(OUTPUT) else None
+        between = place is not None and place[0] in (PATTERN, group.echo)
+        if reader.startswith(OUTPUT):
+            for repeat in ([place[0], *(group.left_out if place[0] == PATTERN else ())]) if place and between else ():
+                self.reads[self._reader(reader, tensor, repeat), position] = self._value(value, tensor, repeat)
+            if not between:
+                self.reads[self._outside(reader), position] = value
+        elif place is not None and between:
+            repeat = place[0]
+            if here is not None and {here, repeat} == {PATTERN, group.echo}:
+                repeat = here - 1 if here == group.echo else here + 1
+            self.reads[reader, position] = self._value(value, tensor, repeat)
+        else:
+            self.reads[reader, position] = value
+
+    def _tensor(self, reader: str, position: int) -> str:
+        graph = self.folding.graph
+        if reader.startswith(OUTPUT):
+            return graph.outputs[int(reader.removeprefix(OUTPUT))].tensor
+        return graph.op[reader.removesuffix(AGAIN)].inputs[position]
+
+    def _read_by(self, repeat: int) -> bool:
+        """The reads of a repeat left out; False where pattern and echo read what all read in different ways."""
+        group = self.group
+        for place, name in enumerate(group.repeats[repeat]):
+            for suffix in ("", AGAIN) if group.repeats[PATTERN][place] in self.given.again else ("",):
+                for position, tensor in enumerate(self.folding.whole.op[name].inputs):
+                    if not self._read_one(repeat, place, suffix, position, tensor):
+                        return False
+        return True
+
+    def _read_one(self, repeat: int, place: int, suffix: str, position: int, tensor: str) -> bool:
+        """One read of the operator at ``place`` of a repeat left out, in its first or second run."""
+        group, reads = self.group, self.given.reads or {}
+        home, name = group.tensors.get(tensor), group.repeats[repeat][place] + suffix
+        one, other = (group.repeats[at][place] + suffix for at in (PATTERN, group.echo))
+        if home is None:
+            value = self._shared(tensor, repeat, name, reads.get((one, position)), reads.get((other, position)), (one, position))
+            if value is not None and value != tensor:
+                self.reads[name, position] = value
+            return value is not None
+        at_home = one if self._home(home[1]) == PATTERN else other
+        reader = {0: at_home, -1: other, 1: one}[home[0] - repeat]
+        found = reads.get((reader, position))
+        if found is not None:
+            self.reads[name, position] = self._value(found, self._tensor(reader, position), home[0])
+        return True
+
+    def _shared(self, tensor: str, repeat: int, reader: str, one: str | None, other: str | None, at: tuple[str, int]) -> str | None:
+        """What a repeat left out reads of a tensor that all repeats read: what pattern and echo read, or a layout of its own as theirs."""
+        if one == other or one is None:
+            return (one or tensor) if one == other else None
+        layout = self.layouts[one]
+        before = layout.before.removesuffix(AGAIN)
+        if self.group.repeat_of(before) != PATTERN:
+            return None
+        value = f"{tensor}@{reader}:{at[1]}" if one == f"{tensor}@{at[0]}:{at[1]}" else f"{one}~{repeat}"
+        if value not in self.layouts:
+            self._put(replace(layout, value=value, before=self.group.moved(before, repeat) + layout.before[len(before) :]))
+        return value

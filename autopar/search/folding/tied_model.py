@@ -1,0 +1,400 @@
+"""The problem of a folded graph: what is chosen for the pattern counts as often as it stands, and the bound holds for layers left free.
+
+The *tied* problem has no nodes of the echo: their edges to the pattern are edges of the pattern to itself, and everything counts as often
+as the whole graph has it. Its optimum is that of all plans in which the layers between are alike: an answer, but no bound.
+
+For the bound the chain of layers is cut (Lagrangian decomposition). Where a layer reads a neighbour's node s, it reads a *shadow* of s
+of its own instead, free to choose otherwise, and for any potentials p over the choices of s, s pays p and its shadow is paid p: where the
+two agree nothing changes, so that the sum of the least costs of the pieces, with every layer between once, is a bound on all plans,
+alike or not. What all layers read is a free copy in each piece. Equal layers are equal pieces, so one is solved. Potentials that make a
+layer and its shadows agree are found by subgradient steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from autopar.effort import Budget
+from autopar.graph import Graph, Phase
+from autopar.schedule import Assignment
+from autopar.schedule.tuning import Sample
+from autopar.search.folding.fold import Folding, shortened
+from autopar.search.folding.layer_groups import PATTERN
+from autopar.search.ilp.model import Model, Priced, Weights
+from autopar.search.ilp.scaling import Item, scale_to_integers
+from autopar.search.solving import solve
+
+Table = np.ndarray
+STEPS = 12
+"""Subgradient steps on the potentials, at most."""
+GAIN, IDLE = 0.1, 3
+"""Share of what the layer lacks that a step has to gain, and so many that do not after which steps end."""
+OUTSIDE = 0.5
+"""Share of the time that is for the outside, without which steps on the layer bound nothing."""
+ENOUGH, LITTLE = 1e-4, 5e-4
+"""Shares of the tied optimum: what may be missing from the bound when the steps end, and from the layers' for the outside to be solved."""
+CLOSE = 2e-4
+"""The gap at which the solve of a piece stops."""
+SHORT, DEEP = (8, 14), 44
+"""From ``DEEP`` equal layers on, schedules are tried on graphs with so many of them, and what they take at full depth is read off the line
+through both: a schedule in its steady state takes as long for each further layer."""
+
+
+@dataclass
+class TiedModel(Model):
+    """A model of a folded graph. Node and edge numbers are those of the folded graph, with the echo."""
+
+    folding: Folding | None = None
+
+    @property
+    def fold(self) -> Folding:
+        assert self.folding is not None
+        return self.folding
+
+    @cached_property
+    def homes(self) -> list[int | None]:
+        """The repeat of each node."""
+        return [self.fold.group.repeat_of(node.name) for node in self.nodes]
+
+    @cached_property
+    def twin(self) -> dict[int, int]:
+        """For each node of the echo that of the pattern."""
+        group = self.fold.group
+        found = {}
+        for (kind, name), number in self.number.items():
+            if group.repeat_of(name) == group.echo:
+                found[number] = self.number[kind, group.moved(name, PATTERN)]
+        return found
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Numbers of the nodes of the tied problem."""
+        return np.array([number for number in range(len(self.nodes)) if number not in self.twin], dtype=np.int64)
+
+    @property
+    def alike(self) -> bool:
+        """Whether pattern and echo offer the same."""
+        group = self.fold.group
+        try:
+            pairs = list(self.twin.items())
+        except KeyError:
+            return False
+        alike = all(
+            self.nodes[one].specs == self.nodes[other].specs and np.array_equal(self.nodes[one].seconds, self.nodes[other].seconds)
+            for one, other in pairs
+        )
+        return alike and len(pairs) == sum(home == PATTERN for home in self.homes) and group.echo > PATTERN
+
+    @cached_property
+    def node_times(self) -> np.ndarray:
+        between = {PATTERN: float(self.fold.between), self.fold.group.echo: 0.0}
+        return np.array([1.0 if home is None else between.get(home, 1.0) for home in self.homes])
+
+    @cached_property
+    def edge_times(self) -> np.ndarray:
+        echo, found = self.fold.group.echo, np.ones(len(self.edges))
+        for number, edge in enumerate(self.edges):
+            ends = self.homes[edge.source], self.homes[edge.target]
+            if set(ends) == {PATTERN, echo}:
+                found[number] = self.fold.between - 1
+            elif ends in ((PATTERN, PATTERN), (None, PATTERN), (PATTERN, None)):
+                found[number] = self.fold.between
+            elif ends in ((echo, echo), (None, echo), (echo, None)):
+                found[number] = 0.0
+        return found
+
+    def whole(self, assignment: Assignment) -> Assignment:
+        if len(assignment.strategies) == len(self.whole_graph.ops):
+            return assignment  # of the whole graph already
+        found = self.fold.unfold(assignment)
+        assert found is not None, "a tied answer is alike in all layers between"
+        return found
+
+    def short(self, assignment: Assignment) -> tuple[Sample, ...]:
+        if not self._short or len(assignment.strategies) == len(self.whole_graph.ops):
+            return ()
+        found = [fold.unfold(assignment) for fold in self._short]
+        share = (len(self.fold.group.repeats) - SHORT[0]) / (SHORT[1] - SHORT[0])
+        weights = 1.0 - share, share
+        return tuple(
+            Sample(weight, fold.whole, one) for weight, fold, one in zip(weights, self._short, found, strict=True) if one is not None
+        )
+
+    @cached_property
+    def _short(self) -> tuple[Folding, ...]:
+        """The shorter graphs whose schedules stand for the whole one, where they are much shorter together."""
+        deep = len(self.fold.group.repeats) >= DEEP
+        return tuple(shortened(self.fold, repeats) for repeats in SHORT) if deep else ()
+
+    @property
+    def whole_graph(self) -> Graph:
+        return self.fold.whole
+
+    def expand(self, choices: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(self.nodes), dtype=np.int64)
+        found[self.kept] = choices
+        for one, other in self.twin.items():
+            found[one] = found[other]
+        return found
+
+    def restrict(self, choices: np.ndarray) -> np.ndarray:
+        found: np.ndarray = choices[self.kept]
+        return found
+
+    def whole_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
+        """Whether a path is one of the whole graph when what it does in the pattern is repeated: it enters and leaves pattern and echo
+        at the same places."""
+        echo = self.fold.group.echo
+        places: dict[int, list[int]] = {PATTERN: [], echo: []}
+        crossings = 0
+        for number in edges:
+            edge = self.edges[number]
+            source, target = self.homes[edge.source], self.homes[edge.target]
+            crossings += {source, target} == {PATTERN, echo}
+            if None in (source, target) and {source, target} & places.keys():
+                return False  # it would count in every layer and is passed once
+            if source != target:
+                for home, node in ((source, edge.source), (target, edge.target)):
+                    if home in places:
+                        places[home].append(self.twin.get(node, node))
+        if not any(self.homes[node] in places for node in nodes) and not crossings:
+            return True
+        return crossings == 1 and len(places[PATTERN]) == 2 and sorted(places[PATTERN]) == sorted(places[echo])
+
+    @cached_property
+    def _joined(self) -> tuple[tuple[int, int, int], ...]:
+        """Of the edges that count, their numbers and the places in the problem of the nodes that they join."""
+        place = {int(number): index for index, number in enumerate(self.kept)}
+        ends = [(place[self.twin.get(edge.source, edge.source)], place[self.twin.get(edge.target, edge.target)]) for edge in self.edges]
+        return tuple((number, one, other) for number, (one, other) in enumerate(ends) if self.edge_times[number] > 0.0)
+
+    @cached_property
+    def ends(self) -> Sequence[tuple[int, int]]:
+        return [(one, other) for _, one, other in self._joined if one != other]
+
+    def counted(self, nodes: list[Table], edges: list[Table]) -> tuple[list[Table], list[Table]]:
+        """An edge of a node with itself is a part of what the node counts."""
+        costs, tables = [self.node_times[number] * nodes[number] for number in self.kept], list[Table]()
+        scaled: dict[tuple[int, float], Table] = {}
+        for number, one, other in self._joined:
+            key = id(edges[number]), float(self.edge_times[number])
+            if key not in scaled:
+                scaled[key] = key[1] * edges[number]
+            if one == other:
+                costs[one] = costs[one] + np.diagonal(scaled[key])
+            else:
+                tables.append(scaled[key])
+        return costs, tables
+
+    def held(self) -> Sequence[list[list[Item]]]:
+        return [self._held(int(number)) for number in self.kept]
+
+    def _held(self, number: int) -> list[list[tuple[int, int, int]]]:
+        """Memory items: of the pattern's nodes those of the echo too, and what all layers left out hold before the pattern, between its
+        forward and its backward, and after it. What these hold while they run themselves is no more than pattern and echo do."""
+        if self.homes[number] != PATTERN:
+            return self.nodes[number].items
+        items, echoes = self.nodes[number].items, self.nodes[self._echoes[number]].items
+        return [[*one, *other, *self._left_out(one)] for one, other in zip(items, echoes, strict=True)]
+
+    @cached_property
+    def _echoes(self) -> Mapping[int, int]:
+        return {other: one for one, other in self.twin.items()}
+
+    def _left_out(self, items: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """What all layers left out hold while they do not run, given what the pattern holds."""
+        layers, found = len(self.fold.group.left_out), []
+        for begin, end, moment in self._rests:
+            usage = sum(size for first, last, size in items if first <= moment < last)
+            if usage and end > begin:
+                found.append((begin, end, layers * usage))
+        return found
+
+    @cached_property
+    def _rests(self) -> tuple[tuple[int, int, int], ...]:
+        """Begin and end of the times before the pattern's end in forward, from there to its begin in backward, and after, each with a
+        moment at which no layer between runs."""
+        ops = self.space.graph.ops
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        names = self.fold.group.repeats[PATTERN]
+        forward, backward = ([self.times[name] for name in names if self.space.graph.op[name].phase == phase] for phase in phases)
+        middle, end = sum(op.phase == "forward" for op in ops), len(ops) + 1
+        first, last = max(forward, default=0) + 1, min(backward, default=middle)
+        return (0, first, 0), (first, last, middle), (last, end, end - 1)
+
+    @cached_property
+    def times(self) -> Mapping[str, int]:
+        """Layers left out run when the nearer of pattern and echo does."""
+        group, found = self.fold.group, dict(super().times)
+        for repeat in group.left_out:
+            near = PATTERN if repeat - PATTERN < group.echo - repeat else group.echo
+            found.update((name, found[one]) for name, one in zip(group.repeats[repeat], group.repeats[near], strict=True))
+        return found
+
+    def rests(self, time: int) -> bool:
+        """Between forward and backward of all layers that the pattern stands for."""
+        group, graph = self.fold.group, self.space.graph
+        names = [name for repeat in (PATTERN, group.echo) for name in group.repeats[repeat]]
+        forward, backward = ([self.times[name] for name in names if graph.op[name].phase == phase] for phase in ("forward", "backward"))
+        return max(forward, default=-1) < time < min(backward, default=len(graph.ops) + 1)
+
+    def together(self, name: str) -> tuple[str, ...]:
+        group = self.fold.group
+        home = group.repeat_of(name)
+        return (name, group.moved(name, group.echo + PATTERN - home)) if home in (PATTERN, group.echo) else (name,)
+
+    @cached_property
+    def potentials(self) -> dict[int, Table]:
+        """The best so far, to begin from: weights asked one after another are much alike."""
+        return {}
+
+    def proved(self, weights: Weights, bound: float, optimum: float, budget: Budget, choices: np.ndarray) -> float:
+        return min(bound, Decomposition(self, weights.price(self)).bound(optimum, budget, choices, bound))
+
+
+def folded(model: Model, folding: Folding) -> TiedModel | None:
+    """The model with its folding; None where the model does not offer the same to pattern and echo."""
+    made = TiedModel(**{item.name: getattr(model, item.name) for item in fields(model)}, folding=folding)
+    return made if made.alike else None
+
+
+class _Piece:
+    """A part of the chain: nodes with their costs, edges, and which nodes pay and which are paid the potential of which source."""
+
+    def __init__(self) -> None:
+        self.costs: list[Table] = []
+        self.edges: list[tuple[int, int, Table]] = []
+        self.place: dict[int | tuple[str, int], int] = {}
+        self.pays: dict[int, list[int]] = {}
+        self.paid: dict[int, list[int]] = {}
+
+    def node(self, key: int | tuple[str, int], cost: Table) -> int:
+        if key not in self.place:
+            self.place[key] = len(self.costs)
+            self.costs.append(cost)
+        return self.place[key]
+
+    def cost(self, choices: np.ndarray) -> float:
+        """What a choice for each node of the model costs here, where shadows are as what they stand for."""
+        mine = [int(choices[key[1] if isinstance(key, tuple) else key]) for key in self.place]
+        nodes = sum(float(cost[choice]) for cost, choice in zip(self.costs, mine, strict=True))
+        return nodes + sum(float(table[mine[one], mine[other]]) for one, other, table in self.edges)
+
+    def solve(self, potentials: Mapping[int, Table], budget: Budget) -> tuple[float, Table | None]:
+        """The bound under these potentials, and an answer."""
+        costs = list(self.costs)
+        for sign, places in ((1.0, self.pays), (-1.0, self.paid)):
+            for source, nodes in places.items():
+                for node in nodes:
+                    costs[node] = costs[node] + sign * potentials[source]
+        least = [float(cost[np.isfinite(cost)].min(initial=0.0)) for cost in costs]
+        problem, unit = scale_to_integers([cost - low for cost, low in zip(costs, least, strict=True)], self.edges, None, None)
+        found = solve(problem, budget, gap=CLOSE, patient=False)
+        return found.bound * unit + sum(least), found.choices
+
+
+class Decomposition:
+    """The chain cut between layers: the outside with the first, the pattern, the echo and the last; and one layer between."""
+
+    def __init__(self, model: TiedModel, priced: Priced) -> None:
+        self.model, self.priced = model, priced
+        self.times = model.fold.between - 2
+        self.outside, self.layer = _Piece(), _Piece()
+        self.sources: list[int] = []
+        for number in model.kept:
+            self.outside.node(int(number), priced.nodes[number])
+            if model.homes[number] == PATTERN:
+                self.outside.node(("echo", int(number)), priced.nodes[number])
+                self.layer.node(int(number), priced.nodes[number])
+        for number, edge in enumerate(model.edges):
+            self._connect(edge.source, edge.target, priced.edges[number])
+
+    def _connect(self, source: int, target: int, table: Table) -> None:
+        model, outside, layer = self.model, self.outside, self.layer
+        homes, echo = (model.homes[source], model.homes[target]), model.fold.group.echo
+        one, other = (model.twin.get(end, end) for end in (source, target))
+        if set(homes) == {PATTERN, echo}:
+            forward = homes[0] == PATTERN
+            if one not in self.sources:
+                self.sources.append(one)
+                outside.pays.setdefault(one, []).append(outside.place[one if forward else ("echo", one)])
+                layer.pays.setdefault(one, []).append(layer.place[one])
+                for piece in (outside, layer):
+                    shadow = piece.node(("shadow", one), np.zeros(len(self.priced.nodes[one])))
+                    piece.paid.setdefault(one, []).append(shadow)
+            reader = ("echo", other) if forward else other
+            outside.edges.append((outside.place["shadow", one], outside.place[reader], table))
+            layer.edges.append((layer.place["shadow", one], layer.place[other], table))
+        elif echo in homes:
+            if homes in ((echo, echo), (None, echo), (echo, None)):
+                return  # as the pattern's
+            ends: list[int | tuple[str, int]] = [("echo", model.twin[end]) if end in model.twin else end for end in (source, target)]
+            outside.edges.append((outside.place[ends[0]], outside.place[ends[1]], table))
+        else:
+            outside.edges.append((outside.place[source], outside.place[target], table))
+            if PATTERN in homes and all(home in (PATTERN, None) for home in homes):
+                echoes: list[int | tuple[str, int]] = [("echo", end) if model.homes[end] == PATTERN else end for end in (source, target)]
+                outside.edges.append((outside.place[echoes[0]], outside.place[echoes[1]], table))
+                ends_here = [layer.node(end, np.zeros(len(self.priced.nodes[end]))) for end in (source, target)]
+                layer.edges.append((ends_here[0], ends_here[1], table))
+
+    def bound(self, optimum: float, budget: Budget, tied: np.ndarray | None = None, wanted: float = np.inf) -> float:
+        """The best bound found within about the budget.
+
+        The layer counts for most of the bound and is the smaller piece: steps are made by what it answers alone, until it lacks little,
+        and only then is the outside solved.
+
+        Args:
+            optimum: what the tied problem costs, at which the steps on potentials aim.
+            tied: a choice for each node that costs so much. Potentials leave it what it costs, in each piece; without it the outside is
+                solved in every step.
+            wanted: a bound that is as good as any higher one.
+        """
+        wanted = min(wanted, optimum * (1 - ENOUGH))
+        inside = budget.share(1 - OUTSIDE)
+        start = self.model.potentials
+        potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
+        best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
+        most, idle = -np.inf, 0
+        for step in range(STEPS):
+            inner, chosen = self.layer.solve(potentials, inside.at_least(1.0))
+            lacks = self.times * (aim - inner)
+            idle = 0 if step == 0 or inner > most + GAIN * (aim - most) else idle + 1
+            most = max(most, inner)
+            last = step + 1 == STEPS or idle == IDLE or inside.over or chosen is None
+            found = {id(self.layer): chosen}
+            little = lacks <= max(LITTLE * optimum, (optimum - wanted) / 2)
+            agrees = little or not any(table.any() for table in self._slope(potentials, found).values())
+            if last or agrees:
+                outer, around = self.outside.solve(potentials, budget.at_least(1.0))
+                found[id(self.outside)] = around
+                value = outer + self.times * inner
+                if value > best:
+                    best, kept = value, potentials
+                if last or around is None or best >= wanted or budget.over:
+                    break
+                lacks = optimum - value
+            slope = self._slope(potentials, found)
+            size = sum(float((table**2).sum()) for table in slope.values())
+            if size == 0.0:
+                break
+            potentials = {source: table + lacks / size * slope[source] for source, table in potentials.items()}
+        self.model.potentials.update(kept)
+        return best
+
+    def _slope(self, potentials: Mapping[int, Table], chosen: Mapping[int, Table | None]) -> dict[int, Table]:
+        """How the bound of the pieces that were solved grows with each potential."""
+        slope = {source: np.zeros(len(table)) for source, table in potentials.items()}
+        for piece, times in ((self.layer, self.times), (self.outside, 1)):
+            answer = chosen.get(id(piece))
+            if answer is None:
+                continue
+            for sign, places in ((1.0, piece.pays), (-1.0, piece.paid)):
+                for source, nodes in places.items():
+                    for node in nodes:
+                        slope[source][answer[node]] += sign * times
+        return slope

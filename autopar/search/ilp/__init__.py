@@ -1,0 +1,1 @@
+"""Choices -> integer problem -> assignment: nodes and edges, memory items, prices, rematerialization, decoding."""

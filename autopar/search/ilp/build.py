@@ -1,0 +1,257 @@
+"""Graph x choices -> Model: the nodes of every operator and tensor, and the edges between them. See ``model`` for what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.graph import Phase
+from autopar.rules import is_alias
+from autopar.schedule import OUTPUT
+from autopar.search.choices.space import IMPOSSIBLE, Space
+from autopar.search.ilp.memory_items import add_lives
+from autopar.search.ilp.model import Model, Node, Reader, Side, Site
+from autopar.search.ilp.rematerialization import (
+    SMALL_SHARE,
+    Runs,
+    add_runs,
+    add_saved,
+    find_runs,
+    made_from,
+    may_be_kept,
+    once_gone,
+    read_table,
+)
+from autopar.sharding import ShardingSpec
+
+
+def build_model(space: Space, *, again: int = 0, alike: Mapping[str, str] | None = None, share: float = SMALL_SHARE) -> Model:
+    """All nodes and edges of ``space.graph``.
+
+    Args:
+        again: what backward needs of forward may be made again, not only kept, at so many times that are told apart; 0: not at all.
+        alike, share: see ``find_runs``.
+    """
+    model = Model(space)
+    times = model.times
+    _add_inputs(model)
+    _add_ops(model)
+    _add_outputs(model)
+    runs = find_runs(space.graph, times, again, alike, share) if again else None
+    if runs is not None:
+        add_runs(model, runs)
+    for tensor, readers in _readers(model, times).items():
+        _add_site(model, tensor, readers, runs, times)
+    add_lives(model, times)
+    return model
+
+
+def _add_inputs(model: Model) -> None:
+    space = model.space
+    for item in space.graph.inputs:
+        specs = space.input_specs(item)
+        model.add(Node("input", item.tensor, space.input_seconds(item, specs), specs))
+
+
+def _add_ops(model: Model) -> None:
+    for op in model.space.graph.ops:
+        model.add(Node("op", op.name, model.space.op_choices(op).seconds, phase=op.phase))
+
+
+def _add_outputs(model: Model) -> None:
+    space = model.space
+    for index, output in enumerate(space.graph.outputs):
+        if output.kind == "output":
+            specs = space.output_specs(index)
+            node = model.add(Node("output", f"{OUTPUT}{index}", np.zeros(len(specs)), specs))
+            for item in space.graph.of_kind("tangent"):
+                if item.name == output.name:
+                    tangent = model.number["input", item.tensor]
+                    model.connect(node, tangent, space.equality_table(specs, model.nodes[tangent].specs))
+
+
+def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
+    """Everybody who reads each tensor: operators, outputs, and parameters (their gradient) or buffers (their new value)."""
+    graph = model.space.graph
+    found: dict[str, list[Reader]] = {name: [] for name in graph.tensors}
+    for op in graph.ops:
+        choices = model.space.op_choices(op)
+        node = model.number["op", op.name]
+        for position, tensor in enumerate(op.inputs):
+            sums = tuple(sum(bool(spec.partial) for spec in strategy.inputs) > 1 for strategy in choices.strategies)
+            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op), sums)
+            found[tensor].append(reader)
+    for index, output in enumerate(graph.outputs):
+        name = f"{OUTPUT}{index}"
+        node = model.number["output", name] if output.kind == "output" else model.number["input", graph.owners[output]]
+        producer = graph.producer.get(output.tensor)
+        phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
+        time = times[producer.name] if producer else 0
+        found[output.tensor].append(Reader(node, model.nodes[node].specs, name, 0, phase, time, False))
+    return found
+
+
+def _add_site(model: Model, tensor: str, readers: list[Reader], runs: Runs | None, times: Mapping[str, int]) -> None:
+    space, graph = model.space, model.space.graph
+    producer = graph.producer.get(tensor)
+    pinned = space.pins.tensors.get(tensor)
+    if producer:
+        source = model.number["op", producer.name]
+        specs = space.op_choices(producer).outputs(producer.outputs.index(tensor))
+    else:
+        source = model.number["input", tensor]
+        specs = model.nodes[source].specs
+    site = model.sites[tensor] = Site(tensor, source, specs, readers)
+    early, late = site.phases(graph)
+    second = [reader for reader in early if runs is not None and reader.name in runs.times]
+    needed = [*late, *second]
+    current, current_specs, layout = source, specs, None
+    if early and (len(early) > 1 or needed or pinned):
+        twice = bool(needed) and model.ends_late.issuperset(reader.name for reader in early)
+        site.forward = _add_layout(model, site, "forward", source, specs, early, pinned, twice)
+        layout = model.nodes[site.forward]
+        _connect_readers(model, tensor, site.forward, layout.specs, early, "forward")
+    elif early:
+        _connect_readers(model, tensor, source, specs, early, "forward")
+    if runs is not None and needed and (early or runs.may_make(producer)):
+        site.saved = add_saved(model, runs, site, layout, second, times)
+    elif layout is not None and late:
+        site.saved = _add_saved(model, site, layout)
+    if site.saved is not None:
+        current, current_specs = site.saved, model.nodes[site.saved].specs
+    if len(needed) > 1 or (late and pinned and not early):
+        site.backward = _add_layout(model, site, "backward", current, current_specs, needed, pinned if not early else None)
+        current, current_specs = site.backward, model.nodes[site.backward].specs
+    _connect_readers(model, tensor, current, current_specs, late, "backward", len(needed))
+    if runs is not None:
+        site.second = tuple(second)
+        _connect_second(model, tensor, current, current_specs, second, runs, len(needed))
+
+
+def _add_layout(
+    model: Model, site: Site, phase: Phase, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader],
+    pinned: ShardingSpec | None, twice: bool = False,
+) -> int:  # fmt: skip
+    """The node of a shared version, with the edge from its source.
+
+    Args:
+        twice: each spec is there twice, for backward as well and for what may be late alone.
+    """
+    wanted = dict.fromkeys(spec for reader in readers for spec in reader.specs)
+    if pinned:
+        wanted = {pinned: None}
+    elif len(readers) > 1:
+        wanted.update(dict.fromkeys(specs))
+    else:
+        wanted.update(_before_masks(readers[0], specs))
+    chosen, whole = tuple(wanted), model.space.graph.tensors[site.tensor]
+    table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
+    reachable = np.isfinite(table).any(axis=0)
+    if not reachable.all():
+        chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
+        table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
+    late = (False,) * len(chosen) + (True,) * len(chosen) if twice else ()
+    if twice:
+        chosen, table = chosen * 2, np.hstack([table, table])
+    table = once_gone(model, source, table)
+    node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase, late=late))
+    side = _side(model, source, phase, all(reader.name.startswith(OUTPUT) for reader in readers))
+    model.side_of_layout[node] = side
+    share = _share(model, *readers)
+    model.connect(source, node, table, share, phase=phase, tensor=whole, sources=specs, targets=chosen, side=side)
+    return node
+
+
+def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
+    """Where a reshard of what ``source`` gives stands: see ``Edge``. A layout stands where its own reshard does."""
+    node = model.nodes[source]
+    if node.kind == "layout" and node.phase == phase:
+        return "ahead" if model.side_of_layout[source] == "ahead" else "behind" if leaves else "between"
+    if node.kind in ("input", "saved") or node.phase != phase or node.name in model.space.graph.prepared:
+        return "ahead"
+    return "behind" if leaves else "between"
+
+
+def _share(model: Model, *readers: Reader) -> float:
+    """Of a reshard for these readers what falls to one microbatch: what only leads to gradients that leave may run once a step."""
+    outputs = model.space.graph.outputs
+    leaves = all(reader.name.startswith(OUTPUT) and outputs[int(reader.name[len(OUTPUT) :])].kind == "gradient" for reader in readers)
+    return 1.0 / model.space.graph.microbatches if leaves else 1.0
+
+
+def _connect_readers(
+    model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], phase: Phase, count: int | None = None
+) -> None:  # fmt: skip
+    """Edges from what is shared to each reader, of ``count`` there are.
+
+    A layout with one reader is that reader's reshard: equality, or what is added to a partial sum for nothing. A view that can take the
+    spec as it is does so: the same reshard after it costs the same.
+    """
+    count = count or len(readers)
+    alone = count == 1 and model.nodes[source].kind == "layout" and not model.space.pins.tensors.get(tensor)
+    for reader in readers:
+        same = model.space.equality_table(specs, reader.specs)
+        if alone and not any(reader.sums):
+            model.connect(source, reader.node, same, phase=phase)
+            continue
+        table = _read(model, tensor, specs, reader)
+        table = np.where((table == 0) | (same == 0), table, IMPOSSIBLE) if alone else table
+        model.connect(
+            source, reader.node, table, _share(model, reader), phase=phase,
+            tensor=model.space.graph.tensors[tensor], sources=specs, targets=reader.specs, readers=count,
+            side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
+        )  # fmt: skip
+
+
+def _before_masks(reader: Reader, specs: tuple[ShardingSpec, ...]) -> dict[ShardingSpec, None]:
+    """What a value is that a reader adds to a partial sum: not one itself, but over the axes over which it comes as one."""
+    came = dict.fromkeys(frozenset(spec.partial_axes) for spec in specs)
+    summed = [spec for spec, sums in zip(reader.specs, reader.sums, strict=False) if sums]
+    return {replace(spec, partial=tuple(item for item in spec.partial if item[0] in axes)): None for spec in summed for axes in came}
+
+
+def _read(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:
+    """Seconds of the reshard that a reader needs."""
+    table = model.space.reshard_table(model.space.graph.tensors[tensor], specs, reader.specs)
+    table = model.masked(table, specs, reader.specs, reader.sums)
+    return model.followed(table, specs, reader.specs) if reader.follows else table
+
+
+def _connect_second(
+    model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], runs: Runs, count: int
+) -> None:  # fmt: skip
+    """Edges to the second runs that may read a tensor."""
+    for reader in readers:
+        moments = len(runs.times[reader.name])
+        table = read_table(model, once_gone(model, source, _read(model, tensor, specs, reader)), moments)
+        model.connect(
+            source, model.number["again", reader.name], table, phase="backward", tensor=model.space.graph.tensors[tensor],
+            sources=specs, targets=(reader.specs[0], *reader.specs * moments), readers=count, side=_side(model, source, "backward", False),
+        )  # fmt: skip
+
+
+def _add_saved(model: Model, site: Site, layout: Node) -> int:
+    """What backward keeps: (spec, made from the layout rather than from the producer's version, which has another spec then)."""
+    space = model.space
+    tensor = space.graph.tensors[site.tensor]
+    stored = site.tensor not in space.graph.producer
+    own, made = may_be_kept(site.specs), may_be_kept(layout.specs)
+    specs = (*own, *made)
+    from_layout = (False,) * len(own) + (True,) * len(made)
+    node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))
+    choice = np.array(from_layout)
+    same = space.equality_table(site.specs, specs)
+    table = same if stored else model.once_free(space.reshard_table(tensor, site.specs, specs))
+    model.connect(site.producer, node, model.once((id(table), from_layout, "own"), lambda: _own(table, same, choice), table))
+    shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
+    assert site.forward is not None
+    key = id(shared), from_layout, layout.late, "made"
+    model.connect(site.forward, node, model.once(key, lambda: made_from(layout, shared, choice), shared))
+    return node
+
+
+def _own(table: np.ndarray, same: np.ndarray, from_layout: np.ndarray) -> np.ndarray:
+    """From the producer's version where the choice is of it; else another spec than it has."""
+    return np.where(from_layout[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table)

@@ -1,0 +1,122 @@
+"""The longest chain of dependencies in a phase: what runs one after another in every plan and every order.
+
+From one place of a chain to a later one it takes as long as the edges and operators of the chain between them; but also as long as all
+operators that lie between them, on whatever branch, since there is one compute stream. So a chain may have a *span* in place of a part of
+its own: queries, keys and values are made one after another though none waits for another. To its first place it takes as long as all that
+leads there, and after its last as long as all that follows.
+
+Only places in one repeat of equal layers, or outside of all, have spans here: what lies between them is the same in every repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from autopar.graph import Phase
+    from autopar.search.ilp.model import Model
+
+MOST = 2_000
+"""Nodes of a phase up to which spans are looked for: they cost a matrix product."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """A chain of data dependencies: numbers of the operators' nodes on it and in its spans, and of the model's edges on it."""
+
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """How a chain comes to a place: by an edge, by a span from ``source`` (without an edge), or as its first place."""
+
+    edge: int | None
+    source: int | None
+
+
+class Dependencies:
+    """What waits for what in a phase of a model, whatever is chosen."""
+
+    def __init__(self, model: Model, phase: Phase) -> None:
+        self.order = model.in_time(phase)
+        place = {number: here for here, number in enumerate(self.order)}
+        self.runs = np.array([model.nodes[number].kind == "op" for number in self.order], dtype=bool)
+        self.into: list[list[tuple[int, int | None]]] = []
+        """For each place the edges that lead to it, each with the place it comes from; None where that is there from the start."""
+        for here, number in enumerate(self.order):
+            indices = [index for index in model.incoming[number] if model.edges[index].phase == phase]
+            sources = [place.get(model.edges[index].source, here) for index in indices]
+            self.into.append([(index, source if source < here else None) for index, source in zip(indices, sources, strict=True)])
+        homes = [model.homes[number] for number in self.order]
+        self.once = model.node_times[self.order] == 1.0 if self.order else np.zeros(0, dtype=bool)
+        """Places of the planned graph that no other stands for: a chain may begin or end there."""
+        self._reach(homes)
+
+    def _reach(self, homes: Sequence[int | None]) -> None:
+        """``leads[i, j]``: place j waits for place i, by what is in their repeat alone. A span from a place with one follower is no longer
+        than the way over that, and so to one that follows one alone: they go from ``forks`` to ``joins``."""
+        count = len(self.order) if len(self.order) <= MOST else 0
+        self.leads = np.zeros((count, count), dtype=bool)
+        followers, follows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        for here in range(count):
+            for source in {source for _, source in self.into[here] if source is not None and homes[source] == homes[here]}:
+                self.leads[:, here] |= self.leads[:, source]
+                self.leads[source, here] = True
+                followers[source] += 1
+                follows[here] += 1
+        self.forks, self.joins = np.flatnonzero(followers > 1), np.flatnonzero(follows > 1)
+        self.column = {int(join): column for column, join in enumerate(self.joins)}
+
+    def longest(self, seconds: np.ndarray, edges: np.ndarray, spans: bool = True) -> Path:
+        """The chain that takes longest.
+
+        Args:
+            seconds, edges: of each node and edge of the model, as often as a chain passes through.
+            spans: whether it may have some.
+        """
+        count = len(self.order)
+        if not count:
+            return Path((), ())
+        taken = np.where(self.runs, seconds[self.order], 0.0)
+        before, after, along = np.zeros(count), np.zeros(count), np.zeros((0, 0))
+        if spans and len(self.leads):
+            before, after = np.where(self.once, taken @ self.leads, 0.0), np.where(self.once, self.leads @ taken, 0.0)
+            along = (self.leads[self.forks] * taken) @ self.leads[:, self.joins].astype(float)
+            along = np.where(self.leads[np.ix_(self.forks, self.joins)], along, -np.inf)
+        ends, via = np.zeros(count), list[Step]()
+        for here in range(count):
+            best, how = before[here], Step(None, None)
+            for index, source in self.into[here]:
+                reached = edges[index] + (ends[source] if source is not None else 0.0)
+                if reached > best:
+                    best, how = reached, Step(index, source)
+            if along.size and here in self.column:
+                by_span = ends[self.forks] + along[:, self.column[here]]
+                fork = int(np.argmax(by_span))
+                if by_span[fork] > best:
+                    best, how = by_span[fork], Step(None, int(self.forks[fork]))
+            ends[here] = best + taken[here]
+            via.append(how)
+        return self._back(int(np.argmax(ends + after)), after, before, via)
+
+    def _back(self, last: int, after: np.ndarray, before: np.ndarray, via: Sequence[Step]) -> Path:
+        nodes, edges = set[int](), list[int]()
+        if after[last]:
+            nodes.update(np.flatnonzero(self.leads[last]))
+        here: int | None = last
+        while here is not None:
+            nodes.add(here)
+            index, source = via[here].edge, via[here].source
+            if index is not None:
+                edges.append(index)
+            elif source is not None:
+                nodes.update(np.flatnonzero(self.leads[source] & self.leads[:, here]))
+            elif before[here]:
+                nodes.update(np.flatnonzero(self.leads[:, here]))
+            here = source
+        return Path(tuple(sorted(self.order[place] for place in nodes if self.runs[place])), tuple(edges))

@@ -1,0 +1,103 @@
+"""Choices of a solution -> Assignment: which strategy, which layouts, who reads what, what runs again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.graph import Phase
+from autopar.schedule import AGAIN, Assignment, Layout
+from autopar.search.ilp.model import Model, Reader, Site
+from autopar.sharding import ShardingSpec, Strategy
+
+
+def extract(model: Model, choices: np.ndarray) -> Assignment:
+    """The assignment that ``choices`` (one index a node) stands for."""
+    graph, space = model.space.graph, model.space
+    inputs = {}
+    for item in graph.inputs:
+        node = model.number["input", item.tensor]
+        inputs[item.tensor] = model.nodes[node].specs[choices[node]]
+    strategies: dict[str, Strategy] = {}
+    for op in graph.ops:
+        strategies[op.name] = space.op_choices(op).strategies[choices[model.number["op", op.name]]]
+    layouts: list[Layout] = []
+    reads: dict[tuple[str, int], str] = {}
+    again = runs_again(model, choices)
+    for site in model.sites.values():
+        extract_site(model, choices, site, layouts, reads, again)
+    return Assignment(inputs, strategies, tuple(layouts), reads, again)
+
+
+def runs_again(model: Model, choices: np.ndarray) -> frozenset[str]:
+    """The operators whose second run backward needs, itself or for other second runs."""
+    graph = model.space.graph
+
+    def makers(site: Site) -> list[str]:
+        saved = site.saved
+        made = saved is not None and bool(model.nodes[saved].states) and model.nodes[saved].states[choices[saved]] == "again"
+        return [graph.producer[site.tensor].name] if made else []
+
+    waiting = [name for site in model.sites.values() if site.phases(graph)[1] for name in makers(site)]
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [maker for tensor in graph.op[name].inputs for maker in makers(model.sites[tensor])]
+            waiting += model.together(name)
+    return frozenset(found)
+
+
+def extract_site(
+    model: Model,
+    choices: np.ndarray,
+    site: Site,
+    layouts: list[Layout],
+    reads: dict[tuple[str, int], str],
+    again: frozenset[str] = frozenset(),
+) -> None:
+    """Adds the layouts of one tensor and who reads what of it.
+
+    Args:
+        again: the operators that run a second time.
+    """
+    tensor = site.tensor
+    own = (tensor, site.specs[choices[site.producer]])
+    early, late = site.phases(model.space.graph)
+
+    def chosen(node: int) -> ShardingSpec:
+        return model.nodes[node].specs[int(choices[node])]
+
+    def make(source: tuple[str, ShardingSpec], spec: ShardingSpec, name: str, phase: Phase, before: str) -> tuple[str, ShardingSpec]:
+        if spec == source[1]:
+            return source
+        layouts.append(Layout(f"{tensor}@{name}", tensor, source[0], spec, phase, before))
+        return layouts[-1].value, spec
+
+    def serve(source: tuple[str, ShardingSpec], readers: list[Reader], phase: Phase, suffix: str = "") -> None:
+        for reader in readers:
+            name = reader.name + suffix
+            value, _ = make(source, reader.specs[choices[reader.node]], f"{name}:{reader.position}", phase, name)
+            if value != tensor or suffix:
+                reads[name, reader.position] = value
+
+    shared = own
+    if site.forward is not None:
+        shared = make(own, chosen(site.forward), "forward", "forward", early[0].name)
+    serve(shared, early, "forward")
+    second = [reader for reader in site.second if reader.name in again]
+    if not late and not second:
+        return
+    current = own
+    if site.saved is not None:
+        node, choice = model.nodes[site.saved], choices[site.saved]
+        if node.states and node.states[choice] == "again":
+            current = tensor + AGAIN, node.specs[choice]
+        else:
+            source = shared if node.from_layout[choice] else own
+            current = make(source, node.specs[choice], "saved", "forward", early[0].name if early else "")
+    if site.backward is not None:
+        before = late[0].name if late else second[0].name + AGAIN
+        current = make(current, chosen(site.backward), "backward", "backward", before)
+    serve(current, second, "backward", AGAIN)
+    serve(current, late, "backward")

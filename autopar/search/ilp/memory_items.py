@@ -1,0 +1,204 @@
+"""When what lives: the memory items of a model's nodes. See ``model`` for what the nodes are.
+
+Time is the place of an operator among all, forward first. A tensor and its views are one storage as long as nothing is resharded in
+between; at every time at which it is needed at all exactly one of its versions counts, by the node that knows its spec:
+
+- an operator that reads it: as it is read, also where that is a copy that was gathered for it;
+- else what leaves, in the spec it leaves with;
+- else what was made, until its first reader, but not while it is made where it may be written over what it is made of; what readers
+  share, from the first to the last of a phase; what backward keeps.
+
+An operator holds its workspace while it runs, for the first time. What is stored (parameters, buffers, arguments) is there throughout, but
+for the times at which it is read: there it counts as it is read too, in place of what rests. So a gathered weight counts for all but the
+part of it that each rank has anyway.
+
+What a version has beside it while it is made of another (its source, the buffers of a collective), only pairs of choices know. That is
+left out: no plan holds less than the model says while operators run as they were captured, and a schedule holds more. Where operators
+change their order by single moves (``schedule.local_search``), no less is held than with them as captured, so that what is proved is proved
+of those too; operators that are set aside for gaps (``schedule.filling``) may hold a little less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from autopar.graph import DTYPE_BYTES, Op
+from autopar.rules import is_alias, may_write_over, storage_roots
+from autopar.schedule import OUTPUT
+from autopar.search.choices.space import spec_bytes
+from autopar.sharding import ShardingSpec
+from cost_models import optimizer_bytes
+
+if TYPE_CHECKING:
+    from autopar.search.ilp.model import Model, Reader
+
+Life = tuple[int, int, int, str, tuple[ShardingSpec, ...]]
+"""Begin, end, and the node whose choice says in which of the specs a tensor is there."""
+
+
+def add_lives(model: Model, times: Mapping[str, int]) -> None:
+    """Memory items of every node, in time steps of one operator; ``[0, end)`` covers the optimizer's step too."""
+    graph = model.space.graph
+    end = len(graph.ops) + 1
+    members: dict[str, list[str]] = {}
+    for tensor, root in storage_roots(graph).items():
+        members.setdefault(root, []).append(tensor)
+    leaving = _leaving(model, times, end)
+    for item in graph.inputs:
+        reads = [life for tensor in members[item.tensor] for life in _reads(model, tensor, viewed=False)]
+        covered = _cover(model, reads)
+        _rest(model, item.tensor, covered, end)
+        _keep_gathered(model, item.tensor, members[item.tensor])
+        _add_spans(model, members[item.tensor], covered)
+    for root, tensors in members.items():
+        if root in graph.producer:
+            lives = [life for tensor in tensors for life in leaving.get(tensor, ())]
+            lives += [life for tensor in tensors for life in _reads(model, tensor, viewed=True)]
+            lives += [life for tensor in tensors for life in _between(model, tensor, times)]
+            _add_spans(model, tensors, _cover(model, lives))
+    for op in graph.ops:
+        node = model.nodes[model.number["op", op.name]]
+        for items, strategy in zip(node.items, model.space.op_choices(op).strategies, strict=True):
+            if strategy.workspace:
+                items.append((times[op.name], times[op.name] + 1, strategy.workspace))
+
+
+def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int, int]]) -> None:
+    """What backward keeps or makes again, by choice (``again``), where nothing else of the same storage counts."""
+    for tensor in tensors:
+        saved = model.sites[tensor].saved
+        if saved is not None and model.nodes[saved].spans:
+            node = model.nodes[saved]
+            for items, span, local in zip(
+                node.items, node.spans, spec_bytes(model.space.graph.tensors[tensor], node.specs, model.space.machine), strict=True
+            ):
+                items.extend((first, last, local) for first, last in _without(span, covered))
+
+
+def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) -> None:
+    """What is stored, with the optimizer's states; for the times ``away`` only these."""
+    space = model.space
+    home, value = model.nodes[model.number["input", tensor]], space.graph.tensors[tensor]
+    trained = tensor in space.graph.stepped
+    size = DTYPE_BYTES[value.dtype]
+    for items, local in zip(home.items, spec_bytes(value, home.specs, space.machine), strict=True):
+        begin = 0
+        for first, last in (*away, (end, end)):
+            if first > begin:
+                items.append((begin, first, local))
+            begin = last
+        more = space.graph.parts(tensor) - 1
+        if more:  # what other microbatches have of an input that is cut
+            items.append((0, end, more * local))
+        if trained:
+            items.append((0, end, optimizer_bytes(space.optimizer, local // size, value.dtype)))
+
+
+def _keep_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
+    """What backward keeps of what is stored beside it: a copy that forward has gathered."""
+    for tensor in tensors:
+        site = model.sites[tensor]
+        if site.saved is not None and not model.nodes[site.saved].spans:
+            kept = model.nodes[site.saved]
+            begin, end = _saved(model, tensor)
+            for choice, local in enumerate(spec_bytes(model.space.graph.tensors[tensor], kept.specs, model.space.machine)):
+                if end > begin and kept.from_layout[choice]:
+                    kept.items[choice].append((begin, end, local))
+            return
+
+
+def _saved(model: Model, tensor: str) -> tuple[int, int]:
+    """From after the last reader in forward to the first in backward."""
+    early, late = model.sites[tensor].phases(model.space.graph)
+    return max(reader.time for reader in early) + 1, min(reader.time for reader in late)
+
+
+def _reads(model: Model, tensor: str, *, viewed: bool) -> Iterator[Life]:
+    """Each operator that reads it, while it runs; ``viewed``: those that only view it too."""
+    graph = model.space.graph
+    for reader in model.sites[tensor].readers:
+        if not _leaves(reader) and (viewed or not _views(graph.op[reader.name])):
+            yield reader.time, reader.time + 1, reader.node, tensor, reader.specs
+
+
+def _between(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Life]:
+    """From when it is made on, but for its readers."""
+    graph, site = model.space.graph, model.sites[tensor]
+    made = times[graph.producer[tensor].name]
+    early, late = site.phases(graph)
+    by_choice = site.saved is not None and bool(model.nodes[site.saved].spans)
+    first = min((reader.time for reader in early or (() if by_choice else late)), default=made)
+    begin = made + written_over(model, tensor, times)
+    yield begin, max(first, made + 1), site.producer, tensor, site.specs
+    for node, readers in ((site.forward, early), (site.backward, late)):
+        if node is not None and readers:
+            reads = [reader.time for reader in readers]
+            yield max(min(reads), begin), max(reads), node, tensor, model.nodes[node].specs
+    if site.saved is not None and not by_choice:
+        yield *_saved(model, tensor), site.saved, tensor, model.nodes[site.saved].specs
+
+
+def written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
+    """Whether its operator may write it over a tensor that nobody reads later, and so needs no memory while it runs: nobody of its half of
+    the step, where the tensor may be made again for the other."""
+    graph = model.space.graph
+    op = graph.producer[tensor]
+    for place in may_write_over(op):
+        read = op.inputs[place]
+        alike = graph.tensors[read].shape == graph.tensors[tensor].shape and graph.tensors[read].dtype == graph.tensors[tensor].dtype
+        if alike and read in graph.producer:
+            site = model.sites[read]
+            again = site.saved is not None and bool(model.nodes[site.saved].spans)
+            later = (reader for reader in site.readers if reader.time > times[op.name])
+            if all(again and reader.phase != op.phase for reader in later):
+                return True
+    return False
+
+
+def _leaving(model: Model, times: Mapping[str, int], end: int) -> dict[str, list[Life]]:
+    """What leaves lives from just after it is made to the end: outputs, gradients (in their parameter's spec), new values of buffers."""
+    graph = model.space.graph
+    found: dict[str, list[Life]] = {}
+    for index, output in enumerate(graph.outputs):
+        if output.tensor in graph.producer:
+            node = model.number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", graph.owners[output])]
+            born = times[graph.producer[output.tensor].name] + 1
+            found.setdefault(output.tensor, []).append((born, end, node, output.tensor, model.nodes[node].specs))
+    return found
+
+
+def _cover(model: Model, lives: Sequence[Life]) -> list[tuple[int, int]]:
+    """Each life as items of its node, as far as none before it covers the time; the times covered, in order."""
+    covered: list[tuple[int, int]] = []
+    for begin, end, node, tensor, specs in lives:
+        free = _without((begin, end), covered)
+        if free:
+            sizes = spec_bytes(model.space.graph.tensors[tensor], specs, model.space.machine)
+            for items, local in zip(model.nodes[node].items, sizes, strict=True):
+                items.extend((first, last, local) for first, last in free)
+            covered = sorted((*covered, *free))
+    return covered
+
+
+def _without(life: tuple[int, int], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of ``life`` lies outside the intervals ``covered``, which are in order."""
+    begin, end = life
+    found = []
+    for first, last in covered:
+        if first > begin:
+            found.append((begin, min(first, end)))
+        begin = max(begin, last)
+        if begin >= end:
+            break
+    if begin < end:
+        found.append((begin, end))
+    return [part for part in found if part[1] > part[0]]
+
+
+def _leaves(reader: Reader) -> bool:
+    return reader.name.startswith(OUTPUT)
+
+
+def _views(op: Op) -> bool:
+    return bool(op.inputs) and is_alias(op)

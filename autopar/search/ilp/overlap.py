@@ -1,0 +1,208 @@
+"""Prices by exposure: a collective counts as much as operators wait for it in a schedule.
+
+What is hidden behind operators costs nothing, what is waited for costs all of it; so a plan is searched under the exposure that the last
+one showed, averaged with what was believed before, and the best simulated schedule is kept. Exposure is known for the collectives of the
+plan that was simulated, and is taken as equal among those that stand alike beside the operators (phase and side).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.graph import Phase
+from autopar.schedule import Schedule, Slot
+from autopar.schedule.ordering import phases_in_order
+from autopar.schedule.windows import windows
+from autopar.search.ilp.model import Edge, Model, Priced, Side
+
+PhaseSide = tuple[Phase, Side]
+
+
+class OverlapStats(NamedTuple):
+    """Of the collectives of one place: the share of their seconds that operators wait for, calls for each value (1: no buckets), and the
+    share of their seconds that slows operators: calls of two links at the same time do so once."""
+
+    waited: float
+    calls: float
+    slows: float = 1.0
+
+    def mixed(self, seen: OverlapStats | None) -> OverlapStats:
+        """Part of what is seen in the place of what was believed."""
+        return self if seen is None else OverlapStats(*(KEPT * mine + (1 - KEPT) * its for mine, its in zip(self, seen, strict=True)))
+
+
+FIRST: Mapping[Side, OverlapStats] = {"ahead": OverlapStats(0.5, 0.2), "between": OverlapStats(1.0, 1.0), "behind": OverlapStats(0.5, 0.2)}
+"""What is believed before the first schedule."""
+HALF = 0.5
+"""What each of two calls that are under way at the same time slows operators."""
+KEPT = 0.6
+"""Share of the old belief in the new one."""
+
+
+@dataclass(frozen=True)
+class LearnedOverlap:
+    """As ``Weights`` of a problem: operators and copies count whole, collectives by the share of their seconds waited for, and their
+    latency, which a bucket pays once, by how many values share a call.
+
+    Args:
+        slowdown: the hardware's ``overlap_slowdown``: what is hidden costs that share all the same, as much as it slows.
+    """
+
+    beliefs: Mapping[PhaseSide, OverlapStats]
+    slowdown: float
+
+    @staticmethod
+    def first(slowdown: float) -> LearnedOverlap:
+        """What is believed before anything was simulated."""
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        return LearnedOverlap({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
+
+    @staticmethod
+    def even(waited: float, slowdown: float) -> LearnedOverlap:
+        """The same share of every collective is waited for, and none share a call."""
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        return LearnedOverlap({(phase, side): OverlapStats(waited, 1.0) for phase in phases for side in FIRST}, slowdown)
+
+    @staticmethod
+    def of_streams(waited: float, slowdown: float) -> LearnedOverlap:
+        """Of collectives that may run beside operators this share is waited for, and so many share a call; of the others all."""
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        shares: Mapping[Side, float] = {"ahead": waited, "between": 1.0, "behind": waited}
+        return LearnedOverlap({(phase, side): OverlapStats(share, share) for phase in phases for side, share in shares.items()}, slowdown)
+
+    def price(self, model: Model) -> Priced:
+        made: dict[object, np.ndarray] = {}
+        edges = []
+        for edge in model.edges:
+            if edge.tensor is None:
+                edges.append(edge.seconds)
+                continue
+            belief = self.beliefs[edge.phase, edge.side]
+            key = id(edge.seconds), belief
+            if key not in made:
+                share = belief.waited + (1.0 - belief.waited) * self.slowdown * belief.slows
+                copies = model.copies(edge)
+                made[key] = share * (edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)) + copies
+            edges.append(made[key])
+        return Priced([node.seconds for node in model.nodes], edges)
+
+    def learn(self, schedule: Schedule, slots: Sequence[Slot]) -> LearnedOverlap:
+        """The belief after a simulated schedule; where it has no collectives, what was believed stays."""
+        seen = exposed(schedule, slots)
+        return LearnedOverlap({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
+
+
+@dataclass(frozen=True)
+class IsolatedOverlap:
+    """Every collective as if it stood alone beside the operators: waited for is what is longer than they run between when its source is
+    there and when its result is read. What one belief for all of a place cannot say: a gather for the last layer is hidden, the same for
+    the first is not.
+
+    Args:
+        share: of the time between that it has for itself, others needing the link too.
+        slowdown: the hardware's ``overlap_slowdown``.
+    """
+
+    share: float
+    slowdown: float
+
+    def price(self, model: Model) -> Priced:
+        clock = _Clock(model)
+        made: dict[object, np.ndarray] = {}
+        edges = []
+        for edge in model.edges:
+            if edge.tensor is None:
+                edges.append(edge.seconds)
+                continue
+            slack = self.share * clock.between(edge)
+            key = id(edge.seconds), slack
+            if key not in made:
+                copies = model.copies(edge)
+                moved = edge.seconds - copies
+                slowed = self.slowdown * moved if self.slowdown else 0.0  # nothing times what cannot be is no number
+                made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, slowed) + copies
+            edges.append(made[key])
+        return Priced([node.seconds for node in model.nodes], edges)
+
+
+class _Clock:
+    """When operators run one after another, each in its fastest strategy, in a program without collectives."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, now = model, 0.0
+        self.begins: dict[str, float] = {}
+        self.ends: dict[str, float] = {}
+        for op in phases_in_order(model.space.graph):
+            self.begins[op.name], now = now, now + float(model.space.op_choices(op).seconds.min())
+            self.ends[op.name] = now
+        self.middle = max((self.ends[op.name] for op in model.space.graph.ops if op.phase == "forward"), default=0.0)
+        self.end = now
+
+    def between(self, edge: Edge) -> float:
+        """Seconds from when what an edge reshards is there to when it is read."""
+        first, last = (0.0, self.middle) if edge.phase == "forward" else (self.middle, self.end)
+        if edge.side != "behind":
+            last = min((self.begins[name] for name in self._readers(edge) if name in self.begins), default=last)
+        assert edge.tensor is not None
+        made = self.model.space.graph.producer.get(edge.tensor.name)
+        if edge.side != "ahead" and made is not None:
+            first = max(first, self.ends[made.name])
+        return max(last - first, 0.0)
+
+    def _readers(self, edge: Edge) -> list[str]:
+        target = self.model.nodes[edge.target]
+        if target.kind != "layout":
+            return [target.name]
+        assert edge.tensor is not None
+        early, late = self.model.sites[edge.tensor.name].phases(self.model.space.graph)
+        return [reader.name for reader in (early if edge.phase == "forward" else late)]
+
+
+def _latency(model: Model, edge: Edge) -> np.ndarray:
+    """What of an edge's seconds is paid once a call."""
+    rest = sum((model.loads(edge, link) for link in model.space.links), model.copies(edge))
+    return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - rest, 0.0), 0.0)
+
+
+def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, OverlapStats]:
+    """What a simulated schedule shows of each place of collectives; what is late, and never waited for, says nothing of others there."""
+    stalls = [(slot.since, slot.since + slot.stalled) for slot in slots if slot.stalled > 0.0]
+    begins = [begin for begin, _ in stalls]
+    found = windows(schedule)
+    total: dict[PhaseSide, float] = defaultdict(float)
+    waited: dict[PhaseSide, float] = defaultdict(float)
+    calls: dict[PhaseSide, int] = defaultdict(int)
+    parts: dict[PhaseSide, int] = defaultdict(int)
+    slows: dict[PhaseSide, float] = defaultdict(float)
+    flights: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for slot in slots:
+        if slot.instruction.kind == "start" and slot.end > slot.begin:
+            flights[slot.instruction.stream].append((slot.begin, slot.end))
+    for slot in slots:
+        item = slot.instruction
+        if item.kind == "start" and not schedule.collectives[item.of].late:
+            window = found[item.id]
+            place: PhaseSide = item.half, "ahead" if window.ahead else "behind" if window.behind else "between"
+            total[place] += slot.end - slot.begin
+            calls[place] += 1
+            parts[place] += len(schedule.collectives[item.of].parts)
+            both = sum(_within(others, slot.begin, slot.end) for stream, others in flights.items() if stream != item.stream)
+            slows[place] += max(slot.end - slot.begin - HALF * both, 0.0)
+            for begin, end in stalls[max(bisect_left(begins, slot.begin) - 1, 0) : bisect_left(begins, slot.end)]:
+                waited[place] += max(0.0, min(end, slot.end) - max(begin, slot.begin))
+    return {
+        place: OverlapStats(waited[place] / seconds, calls[place] / parts[place], slows[place] / seconds)
+        for place, seconds in total.items() if seconds > 0.0
+    }  # fmt: skip
+
+
+def _within(flights: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Seconds between two times for which calls of one stream are under way."""
+    some = flights[max(bisect_left(flights, (begin, 0.0)) - 1, 0) : bisect_left(flights, (end, 0.0))]
+    return sum(max(0.0, min(last, end) - max(first, begin)) for first, last in some)

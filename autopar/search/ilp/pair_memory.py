@@ -1,0 +1,132 @@
+"""What a version of a tensor has beside it while it is made of another: only pairs of choices know.
+
+Where an answer was seen to need it, a node between the two says so: its choices are how the target's choices look from the source, each
+with the bytes that the pair holds, at the time of one operator, beyond what ``lives`` counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar import pricing
+from autopar.graph import DTYPE_BYTES, Tensor
+from autopar.reshard import cuts_inside, find_reshard, joins_inside
+from autopar.search.ilp.memory_items import written_over
+from autopar.search.ilp.model import Edge, Model
+from autopar.sharding import ShardingSpec
+from cost_models import Machine
+from cost_models.collectives import STEP_KINDS
+from solvers import INFINITE
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A node between the nodes ``source`` and ``target`` of the problem.
+
+    Args:
+        time: when the bytes are held.
+        levels: bytes of each choice.
+        from_source, to_target: which choices go together: 0, or forbidden; shapes [source, levels] and [levels, target].
+    """
+
+    source: int
+    target: int
+    time: int
+    levels: tuple[int, ...]
+    from_source: np.ndarray
+    to_target: np.ndarray
+
+    def choice(self, choices: np.ndarray) -> int:
+        """The one of least bytes that goes with ``choices``."""
+        fits = (self.from_source[choices[self.source]] == 0) & (self.to_target[:, choices[self.target]] == 0)
+        return int(min(np.flatnonzero(fits), key=lambda number: self.levels[number]))
+
+
+def pairs_at(model: Model, choices: np.ndarray, time: int, times: Mapping[str, int]) -> list[Pair]:
+    """A node for each reshard that may run just before the operator at ``time``, where it may hold more than is counted.
+
+    Args:
+        choices: of every node; the operator's results are taken to be as large as here.
+    """
+    space = model.space
+    op = next(op for op in space.graph.ops if times[op.name] == time)
+    number = model.number["op", op.name]
+    strategy = space.op_choices(op).strategies[choices[number]]
+    results = [(name, spec) for name, spec in zip(op.outputs, strategy.outputs, strict=True) if not written_over(model, name, times)]
+    made = sum(pricing.local_bytes(space.graph.tensors[name], spec, space.machine) for name, spec in results)
+    found = []
+    for edge in _before(model, number, time):
+        extra = _extra(edge, made, _stays(model, edge, time), space.machine)
+        if extra.any():
+            found.append(_pair(edge, extra, time))
+    return found
+
+
+def _before(model: Model, number: int, time: int) -> list[Edge]:
+    """The edges whose reshards run just before an operator: of its own reads, and of layouts that it is the first to read."""
+    found: dict[int, Edge] = {}
+    for index in model.incoming[number]:
+        edge = model.edges[index]
+        found[index] = edge
+        source = model.nodes[edge.source]
+        if source.kind == "layout":
+            early, late = model.sites[source.name].phases(model.space.graph)
+            readers = early if source.phase == "forward" else late
+            if min(reader.time for reader in readers) == time:
+                found.update((other, model.edges[other]) for other in model.incoming[edge.source])
+    return [edge for edge in found.values() if edge.tensor is not None]
+
+
+def _stays(model: Model, edge: Edge, time: int) -> bool:
+    """Whether what is read lives on after the operator at ``time``."""
+    source = model.nodes[edge.source]
+    if source.kind == "input":
+        return True
+    if source.kind != "layout" or model.nodes[edge.target].kind == "layout":
+        return False
+    early, late = model.sites[source.name].phases(model.space.graph)
+    return any(reader.time > time for reader in (early if source.phase == "forward" else late))
+
+
+def _extra(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
+    """Bytes beyond the target's and ``made``, for each pair of choices."""
+    assert edge.tensor is not None
+    known: dict[tuple[ShardingSpec, ShardingSpec], int] = {}
+    for source in dict.fromkeys(edge.sources):
+        for target in dict.fromkeys(edge.targets):
+            if source != target:
+                whole = pricing.local_bytes(edge.tensor, source, machine)
+                counted = pricing.local_bytes(edge.tensor, target, machine) + made
+                beside = whole if stays else 0
+                known[source, target] = beside + max(_most(edge.tensor, source, target, machine) - counted - beside, 0)
+    return np.array([[known.get((source, target), 0) for target in edge.targets] for source in edge.sources], dtype=np.int64)
+
+
+def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> int:
+    """The most bytes held at once while a reshard runs, its source included, over which an all-reduce writes."""
+    size = DTYPE_BYTES[tensor.dtype]
+    found = find_reshard(tensor.shape, size, source, target, machine)
+    most = 0
+    for step, shapes in zip(found.steps, found.shapes, strict=True) if found is not None else ():
+        before, sent, came, after = (math.prod(shape) * size for shape in (shapes.source, shapes.sent, shapes.came, shapes.target))
+        filled = step.is_collective and shapes.filled
+        staging = (sent if filled or cuts_inside(step, shapes.sent) else 0) + (came if filled or joins_inside(step, shapes.came) else 0)
+        in_place = STEP_KINDS[step.kind].in_place and not filled
+        most = max(most, (0 if in_place else before) + after + staging)
+    return most
+
+
+def _pair(edge: Edge, extra: np.ndarray, time: int) -> Pair:
+    """Targets that look alike from every source share their choices, one for each number of bytes."""
+    looks: dict[bytes, int] = {}
+    look = np.array([looks.setdefault(column.tobytes(), len(looks)) for column in np.ascontiguousarray(extra.T)])
+    columns = [extra[:, np.flatnonzero(look == number)[0]] for number in range(len(looks))]
+    chosen = [(number, int(level)) for number, column in enumerate(columns) for level in np.unique(column)]
+    from_source = np.stack([np.where(columns[number] <= level, 0, INFINITE) for number, level in chosen], axis=1)
+    to_target = np.stack([np.where(look == number, 0, INFINITE) for number, _ in chosen])
+    levels = tuple(level for _, level in chosen)
+    return Pair(edge.source, edge.target, time, levels, from_source.astype(np.int64), to_target.astype(np.int64))

@@ -1,0 +1,336 @@
+"""Second runs as choices: what backward needs of forward is kept, or made again just before it is needed.
+
+Every forward operator that may run again gets a node ``again``: not, or when and in which strategy (that of its first run). ``saved``
+says of each tensor of forward whether it is kept, and until when, or gone, or made again. A second run needs each of its inputs in
+backward, kept or made again no later than itself, and pays for the reshards of what it reads.
+
+When: an operator runs again just before the first operator of backward that needs what it makes, itself or through other second runs.
+The times at which that may be are known; of many only the latest count apart, and all before them as the first of these. So the model
+asks for no more memory than a program: what is made again lives from there to its first reader at least.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.graph import Graph, Op
+from autopar.rules import is_alias, why_once
+from autopar.search.choices.space import IMPOSSIBLE
+from autopar.search.ilp.model import Model, Node, Reader, Site
+from autopar.sharding import ShardingSpec
+
+MOMENTS = 16
+"""Times at which one operator may run again that are told apart where a problem is to be exact."""
+SMALL_SHARE = 1e-3
+"""Tensors that are a smaller share of all that backward reads of forward are not made again for their own sake."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Which operators may run again, and when.
+
+    Args:
+        times: for each such operator the times, ascending; each stands for those between it and the one before as well.
+        earliest: for each of them the first time that it stands for.
+        needed: for each tensor of forward that backward reads, when it does so first.
+        leaving: tensors whose storage leaves the model, and is kept anyhow.
+        moments: so many times of one operator are told apart.
+    """
+
+    times: Mapping[str, tuple[int, ...]]
+    earliest: Mapping[str, tuple[int, ...]]
+    needed: Mapping[str, int]
+    leaving: frozenset[str]
+    moments: int
+
+    def may_make(self, op: Op | None) -> bool:
+        """Whether an operator may run again."""
+        return op is not None and op.name in self.times
+
+    def lowest(self, name: str, moment: int) -> int:
+        """The earliest that a run of class ``moment`` can be."""
+        return self.earliest[name][moment]
+
+
+def find_runs(
+    graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, share: float = SMALL_SHARE
+) -> Runs:  # fmt: skip
+    """The operators whose second run could save memory: those that may run twice and make what backward reads, or lead there.
+
+    Args:
+        times: the place of each operator, forward first.
+        moments: so many times are told apart.
+        alike: names of operators by which several go together: of each as many times are told apart as of the one that has fewest.
+        share: see ``SMALL_SHARE``.
+    """
+    needed: dict[str, int] = {}
+    for op in graph.ops:
+        if op.phase == "backward":
+            for tensor in op.inputs:
+                producer = graph.producer.get(tensor)
+                if producer is not None and producer.phase == "forward":
+                    needed[tensor] = min(times[op.name], needed.get(tensor, times[op.name]))
+    least = share * sum(graph.tensors[tensor].bytes for tensor in needed)
+    leaving = {output.tensor for output in graph.outputs}
+    known: dict[str, set[int]] = {}
+    for op in reversed(graph.ops):
+        if op.phase == "forward" and not why_once(op) and not leaving & set(op.outputs):
+            readers = {graph.ops[index].name for tensor in op.outputs for index, _ in graph.consumers[tensor]}
+            found = set().union(*(known.get(name, ()) for name in readers))
+            own = [needed[tensor] for tensor in op.outputs if tensor in needed]
+            if found or any(tensor in needed and graph.tensors[tensor].bytes >= least for tensor in op.outputs):
+                known[op.name] = found.union(own)
+    fewest: dict[str, int] = {}
+    for name, found in known.items():
+        together = (alike or {}).get(name, name)
+        fewest[together] = min(len(found), fewest.get(together, moments))
+    chosen = {name: _told_apart(sorted(found), fewest[(alike or {}).get(name, name)]) for name, found in known.items()}
+    return Runs(
+        {name: last for name, (last, _) in chosen.items()}, {name: first for name, (_, first) in chosen.items()}, needed,
+        frozenset(_root(graph, tensor) for tensor in leaving), moments,
+    )  # fmt: skip
+
+
+def _told_apart(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of many times some, the late ones closer together, and the first time that each stands for: the one after the last before it."""
+    if len(found) <= moments:
+        return tuple(found), tuple(found)
+    back = [0, *(1 + number * (number - 1) // 2 for number in range(1, moments))]
+    places = [len(found) - 1 - offset for offset in reversed(back) if offset < len(found)]
+    return tuple(found[place] for place in places), tuple(found[place] for place in (0, *(place + 1 for place in places[:-1])))
+
+
+def add_runs(model: Model, runs: Runs) -> None:
+    """The nodes of second runs: 0 is not, then by time and strategy."""
+    space = model.space
+    for op in space.graph.ops:
+        if op.name in runs.times:
+            choices = space.op_choices(op)
+            count, moments = len(choices.strategies), len(runs.times[op.name])
+            seconds = np.concatenate(([0.0], np.tile(choices.seconds, moments)))
+            picks = np.concatenate(([-1], np.tile(np.arange(count), moments)))
+            node = model.add(Node("again", op.name, seconds, phase="backward", picks=picks))
+            table = model.once(("again", count, moments), lambda p=picks, n=count: _equal_picks(p, n))  # type: ignore[misc]
+            model.connect(model.number["op", op.name], node, table, phase="backward")
+
+
+def _equal_picks(picks: np.ndarray, count: int) -> np.ndarray:
+    """A second run is in the strategy of the first."""
+    return np.where((picks[None, :] == np.arange(count)[:, None]) | (picks[None, :] < 0), 0.0, IMPOSSIBLE)
+
+
+@dataclass
+class _Choices:
+    """The choices of a ``saved`` node in the making."""
+
+    specs: list[ShardingSpec] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    from_layout: list[bool] = field(default_factory=list)
+    moments: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def add(self, spec: ShardingSpec, state: str, *, from_layout: bool = False, moment: int = 0, end: int = 0) -> None:
+        self.specs.append(spec)
+        self.states.append(state)
+        self.from_layout.append(from_layout)
+        self.moments.append(moment)
+        self.ends.append(end)
+
+
+def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second: Sequence[Reader], times: Mapping[str, int]) -> int:
+    """What is there in backward of a tensor: kept (its producer's version or the layout's, or a free slice of either, until some time),
+    gone, or made again."""
+    space, graph = model.space, model.space.graph
+    tensor, producer = graph.tensors[site.tensor], graph.producer.get(site.tensor)
+    op = producer.name if producer is not None and producer.name in runs.times else ""
+    early, late = site.phases(graph)
+    own, made = may_be_kept(site.specs), may_be_kept(layout.specs if layout is not None else ())
+    first = min((reader.time for reader in late), default=None)
+    ends = (first,) if first is not None else _ends(runs, second, whole=producer is not None)
+    found = _Choices()
+    for end in ends:
+        for spec in own:
+            found.add(spec, "kept", end=end)
+        for spec in made:
+            found.add(spec, "kept", from_layout=True, end=end)
+    if first is None and producer is not None:
+        found.add(own[0], "gone")
+    if op:
+        for moment, time in enumerate(runs.times[op]):
+            if first is None or moment == 0 or runs.times[op][moment - 1] < first:
+                for spec in dict.fromkeys(site.specs):
+                    found.add(spec, "again", moment=moment, end=first or time)
+    specs, states = tuple(found.specs), tuple(found.states)
+    viewed = producer is not None and bool(op) and is_alias(producer) and bool(producer.inputs)
+    from_layout, moments = tuple(found.from_layout), tuple(found.moments)
+    spans = _spans(model, runs, site, found, early, viewed, times)
+    node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout, states, moments, spans))
+    kept, copied = np.array([state == "kept" for state in states]), np.array(from_layout)
+    key = states, from_layout, moments
+    same = space.equality_table(site.specs, specs)
+    whole = same if producer is None or layout is None else model.once_free(space.reshard_table(tensor, site.specs, specs))
+    model.connect(
+        site.producer, node, model.once((id(whole), key, viewed, "own"), lambda: _own(whole, same, kept, copied, viewed), whole, same)
+    )  # fmt: skip
+    if layout is not None:
+        assert site.forward is not None
+        shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
+        table = model.once((id(shared), key, layout.late, "made"), lambda: made_from(layout, shared, copied), shared)
+        model.connect(site.forward, node, table)
+    if op:
+        again = model.number["again", op]
+        outputs = space.op_choices(graph.op[op]).outputs(graph.op[op].outputs.index(site.tensor))
+        alone = len(graph.op[op].outputs) == 1
+        second_run = model.nodes[again]
+        known = outputs, specs, key, alone, len(second_run.seconds), "agrees"
+        agrees = model.once(known, lambda: _agrees(second_run, outputs, found, alone))
+        model.connect(again, node, agrees, phase="backward")
+    for name in dict.fromkeys(reader.name for reader in second):
+        number = model.number["again", name]
+        rows = tuple(_allowed(runs, op, name, found, index, ends) for index in range(len(specs)))
+        if any(not all(row) for row in rows):
+            count = (len(model.nodes[number].seconds) - 1) // len(runs.times[name])
+            model.connect(node, number, model.once((rows, count, "needs"), lambda r=rows, c=count: _needs(r, c)), phase="backward")  # type: ignore[misc]
+    return node
+
+
+def _ends(runs: Runs, second: Sequence[Reader], *, whole: bool) -> tuple[int, ...]:
+    """Until when a tensor may be kept that only second runs read; ``whole``: all such times, otherwise the earliest."""
+    found = sorted({runs.lowest(reader.name, moment) for reader in second for moment in range(len(runs.times[reader.name]))})
+    return _told_apart(found, runs.moments)[1] if whole else (found[0],)
+
+
+def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:
+    """From the producer's version where the choice is of it; else another spec than it has. A view itself is not kept, what it views is:
+    it is made again for nothing."""
+    of_own = np.where(same == 0.0, IMPOSSIBLE, table) if viewed else table
+    return np.where(kept, np.where(copied, np.where(same == 0.0, IMPOSSIBLE, 0.0), of_own), 0.0)
+
+
+def may_be_kept(specs: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
+    """Of the specs in which a tensor is there those in which backward may keep it: no partial sums, unless there is nothing else."""
+    found = tuple(dict.fromkeys(specs))
+    return tuple(spec for spec in found if not spec.partial) or found
+
+
+def made_from(layout: Node, table: np.ndarray, copied: np.ndarray) -> np.ndarray:
+    """What is ``copied`` from the layout, for what the table says; nothing from one that is late."""
+    late = np.array(layout.late or (False,) * len(layout.specs))
+    return np.where(copied, np.where(late[:, None], IMPOSSIBLE, table), 0.0)
+
+
+def _agrees(again: Node, outputs: tuple[ShardingSpec, ...], found: _Choices, alone: bool) -> np.ndarray:
+    """Made again in the spec and at the time of the second run. An operator with one result runs again only for it (``alone``)."""
+    assert again.picks is not None
+    count = len(outputs)
+    table = np.zeros((len(again.seconds), len(found.specs)))
+    for column, (spec, state, moment) in enumerate(zip(found.specs, found.states, found.moments, strict=True)):
+        if state == "again":
+            fits = [pick >= 0 and (row - 1) // count == moment and outputs[pick] == spec for row, pick in enumerate(again.picks)]
+            table[:, column] = np.where(fits, 0.0, IMPOSSIBLE)
+        elif alone:
+            table[1:, column] = IMPOSSIBLE
+    return table
+
+
+def _allowed(runs: Runs, op: str, reader: str, found: _Choices, index: int, ends: Sequence[int]) -> tuple[bool, ...]:
+    """For each time of the second run of ``reader``, whether a tensor of choice ``index`` is there for it."""
+    state = found.states[index]
+    allowed = []
+    for moment, time in enumerate(runs.times[reader]):
+        if state == "gone":
+            allowed.append(False)
+        elif state == "kept":
+            lowest = runs.lowest(reader, moment)
+            allowed.append(len(ends) == 1 or found.ends[index] >= ends[max(bisect_right(ends, lowest) - 1, 0)])
+        else:
+            mine = runs.times[op]
+            allowed.append(found.moments[index] <= min(bisect_left(mine, time), len(mine) - 1))
+    return tuple(allowed)
+
+
+def _needs(rows: Sequence[Sequence[bool]], count: int) -> np.ndarray:
+    """The table of a second run that needs a tensor: not running needs nothing."""
+    return np.array([[0.0, *(0.0 if fits else IMPOSSIBLE for fits in row for _ in range(count))] for row in rows])
+
+
+def read_table(model: Model, table: np.ndarray, moments: int) -> np.ndarray:
+    """Seconds of the reshards of what a second run reads, of those of its first: nothing where it does not run."""
+    nothing = np.zeros((len(table), 1))
+    return model.once((id(table), moments, "again"), lambda: np.hstack([nothing, *([table] * moments)]), table)
+
+
+def once_gone(model: Model, source: int, table: np.ndarray) -> np.ndarray:
+    """The table of reshards of what ``source`` gives, once for equal tables: of what is gone, nobody reads anything."""
+    gone = tuple(state == "gone" for state in model.nodes[source].states)
+    if not any(gone):
+        return table
+    return model.once((id(table), gone), lambda: np.where(np.array(gone)[:, None], 0.0, table), table)
+
+
+def _spans(
+    model: Model, runs: Runs, site: Site, found: _Choices, early: Sequence[Reader], viewed: bool, times: Mapping[str, int]
+) -> tuple[tuple[int, int], ...]:  # fmt: skip
+    """When each choice is there: what is kept, from its last reader in forward; what is made again, to the first reader in backward."""
+    graph = model.space.graph
+    producer = graph.producer.get(site.tensor)
+    begin = max((reader.time for reader in early), default=times[producer.name] if producer else 0) + 1
+    tiny = producer is not None and producer.name not in runs.times and not why_once(producer)
+    carries = not viewed or _only_view(graph, runs, producer)
+    root = _root(graph, site.tensor)
+    stored = root not in graph.producer or root in runs.leaving
+    spans = []
+    for state, moment, end, copied in zip(found.states, found.moments, found.ends, found.from_layout, strict=True):
+        span = (0, 0)
+        if state == "kept" and not tiny and (copied or not stored):
+            span = begin, end
+        elif state == "again" and carries and not stored and producer is not None:
+            span = runs.times[producer.name][moment], end
+        spans.append(span if span[1] > span[0] else (0, 0))
+    return tuple(spans)
+
+
+def _root(graph: Graph, tensor: str) -> str:
+    """The tensor whose storage it shares."""
+    producer = graph.producer.get(tensor)
+    while producer is not None and is_alias(producer) and producer.inputs:
+        tensor = producer.inputs[0]
+        producer = graph.producer.get(tensor)
+    return tensor
+
+
+def _only_view(graph: Graph, runs: Runs, op: Op | None) -> bool:
+    """Whether nothing else in backward can need what a view views, all the way to the tensor whose storage it is: that lives as long as
+    the view then."""
+    while op is not None and is_alias(op) and op.inputs:
+        tensor = op.inputs[0]
+        readers = {graph.ops[index].name for index, _ in graph.consumers[tensor]}
+        if tensor in runs.needed or len(op.outputs) > 1 or any(name in runs.times for name in readers - {op.name}):
+            return False
+        op = graph.producer.get(tensor)
+    return True
+
+
+def without_kept(model: Model) -> Model:
+    """The model without the memory of what backward keeps of forward, where that may be made again instead: what it asks for any plan with
+    second runs asks as well, in time and in memory."""
+    graph = model.space.graph
+    middle = sum(op.phase == "forward" for op in graph.ops)
+
+    def made_once(name: str) -> bool:
+        return bool(why_once(graph.op[name]))
+
+    def light(node: Node) -> Node:
+        if node.kind == "saved" and node.name in graph.producer and not made_once(graph.producer[node.name].name):
+            stored = _root(graph, node.name) not in graph.producer
+            return node if stored else replace(node, items=[[] for _ in node.items])
+        if node.kind == "op" and node.phase == "forward" and not made_once(node.name):
+            items = [[(begin, min(end, middle), size) for begin, end, size in found if begin < middle] for found in node.items]
+            return replace(node, items=items)
+        return node
+
+    return replace(model, nodes=[light(node) for node in model.nodes])

@@ -1,0 +1,36 @@
+"""Seconds as the integers of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from solvers import INFINITE, Problem
+
+Item = tuple[int, int, int]
+"""Begin, end, bytes."""
+
+
+def scale_to_integers(
+    costs: Sequence[np.ndarray], edges: Sequence[tuple[int, int, np.ndarray]], items: Sequence[list[list[Item]]] | None, limit: int | None
+) -> tuple[Problem, float]:
+    """The integer problem of seconds, and its unit: see ``Model.problem``."""
+    tables = {id(table): table for _, _, table in edges}
+    most = {key: largest(table) for key, table in tables.items()}
+    unit = max(sum(map(largest, costs)) + sum(most[id(table)] for _, _, table in edges), 1e-30) / 2**52
+    rounded = {key: integers(table, unit) for key, table in tables.items()}
+    numbered = [(source, target, rounded[id(table)]) for source, target, table in edges]
+    return Problem.build([integers(cost, unit) for cost in costs], numbered, items=items, limit=limit, name="plan"), unit
+
+
+def largest(table: np.ndarray) -> float:
+    """The largest finite entry."""
+    finite = table[np.isfinite(table)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def integers(table: np.ndarray, unit: float) -> np.ndarray:
+    """Multiples of ``unit`` below each entry."""
+    finite = np.isfinite(table)
+    return np.where(finite, np.floor(np.where(finite, table, 0.0) / unit), INFINITE).astype(np.int64)

@@ -1,0 +1,114 @@
+"""The exact price of reshards that several readers share, by lazy constraints.
+
+Where three or more readers take one tensor, an edge for each either counts equal reshards as often as they are read (a price that is too
+high), or a share of each that holds for any plan (``InSequence(shared=True)``: a bound that is too low). Here the problem begins with the
+shares, and a reshard that an answer pays too little for gets a node of its own: made or not made, at its whole price, and its readers need
+it made. Answers are asked for until none pays too little: that one is optimal.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.search.ilp.model import InSequence, Model
+from autopar.sharding import ShardingSpec
+from solvers import INFINITE, Problem
+
+FEW = 2
+"""Readers up to which an edge for each is exact: one of them may read the shared layout itself."""
+
+
+class SharedReshard(NamedTuple):
+    """A reshard of one tensor to one spec that gets a node: the edges of its readers' group, and the spec."""
+
+    edges: tuple[int, ...]
+    spec: ShardingSpec
+
+
+class SharingProblem:
+    """The problem with nodes for some shared reshards, after those of the model.
+
+    Args:
+        model: not of folded layers: one node and one edge of the problem for each of its own.
+        limit: bytes per rank.
+    """
+
+    def __init__(self, model: Model, limit: int) -> None:
+        self.model = model
+        self.priced, self.unit = model.problem(limit, InSequence())
+        """With every reader paying the whole price."""
+        self.costs = self.priced.edge_costs.copy()
+        """With every reader paying its share."""
+        self.exact: list[SharedReshard] = []
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for number, edge in enumerate(model.edges):
+            if edge.tensor is not None and edge.readers > FEW:
+                groups[edge.source, edge.phase, edge.share, edge.tensor.name].append(number)
+                mine = self._table(self.costs, number)
+                mine[:] = np.where(mine >= INFINITE, INFINITE, mine // (edge.readers - 1))
+        self.groups = [tuple(numbers) for numbers in groups.values()]
+
+    def _table(self, costs: np.ndarray, edge: int) -> np.ndarray:
+        """An edge's costs, [choices of its source, choices of its target]; a view."""
+        one, first, last = self.model.edges[edge], self.priced.edge_ptr[edge], self.priced.edge_ptr[edge + 1]
+        shape = len(self.model.nodes[one.source].seconds), len(self.model.nodes[one.target].seconds)
+        found: np.ndarray = costs[first:last].reshape(shape)
+        return found
+
+    def underpaid(self, choices: np.ndarray) -> list[SharedReshard]:
+        """The reshards for which choices of the model's nodes pay less than their price."""
+        return [reshard for group in self.groups for reshard in self._underpaid(group, choices)]
+
+    def _underpaid(self, group: tuple[int, ...], choices: np.ndarray) -> Iterator[SharedReshard]:
+        edges = self.model.edges
+        paid: dict[ShardingSpec, int] = defaultdict(int)
+        price: dict[ShardingSpec, int] = defaultdict(int)
+        for number in group:
+            source, target = int(choices[edges[number].source]), int(choices[edges[number].target])
+            spec = edges[number].targets[target]
+            paid[spec] += int(self._table(self.costs, number)[source, target])
+            price[spec] = max(price[spec], int(self._table(self.priced.edge_costs, number)[source, target]))
+        for spec in price:
+            if paid[spec] < price[spec] and SharedReshard(group, spec) not in self.exact:
+                yield SharedReshard(group, spec)
+
+    def problem(self) -> Problem:
+        """The problem with a node of two choices, not made and made, for each exact reshard."""
+        if not self.exact:
+            return replace(self.priced, edge_costs=self.costs)
+        base, costs = self.priced, self.costs.copy()
+        ends, tables = list[tuple[int, int]](), list[np.ndarray]()
+        for node, (group, spec) in enumerate(self.exact, base.num_nodes):
+            price = np.full(len(self.model.nodes[self.model.edges[group[0]].source].seconds), INFINITE, dtype=np.int64)
+            for number in group:
+                edge, mine, whole = self.model.edges[number], self._table(costs, number), self._table(base.edge_costs, number)
+                wants = np.array([target == spec for target in edge.targets])
+                if not wants.any():
+                    continue
+                price = np.minimum(price, whole[:, wants].min(axis=1))
+                mine[:, wants] = np.where(mine[:, wants] >= INFINITE, INFINITE, 0)
+                ends.append((edge.target, node))
+                tables.append(np.stack([np.where(wants, INFINITE, 0), np.zeros(len(wants), dtype=np.int64)], axis=1))
+            ends.append((self.model.edges[group[0]].source, node))
+            tables.append(np.stack([np.zeros_like(price), price], axis=1))
+        count = len(self.exact)
+        return replace(
+            base,
+            node_ptr=np.append(base.node_ptr, base.node_ptr[-1] + 2 * np.arange(1, count + 1)),
+            costs=np.append(base.costs, np.zeros(2 * count, dtype=np.int64)),
+            edges=np.concatenate([base.edges, np.array(ends, dtype=np.int64)]),
+            edge_ptr=np.append(base.edge_ptr, base.edge_ptr[-1] + np.cumsum([table.size for table in tables])),
+            edge_costs=np.concatenate([costs, *(table.reshape(-1) for table in tables)]),
+            item_ptr=np.append(base.item_ptr, np.full(2 * count, base.item_ptr[-1])),
+        )
+
+    def completed(self, choices: np.ndarray) -> np.ndarray:
+        """Choices of the model's nodes with those of the exact reshards: made where a reader needs it."""
+        edges = self.model.edges
+        made = [any(edges[number].targets[choices[edges[number].target]] == spec for number in group) for group, spec in self.exact]
+        return np.append(choices, np.array(made, dtype=np.int64))

@@ -1,0 +1,1 @@
+"""Where memory is short: answers repaired, crossed over, under reduced limits; the least memory."""

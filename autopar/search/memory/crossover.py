@@ -1,0 +1,137 @@
+"""Plans that need too much memory, made to fit: their strategies stay, what backward needs is kept or made again.
+
+With the strategies of a few plans alone the integer problem is small even for deep models: what is left to choose is whose strategy an
+operator takes, and how tensors are resharded, kept and made again (``again``). Where equal layers are folded, they keep the same; what each
+of the best plan's keeps is chosen after (``scarcity.keep_apart``). An answer that fills the memory leaves its schedule no room to gather
+ahead, one that leaves room computes more again: both are tried. Each answer is scheduled, and what its operators waited for prices the
+next; where layers are not folded, collectives are priced each alone as well. Where no schedule fits, what it holds beyond the limit is left
+free (``fitting``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.effort import Budget
+from autopar.schedule import Assignment
+from autopar.schedule.tuning import Sample, ScheduledPlan, best_schedule
+from autopar.search.choices.space import Space
+from autopar.search.folding.fold import Folding
+from autopar.search.folding.tied_model import folded
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model, Weights
+from autopar.search.ilp.overlap import IsolatedOverlap, LearnedOverlap
+from autopar.search.memory.memory_repair import CoverRows
+from autopar.search.solving import solve
+
+MOMENTS = 6
+"""Times of second runs that are told apart."""
+SHARES = (0.95, 0.9, 1.0)
+"""Of the limit, what answers may hold: the first is the likeliest to leave what their schedules need."""
+FITTINGS = 8
+"""Times that a problem is solved under one share, each with more left free, at most."""
+KEEPING_GAP = 5e-3
+KEEPING_SECONDS = 6.0
+"""The gap at which one solve stops, and its work seconds."""
+MORE = 4
+"""Times as many limits are tried for the first answer: others begin from its."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of ``fit``.
+
+    Args:
+        limit: bytes a rank.
+        moments: times of second runs that are told apart; 0: there are none.
+        tries: limits of the passes that are tried for each answer.
+        budget: what it may spend.
+        shares: of the limit, what answers may hold before they are scheduled.
+        first: the first that fits is enough.
+    """
+
+    limit: int
+    moments: int
+    tries: int
+    seed: int
+    budget: Budget
+    shares: tuple[float, ...] = SHARES
+    first: bool = False
+
+
+def fit(
+    space: Space, plans: Sequence[Assignment], prices: LearnedOverlap, wanted: Wanted, folding: Folding | None = None,
+    best: ScheduledPlan | None = None,
+) -> tuple[ScheduledPlan | None, LearnedOverlap]:  # fmt: skip
+    """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found. And the prices that
+    the last one shows.
+
+    Args:
+        space: of the graph of ``plans``.
+        folding: where that is a folded one.
+        best: the best schedule known.
+    """
+    alike = folding.alike if folding is not None else None
+    model = build_model(space.restricted(plans, alike), again=wanted.moments, alike=alike)
+    if folding is not None:
+        tied = folded(model, folding)
+        if tied is None:
+            return None, prices
+        model = tied
+    keeping = _Keeping(model, wanted)
+    for share in wanted.shares:
+        found = keeping.run(prices, share, best)
+        if found is not None:
+            best = found if found.better(best, wanted.limit) else best
+            prices = prices.learn(found.schedule, found.slots)
+        other = keeping.run(IsolatedOverlap(1.0, prices.slowdown), share, best) if folding is None else None
+        best = other if other is not None and other.better(best, wanted.limit) else best
+        if wanted.first and best is not None and best.memory.peak <= wanted.limit:
+            break
+    return best, prices
+
+
+class _Keeping:
+    """One problem, solved under one share of the limit after another."""
+
+    def __init__(self, model: Model, wanted: Wanted) -> None:
+        self.model, self.wanted = model, wanted
+        self.reserves = CoverRows(model, wanted.limit, pairs=False)
+        self.start: np.ndarray | None = None
+
+    def run(self, prices: Weights, share: float, best: ScheduledPlan | None) -> ScheduledPlan | None:
+        """The best schedule of answers that hold ``share`` of the limit; the first that fits."""
+        model, wanted, found = self.model, self.wanted, None
+        problem, _ = model.problem(int(share * wanted.limit), prices)
+        for _ in range(FITTINGS):
+            if wanted.budget.over:
+                break
+            solution = solve(
+                self.reserves.applied(problem), wanted.budget.at_most(KEEPING_SECONDS), gap=KEEPING_GAP, seed=wanted.seed,
+                start=None if self.start is None else self.reserves.completed(self.start),
+            )  # fmt: skip
+            if solution.choices is None:
+                if not self.reserves.ease():
+                    break
+                continue
+            self.start = solution.choices[: len(problem.node_ptr) - 1]
+            answer = self._scheduled(self.start, best)
+            found = answer if answer.better(found, wanted.limit) else found
+            if answer.memory.peak <= wanted.limit or not self.reserves.learn(problem, self.start, answer.samples):
+                break
+        return found
+
+    def _scheduled(self, choices: np.ndarray, best: ScheduledPlan | None) -> ScheduledPlan:
+        model, wanted = self.model, self.wanted
+        assignment = extract(model, model.expand(choices))
+        return best_schedule(
+            model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
+            tries=wanted.tries * (MORE if best is None else 1),
+            start=best.limits if best is not None else None, beside=best.placed_seconds if best is not None else math.inf,
+            samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),), budget=wanted.budget,
+        )  # fmt: skip

@@ -1,0 +1,174 @@
+"""Making answers fit: what schedules hold beyond what the integer problem counts is left free at the times at which it was seen.
+
+The problem asks for less memory than any schedule takes, so that its bound is true; an answer that fits there may not fit as a schedule.
+Then nothing is tightened blindly: only where the schedule is over the limit, the problem first counts what pairs of choices hold beside
+each other (``beside``), and if that does not do keeps free what is still missing. Where that leaves no choices at all, the truth lies
+between, and half of the difference is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from autopar.effort import Budget
+from autopar.schedule import Assignment, Schedule
+from autopar.schedule.liveness import held
+from autopar.search.ilp.model import Model
+from autopar.search.ilp.pair_memory import Pair, pairs_at
+from autopar.search.solving import solve
+from solvers import INFINITE, Problem
+
+COARSE = 1000
+"""What is reserved is rounded up to such a part of the limit."""
+
+
+def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
+    """Bytes that the problem counts at each time before ``end``, for one choice a node."""
+    flat = problem.node_ptr[:-1] + choices
+    counts = problem.item_ptr[flat + 1] - problem.item_ptr[flat]
+    items = np.repeat(problem.item_ptr[flat], counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    change = np.zeros(end + 1, dtype=np.int64)
+    np.add.at(change, np.minimum(problem.item_begin[items], end), problem.item_usage[items])
+    np.add.at(change, np.minimum(problem.item_end[items], end), -problem.item_usage[items])
+    return np.cumsum(change)[:end]
+
+
+def held_by_time(samples: Sequence[tuple[float, Schedule]], optimizer: str, times: Mapping[str, int]) -> np.ndarray:
+    """The most bytes held at each time of the problem: while an operator runs, and since the one before it in the list."""
+    levels = [weight * _held_by_time(schedule, optimizer, times) for weight, schedule in samples]
+    found: np.ndarray = np.rint(np.sum(levels, axis=0)).astype(np.int64)
+    return found
+
+
+def _held_by_time(schedule: Schedule, optimizer: str, times: Mapping[str, int]) -> np.ndarray:
+    time = max(times.values(), default=-1) + 1
+    found = np.zeros(time + 1, dtype=np.int64)
+    levels = held(schedule, optimizer)
+    for item, level in zip(reversed(schedule.instructions), reversed(levels), strict=True):
+        if item.kind == "run":
+            time = times.get(item.of, time)  # a second run stands just before the operator that needs it
+        found[time] = max(found[time], level)
+    return found
+
+
+class CoverRows:
+    """What is left free at each time of the problem, and the pairs of choices that are counted there.
+
+    Args:
+        limit: of bytes on a rank, which schedules are to keep to.
+        pairs: whether pairs are counted at all; in a large problem they would be too many.
+    """
+
+    def __init__(self, model: Model, limit: int, *, pairs: bool = True) -> None:
+        self.model, self.limit, self.paired, self.times = model, limit, pairs, model.times
+        self.bytes = np.zeros(len(model.space.graph.ops) + 1, dtype=np.int64)
+        self.solved = self.bytes
+        self.pairs: dict[int, list[Pair]] = {}
+
+    @property
+    def learnt(self) -> bool:
+        """Whether anything is added."""
+        return bool(self.pairs) or bool(self.bytes.any())
+
+    def applied(self, problem: Problem) -> Problem:
+        """The problem with a node for each pair, and one more, of one choice, that uses what is left free."""
+        pairs = [pair for found in self.pairs.values() for pair in found]
+        edges = np.flatnonzero(np.diff(self.bytes, prepend=0, append=0))
+        free = [(int(begin), int(end), int(self.bytes[begin])) for begin, end in pairwise(edges) if self.bytes[begin] > 0]
+        if not pairs and not free:
+            return problem
+        first = len(problem.node_ptr) - 1
+        sizes = [len(pair.levels) for pair in pairs] + [1]
+        items = [[(pair.time, pair.time + 1, level)] if level else [] for pair in pairs for level in pair.levels] + [free]
+        tables = [
+            (ends, table)
+            for number, pair in enumerate(pairs, first)
+            for ends, table in (((pair.source, number), pair.from_source), ((number, pair.target), pair.to_target))
+        ]
+        added = np.array([item for choice in items for item in choice], dtype=np.int64).reshape(-1, 3)
+        return replace(
+            problem,
+            node_ptr=np.append(problem.node_ptr, problem.node_ptr[-1] + np.cumsum(sizes)),
+            costs=np.append(problem.costs, np.zeros(sum(sizes), dtype=np.int64)),
+            edges=np.concatenate([problem.edges, np.array([ends for ends, _ in tables], dtype=np.int64).reshape(-1, 2)]),
+            edge_ptr=np.append(problem.edge_ptr, problem.edge_ptr[-1] + np.cumsum([table.size for _, table in tables], dtype=np.int64)),
+            edge_costs=np.concatenate([problem.edge_costs, *(table.reshape(-1) for _, table in tables)]),
+            item_ptr=np.append(problem.item_ptr, problem.item_ptr[-1] + np.cumsum([len(choice) for choice in items])),
+            item_begin=np.concatenate([problem.item_begin, added[:, 0]]),
+            item_end=np.concatenate([problem.item_end, added[:, 1]]),
+            item_usage=np.concatenate([problem.item_usage, added[:, 2]]),
+        )
+
+    def completed(self, choices: np.ndarray) -> np.ndarray:
+        """Choices of the problem with those of what is added to it."""
+        pairs = [pair for found in self.pairs.values() for pair in found]
+        if not pairs and not self.bytes.any():
+            return choices
+        return np.append(choices, [*(pair.choice(choices) for pair in pairs), 0])
+
+    def learn(self, problem: Problem, choices: np.ndarray, samples: Sequence[tuple[float, Schedule]]) -> bool:
+        """Takes in the schedule of ``choices``, which does not fit; whether more is asked now.
+
+        Args:
+            problem: without what is added.
+            samples: see ``tuning.ScheduledPlan``.
+        """
+        space = self.model.space
+        real = held_by_time(samples, space.optimizer, self.times)
+        known = counted(self.applied(problem), self.completed(choices), len(real)) - self.bytes
+        over = real > self.limit
+        learnt = False
+        self.solved = self.bytes
+        for time in np.flatnonzero(over).tolist() if self.paired else ():
+            if time not in self.pairs and time < len(self.bytes) - 1:
+                self.pairs[time] = pairs_at(self.model, choices, time, self.times)
+                learnt |= bool(self.pairs[time])
+        if learnt:
+            return True
+        step = max(self.limit // COARSE, 1)
+        missing = -(-(real - known) // step) * step
+        self.bytes = np.where(over, np.maximum(missing, self.bytes), self.bytes)
+        return bool((self.bytes > self.solved).any())
+
+    def ease(self) -> bool:
+        """Halfway back to what had choices, where what is left free now leaves none; whether that changes anything."""
+        before = self.bytes
+        self.bytes = (self.solved + self.bytes) // 2
+        return bool((before - self.bytes > self.limit // COARSE).any())
+
+
+def solve_fixed(
+    model: Model, problem: Problem, assignment: Assignment, seed: int, budget: Budget, *, gap: float = 0.01
+) -> np.ndarray | None:  # fmt: skip
+    """Choices, one for each node of the problem, that stand for the inputs' specs and the strategies of an assignment, all that it leaves
+    open as cheap as the problem allows.
+
+    None where the search does not offer what it takes, or no reshards fit.
+
+    Args:
+        budget, gap: at which the solve ends.
+    """
+    costs = problem.costs.copy()
+    space = model.space
+    for place, number in enumerate(model.restrict(np.arange(len(model.nodes)))):
+        node = model.nodes[number]
+        first, last = problem.node_ptr[place], problem.node_ptr[place + 1]
+        offered: Sequence[object]
+        wanted: object
+        if node.kind == "input":
+            offered, wanted = node.specs, assignment.inputs.get(node.name)
+        elif node.kind == "op":
+            offered, wanted = space.op_choices(space.graph.op[node.name]).strategies, assignment.strategies.get(node.name)
+        else:
+            continue
+        if wanted is None:
+            continue
+        if wanted not in offered:
+            return None
+        others = np.arange(last - first) != offered.index(wanted)
+        costs[first:last][others] = INFINITE
+    return solve(replace(problem, costs=costs), budget, gap=gap, seed=seed).choices

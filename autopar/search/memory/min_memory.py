@@ -1,0 +1,132 @@
+"""The least memory a plan is known to need and the least that is not ruled out, for when nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.effort import Budget
+from autopar.errors import InfeasibleError
+from autopar.schedule import Assignment, Memory
+from autopar.schedule.tuning import LEAN, ScheduledPlan, best_schedule
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model
+from autopar.search.memory.memory_repair import CoverRows
+from autopar.search.solving import solve
+from solvers import INFINITE, Problem, Status
+
+HALVINGS = 6
+HALVING_SECONDS = 3.0
+"""Tries, and seconds for each solve, of the search for the least memory that would do."""
+FIRST_SECONDS, LEAST = 30.0, 0.5
+"""For choices of little memory without a limit, which there always are; and seconds for each solve where the time is up."""
+NEAR = 0.01
+"""Share of the least memory known at which the one that is not ruled out is near enough."""
+FITTINGS = 2
+"""Solves at one limit."""
+
+
+def smallest(
+    model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[ScheduledPlan], proved: bool, budget: Budget
+) -> tuple[ScheduledPlan, int]:  # fmt: skip
+    """The plan of least peak memory found, and bytes that no plan goes below.
+
+    First what holds the least bytes times life, and the plans written by hand; then limits halfway between what is ruled out and what is
+    known to do, beginning at ``limit``. It ends where something fits.
+
+    Args:
+        proved: no plan fits in ``limit``.
+        budget: what it may spend.
+    """
+    light = _light(model, problem)
+    plans = [rival.assignment for rival in rivals]
+    held = solve(light, _turn(budget, FIRST_SECONDS), gap=NEAR, seed=seed).choices
+    if held is not None:
+        plans.append(extract(model, held))
+    assert plans, "without a limit every graph has a plan"
+    best = min((_measured(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
+    ruled_out = low = limit if proved else 0
+    target = limit
+    for _ in range(HALVINGS):
+        if best.memory.peak <= limit or budget.over or best.memory.peak - low <= NEAR * best.memory.peak:
+            break
+        if low or proved:
+            target = (max(low, limit) + best.memory.peak) // 2
+        found, out = _at_most(model, light, target, limit, seed, budget)
+        if out:
+            ruled_out = max(ruled_out, target)
+        if found is None or found.memory.peak >= best.memory.peak:
+            low = max(low, target)
+        if found is not None and found.memory.peak < best.memory.peak:
+            best = found
+    return best, ruled_out
+
+
+def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, budget: Budget) -> tuple[ScheduledPlan | None, bool]:
+    """The smallest plan found where the problem is limited to ``target``, and whether none keeps to that."""
+    reserves, best = CoverRows(model, target), None
+    problem = replace(light, limit=target)
+    for _ in range(FITTINGS):
+        asked = reserves.applied(problem)
+        solution = solve(asked, _turn(budget, HALVING_SECONDS), gap=0.05, seed=seed)
+        if solution.choices is None:
+            if asked is problem:
+                return best, solution.status is Status.INFEASIBLE
+            if not reserves.ease():
+                break
+            continue
+        choices = solution.choices[: len(model.nodes)]
+        found = _measured(model, extract(model, choices), limit, budget)
+        if best is None or found.memory.peak < best.memory.peak:
+            best = found
+        if found.memory.peak <= target or not reserves.learn(problem, choices, found.samples):
+            break
+    return best, False
+
+
+def _turn(budget: Budget, most: float) -> Budget:
+    return budget.at_most(most).at_least(LEAST)
+
+
+def _measured(model: Model, assignment: Assignment, limit: int, budget: Budget) -> ScheduledPlan:
+    space = model.space
+    return best_schedule(space.graph, assignment, space.machine, space.optimizer, limit, start=LEAN, tries=0, budget=budget)
+
+
+def _light(model: Model, problem: Problem) -> Problem:
+    """The problem of the least sum, over all memory items, of bytes times life, without a limit."""
+    weight = np.concatenate(model.spread)
+    scale = 2.0**50 / max(float(weight.max()), 1.0) / len(model.nodes)
+    costs = np.where(problem.costs >= INFINITE, INFINITE, np.rint(weight * scale).astype(np.int64))
+    return replace(problem, costs=costs, edge_costs=np.where(problem.edge_costs >= INFINITE, INFINITE, 0), limit=None)
+
+
+def infeasible(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:
+    """Says the least memory that a plan is known to need, what no plan goes below, and what is biggest at the peak.
+
+    Args:
+        ruled_out: bytes in which no plan fits.
+    """
+    items = ", ".join(f"{name} {readable(size)}" for name, size in least.biggest[:5])
+    held = ("parameters", "gradients", "optimizer", "activations")
+    parts = ", ".join(f"{name} {readable(getattr(least, name))}" for name in held)
+    proved = f"; none fits in {readable(ruled_out)}" if ruled_out > limit else ""
+    error = InfeasibleError(
+        f"no plan {'fits' if ruled_out >= limit else 'was found that fits'} in {readable(limit)} a rank{proved}; the least known to do is "
+        f"{readable(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
+        f"allow at least {least.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
+    )
+    error.least = least.peak
+    return error
+
+
+def readable(size: int) -> str:
+    """Bytes with a binary unit."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,135 @@
+"""Where memory is short: answers made to fit as schedules, with less kept, with other second runs, or under lower limits.
+
+The integer problem leaves out some of what a schedule holds in memory, so its bound is true and the schedule's own peak decides: where
+that is over the limit, it is solved again with that much left free at those times (``fitting``), or with operators that run a second
+time (``again``, ``keeping``).
+"""
+
+from __future__ import annotations
+
+from autopar.effort import Budget
+from autopar.errors import TimeLimitError
+from autopar.schedule import Assignment
+from autopar.schedule.tuning import ScheduledPlan
+from autopar.search.baselines.checkpointing import full, recompute
+from autopar.search.driver.state import TURN, SearchState
+from autopar.search.ilp.decode import extract
+from autopar.search.ilp.model import Model, Weights
+from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.ilp.rematerialization import without_kept
+from autopar.search.memory.crossover import KEEPING_GAP, SHARES
+from autopar.search.memory.min_memory import infeasible, readable, smallest
+from autopar.search.solving import solve
+from solvers import Status
+
+FITTINGS = 6
+"""Solves under the same prices until an answer fits as a schedule, at most."""
+PASSES = 4
+"""Times that what plans keep is chosen, at most."""
+LIGHTER, ROUGH = 2, 1e-2
+"""Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
+solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
+TIGHT = 0.02
+"""The gap above which they are."""
+
+
+def fitting(trials: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:
+    """Solves until an answer fits as a schedule; the last one found, None without choices."""
+    found, gained = None, False
+    for _ in range(FITTINGS):
+        answer = trials.solve(weights, gap)
+        gained |= trials.gained
+        found = answer or found
+        if answer is None:
+            if not trials.reserves.ease():
+                break
+        elif trials.keeping or trials.folded or answer.memory.peak <= trials.limit or not _learn(trials, answer):
+            break
+        if trials.left <= 0:
+            break
+    trials.gained = gained
+    return found
+
+
+def _learn(trials: SearchState, answer: ScheduledPlan) -> bool:
+    """Asks for more where an answer's schedule does not fit; whether that is more than before."""
+    assert trials.start is not None
+    return trials.reserves.learn(trials.problem, trials.start, answer.samples)
+
+
+def solve_restricted_plans(trials: SearchState, prices: LearnedOverlap, budget: Budget) -> None:
+    """What the answers so far and the plans written by hand are split like, with less kept; and then, as long as that helps, with answers
+    beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
+    model = trials.model
+    written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
+    light = without_kept(model) if trials.apart else model
+    shares: tuple[float, ...] = SHARES
+    if trials.large and trials.apart:
+        prices = _without_kept(trials, light, prices, budget)
+        if trials.draft and trials.best is not None and trials.best.memory.peak <= trials.limit:
+            return
+    estimate: ScheduledPlan | None = None
+    for _ in range(PASSES):
+        trials.gained = False
+        found, prices = trials.kept((*trials.answers, *written), prices, budget, shares, estimate)
+        if found is None or not trials.gained or trials.draft or budget.over:
+            break
+        shares, estimate = SHARES[:1], found if found.estimated else None
+        answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), KEEPING_GAP, budget)
+        if answer is None:
+            break
+        trials.answers.append(answer)
+
+
+def _answer(trials: SearchState, light: Model, prices: Weights, limit: int, gap: float, budget: Budget) -> Assignment | None:
+    """The answer of a problem within so many bytes; None where there is none."""
+    problem, _ = light.problem(limit, prices)
+    turn = budget.at_most(TURN * trials.effort).at_least(1.0)
+    choices = solve(problem, turn, gap=gap, seed=trials.seed, patient=False).choices
+    return None if choices is None else extract(light, light.expand(choices))
+
+
+def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, budget: Budget) -> LearnedOverlap:
+    """Answers that fit when all is made again that may be, each under the prices of the one before; the last prices.
+
+    Where what is kept is all that does not fit, answers without a limit say little of how parameters are to be split."""
+    graph, machine, limit = light.space.graph, light.space.machine, int(SHARES[0] * trials.limit)
+    for _ in range(LIGHTER):
+        answer = _answer(trials, light, prices, limit, ROUGH, budget)
+        if answer is None or answer in trials.answers or budget.over:
+            break
+        trials.answers.append(answer)
+        leaner = recompute(graph, answer, full(graph), machine)
+        found = trials.schedule(leaner, None, tries=trials.tries)
+        prices = prices.learn(found.schedule, found.slots)
+        if found.memory.peak > trials.limit:
+            limit -= found.memory.peak - trials.limit
+        elif not trials.offer(found, "auto"):
+            break
+    return prices
+
+
+def minimise_or_raise(trials: SearchState) -> None:
+    """The plan of least memory, if that fits after all.
+
+    Raises:
+        InfeasibleError, TimeLimitError.
+    """
+    last = trials.last
+    if trials.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
+        raise out_of_budget(trials)
+    known = (*trials.rivals, *([] if trials.best is None else [trials.best]))
+    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, known, trials.proved, trials.budget)
+    trials.offer(found, "least memory")
+    assert trials.best is not None
+    if trials.best.memory.peak > trials.limit:
+        raise infeasible(trials.best.memory, trials.limit, bound)
+
+
+def out_of_budget(trials: SearchState) -> TimeLimitError:
+    """The error of a search that ends without a plan that fits."""
+    what, hint = trials.budget.meter.used_up()
+    if trials.best is not None:
+        fits = f"no plan that fits in {readable(trials.limit)} per rank, where the least found takes {readable(trials.best.memory.peak)},"
+        what = what.replace("no plan", fits, 1)
+    return TimeLimitError(what, f"{hint}, or more memory")
