@@ -233,7 +233,7 @@ class Search(SearchState):
     @property
     def _last_proofs(self) -> Budget:
         """Work for last proofs: what is left, and a little beyond."""
-        return self.budget.at_least(self.left + BEYOND[0] * self.effort + BEYOND[1])
+        return Budget(self.budget.meter, self.budget.ends + BEYOND[0] * self.effort + BEYOND[1])
 
     def rent(self, budget: Budget) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
