@@ -7,6 +7,7 @@ from typing import Any
 
 from autopar.effort import Budget, Meter
 from autopar.search.driver.state import SearchRequest
+from autopar.search.ilp.overlap import LearnedOverlap, OverlapStats
 from autopar.search.telemetry import Telemetry
 
 
@@ -28,3 +29,9 @@ def asked(limit: int, *, work: float = 3600.0, time_limit: float = math.inf, **m
         "telemetry": Telemetry(given.meter),
     }  # fmt: skip
     return SearchRequest(limit=limit, budget=given, **(options | more))
+
+
+def uniform(waited: float, slowdown: float) -> LearnedOverlap:
+    """Prices under which the same share of every collective is waited for, and none share a call."""
+    places = LearnedOverlap.first(slowdown).beliefs
+    return LearnedOverlap(dict.fromkeys(places, OverlapStats(waited, 1.0)), slowdown)

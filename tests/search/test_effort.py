@@ -251,7 +251,7 @@ def test_a_search_does_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyPa
     graph, machine = small_graph(8), small_machine(8, "2x2")
     whole = find_plan(graph, machine, memory_bytes=UNLIMITED, gap=0.0)
     spent = sum(one.work for one in whole.trace)
-    monkeypatch.setitem(effort.EFFORTS, "low", 0.1 * spent)
+    monkeypatch.setitem(effort.WORK_SECONDS, "low", 0.1 * spent)
     less = find_plan(graph, machine, memory_bytes=UNLIMITED, gap=0.0, effort="low")
     assert 0.0 < sum(one.work for one in less.trace) < 0.7 * spent
     assert whole.effort == "normal" and less.effort == "low" and not less.cut

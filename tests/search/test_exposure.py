@@ -17,6 +17,7 @@ from autopar.search.ilp.overlap import FIRST, IsolatedOverlap, LearnedOverlap, e
 from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import random_graph
 from tests.schedule.cases import Case
+from tests.search.requests import uniform
 
 SLOWDOWN = 0.15
 
@@ -75,7 +76,7 @@ def test_more_time_beside_operators_never_costs_more_and_none_costs_all(seed: in
     model = model_of(seed)
     dear, none, half, whole = (
         weights.price(model)
-        for weights in (LearnedOverlap.even(1.0, SLOWDOWN), *(IsolatedOverlap(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
+        for weights in (uniform(1.0, SLOWDOWN), *(IsolatedOverlap(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
     )
     less = 0
     for number, edge in enumerate(model.edges):
@@ -115,7 +116,7 @@ def test_the_later_a_gather_is_read_the_less_of_it_is_waited_for() -> None:
 
 def test_what_others_run_between_maker_and_reader_hides_a_reshard() -> None:
     model = model_of(1)
-    whole, priced = (weights.price(model) for weights in (LearnedOverlap.even(1.0, SLOWDOWN), IsolatedOverlap(1.0, SLOWDOWN)))
+    whole, priced = (weights.price(model) for weights in (uniform(1.0, SLOWDOWN), IsolatedOverlap(1.0, SLOWDOWN)))
     graph, times = model.space.graph, model.times
     hidden = set()
     for number, edge in enumerate(model.edges):

@@ -17,10 +17,10 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.critical_path import Dependencies, Path
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import Model
-from autopar.search.ilp.overlap import LearnedOverlap
 from cost_models import Machine, Mesh, load_hardware
 from solvers import solve
 from tests.graphs import random_graph
+from tests.search.requests import uniform
 
 
 def model_of(seed: int, batch: int = 64, width: int = 32) -> Model:
@@ -32,7 +32,7 @@ def answers(model: Model) -> list[Answer]:
     """Plans quite different: of what is waited for, more and more counts."""
     found = []
     for share in (0.01, 0.1, 1.0):
-        choices = solve(model.problem(None, LearnedOverlap.even(share, 0.0))[0], time_limit=600.0, gap=1e-2).choices
+        choices = solve(model.problem(None, uniform(share, 0.0))[0], time_limit=600.0, gap=1e-2).choices
         assert choices is not None
         found.append(Answer(model, choices))
     return found

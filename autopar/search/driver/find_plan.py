@@ -38,7 +38,7 @@ from solvers import TooLargeError
 MANY = 1_000_000
 """Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
 MOST, PACE, WIDE, ROOMY = 25_000_000, 600_000, 0.02, 0.5
-"""Edge entries up to which it goes over all choices after all, of a second of the time limit and altogether; where the gap of the best plan
+"""Edge entries up to which it goes over all choices after all, of a work second and altogether; where the gap of the best plan
 of merged axes is at least so wide, and that plan holds at most this share of the memory."""
 LOOKS = 3
 """So many times it looks around the best plan, at most."""
@@ -46,7 +46,7 @@ ENUMERATING = 1 / 3
 """Share of the time left for enumerating all choices where there are merged axes to go by: where that is too short, their plans are the
 answer."""
 HURRIED = 0.5
-"""Share of the time limit after which the best plan of merged axes is scheduled before it is looked around."""
+"""Share of the work after which the best plan of merged axes is scheduled before it is looked around."""
 
 
 @young_garbage_only()

@@ -48,7 +48,7 @@ well as the best would, which take many times as long."""
 HALFWAY = 0.5
 """And of how much more any weights may come to: else the bound stays as much below what they do come to."""
 BEYOND, SETTLING = (0.1, 0.5), 2
-"""Share of the time limit, and seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
+"""Share of the effort, and work seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
 ENOUGH = 0.01
 """Share of the gap that is open for which no other price of memory is tried."""
 LOOSE = 0.1
@@ -264,7 +264,7 @@ class Search(SearchState):
             self.polished = self.best
 
     def settle_claims(self, budget: Budget) -> None:
-        """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the time limit."""
+        """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the effort."""
         if self._last_proofs.left < SETTLING * self.proving:
             self.claims.clear()
         least = GAIN if self.long else SLIGHT

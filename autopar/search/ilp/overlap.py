@@ -63,19 +63,6 @@ class LearnedOverlap:
         phases: tuple[Phase, ...] = ("forward", "backward")
         return LearnedOverlap({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
 
-    @staticmethod
-    def even(waited: float, slowdown: float) -> LearnedOverlap:
-        """The same share of every collective is waited for, and none share a call."""
-        phases: tuple[Phase, ...] = ("forward", "backward")
-        return LearnedOverlap({(phase, side): OverlapStats(waited, 1.0) for phase in phases for side in FIRST}, slowdown)
-
-    @staticmethod
-    def of_streams(waited: float, slowdown: float) -> LearnedOverlap:
-        """Of collectives that may run beside operators this share is waited for, and so many share a call; of the others all."""
-        phases: tuple[Phase, ...] = ("forward", "backward")
-        shares: Mapping[Side, float] = {"ahead": waited, "between": 1.0, "behind": waited}
-        return LearnedOverlap({(phase, side): OverlapStats(share, share) for phase in phases for side, share in shares.items()}, slowdown)
-
     def price(self, model: Model) -> Priced:
         made: dict[object, np.ndarray] = {}
         edges = []

@@ -69,11 +69,6 @@ class CoverRows:
         self.solved = self.bytes
         self.pairs: dict[int, list[Pair]] = {}
 
-    @property
-    def learnt(self) -> bool:
-        """Whether anything is added."""
-        return bool(self.pairs) or bool(self.bytes.any())
-
     def applied(self, problem: Problem) -> Problem:
         """The problem with a node for each pair, and one more, of one choice, that uses what is left free."""
         pairs = [pair for found in self.pairs.values() for pair in found]

@@ -30,7 +30,7 @@ LIGHTER, ROUGH = 2, 1e-2
 """Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
 solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
 TIGHT = 0.02
-"""The gap above which they are."""
+"""The gap up to which bounds that pay for memory are left out."""
 
 
 def fitting(trials: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:
