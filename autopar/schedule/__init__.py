@@ -6,9 +6,9 @@ instructions   Instruction, Segment: the values
 schedule       Schedule: the list with what its names stand for
 text           the list as text, which parses back
 ordering       order: the list in program order, second runs in their place
-lateness       what only the loss waits for
+deferred_loss  what is waited for when the loss is read
 sharing        share: equal reshards once
-filling        fill: what little depends on waits for gaps
+gap_filling    fill_gaps: what little depends on waits for gaps
 windows        where collectives may stand
 bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
@@ -17,7 +17,7 @@ local_search   improve_order: moves of what the passes made, judged by the list 
 array_schedule a list as arrays
 kernels        the loops over them: the clock, memory, moves
 settings       the numbers of all passes
-room           how much may be in flight where memory is short
+headroom       how much may be in flight where memory is short
 storages       the memory that values lie in
 in_place       assign_in_place: results over what nobody needs any more
 freeing        free: when values go

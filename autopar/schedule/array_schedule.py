@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from autopar.schedule.tables import (
     Rows,
     StorageTable,
     peak_bytes,
-    price_call,
+    price_calls,
 )  # fmt: skip
 from cost_models import Machine
 from cost_models.collectives import KINDS
@@ -75,8 +76,7 @@ def call_costs(arrays: ArraySchedule, order: Order) -> CallCosts:
     """What follows from who shares a call."""
     slots, storages = len(order.head), len(arrays.storages.bytes)
     costs = CallCosts._make([*np.zeros((2, slots)), *np.zeros((4, slots), dtype=np.int64), np.arange(storages)])
-    for slot in np.flatnonzero(order.head == np.arange(slots)).tolist():
-        price_call(arrays, order, costs, slot)
+    price_calls(arrays, order, costs)
     return costs
 
 
@@ -94,7 +94,7 @@ def ints(values: Iterable[float]) -> Ints:
 
 def rows(found: Iterable[Iterable[int]]) -> Rows:
     lists = [list(row) for row in found]
-    return Rows(offsets([len(row) for row in lists]), ints(one for row in lists for one in row))
+    return Rows(offsets([len(row) for row in lists]), ints(chain.from_iterable(lists)))
 
 
 class _Arrays:
@@ -140,7 +140,7 @@ class _Arrays:
             in_place: with what results may lie over.
             moves: with what the clock and moves need beside memory.
         """
-        items, nothing = self.items, rows([] for _ in self.items)
+        items, nothing = self.items, Rows(np.zeros(len(self.items) + 1, dtype=np.int64), ints([]))
         before = self._before() if moves else []
         after: list[list[int]] = [[] for _ in before]
         for number, earlier in enumerate(before):
@@ -153,11 +153,13 @@ class _Arrays:
             rows(before), rows(after), rows(needs), rows(makes), rows(map(self._takes, items)) if in_place else nothing,
             ints(self.schedule.operations[item.of].strategy.workspace if item.kind == "run" else 0 for item in items),
         )  # fmt: skip
-        rounds = ((max((item.microbatch for item in some), default=0), times) for times, some in self.schedule.rounds)
-        return ArraySchedule(self._clock(), table, self._calls(), self._storages(), ints(number for pair in rounds for number in pair))
+        rounds = self.schedule.rounds if moves else ()
+        pairs = ((max((item.microbatch for item in some), default=0), times) for times, some in rounds)
+        clock = self._clock(self.items if moves else [])
+        return ArraySchedule(clock, table, self._calls(priced=moves), self._storages(), ints(chain.from_iterable(pairs)))
 
-    def _clock(self) -> ClockTable:
-        items, hardware = self.items, self.schedule.machine.hardware
+    def _clock(self, items: Sequence[Instruction]) -> ClockTable:
+        hardware = self.schedule.machine.hardware
         links = sorted({stream for item in items for stream in item.streams if stream != COMPUTE})
         bits = {stream: sum(1 << links.index(link) for link in links if link in stream.split("+")) for stream in {i.stream for i in items}}
         works = [item.kind in ("run", "add") for item in items]
@@ -169,19 +171,21 @@ class _Arrays:
             len(links), hardware.overlap_slowdown, hardware.launch_overlaps,
         )  # fmt: skip
 
-    def _calls(self) -> CallTable:
+    def _calls(self, *, priced: bool) -> CallTable:
+        """See ``CallTable``; without latencies and seconds of copies unless priced."""
         machine, classes, copying = self.schedule.machine, dict[object, int](), dict[str, tuple[float, float]]()
-        table = []
+        table, kinds = [], {name: (kind.role == "gather", kind.in_place) for name, kind in KINDS.items()}
         for slot, (call, part) in enumerate(self.parts):
-            alone = Collective(part.target, (part,), call.in_place)
-            key = bucket_class(self.items[2 * slot], call)
-            latency = machine.latency_seconds(call.kind, call.axes)
+            gathers, reduces = kinds[call.kind]
+            alone = call if len(call.parts) == 1 else Collective(part.target, (part,), call.in_place)
+            key = bucket_class(self.items[2 * slot], call) if priced else None
+            latency = machine.latency_seconds(call.kind, call.axes) if priced else 0.0
             if call.dtype not in copying:
-                copying[call.dtype] = _copying(machine, call.dtype)
+                copying[call.dtype] = _copying(machine, call.dtype) if priced else (0.0, 0.0)
             table.append((
                 ALONE if key is None else classes.setdefault(key, len(classes)), latency, max(part.step.seconds - latency, 0.0),
                 *copying[call.dtype], part.sent_bytes, part.came_bytes, part.target_bytes, alone.packs, alone.unpacks,
-                KINDS[call.kind].role == "gather", KINDS[call.kind].in_place, self.place[self.root[part.target]],
+                gathers, reduces, self.place[self.root[part.target]],
                 self.place[self.root[part.source]], call.in_place,
             ))  # fmt: skip
         columns = zip(*table, strict=True) if table else [()] * len(CallTable._fields)
@@ -206,11 +210,14 @@ class _Arrays:
         """Of each instruction the storages that are needed until then, and those that it makes."""
         lies = {value: self.place[storage] for value, storage in self.root.items()}
         needs, makes = list[list[int]](), list[list[int]]()
-        for number in range(len(self.items)):
-            reads, writes = self._values(number)
-            made = list(dict.fromkeys([lies[value] for value in writes]))
+        for _, part in self.parts:
+            target = lies[part.target]
+            needs += [lies[part.source], target], [target]
+            makes += [target], [target]
+        for item in self.items[2 * len(self.parts) :]:
+            made = [lies[value] for value in item.writes]
             makes.append(made)
-            needs.append(list(dict.fromkeys([*[lies[value] for value in reads], *made])))
+            needs.append([lies[value] for value in item.reads] + made)
         return needs, makes
 
     def _takes(self, item: Instruction) -> list[int]:

@@ -15,7 +15,7 @@ from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.windows import Window, anchors, lazily, moving, windows
+from autopar.schedule.windows import Window, anchors, as_late_as_possible, moving, windows
 from cost_models.collectives import KINDS
 
 JOINED = frozenset(name for name, kind in KINDS.items() if kind.bucketable)
@@ -96,7 +96,7 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
         pair = start_and_wait(call, taken_by(call, schedule.machine), number)
         made.update((item.id, pair) for item in group)
     soft = list({pair[0].id: pair for pair in (made.get(item.id) or _pair(item, waits) for item in schedule.once(moving))}.values())
-    return replace(schedule, instructions=lazily(schedule.once(anchors), soft), collectives=calls)
+    return replace(schedule, instructions=as_late_as_possible(schedule.segments, schedule.once(anchors), soft), collectives=calls)
 
 
 def _pair(item: Instruction, waits: Mapping[str, Instruction]) -> tuple[Instruction, ...]:

@@ -26,7 +26,7 @@ class Part(NamedTuple):
         shapes: on a rank.
         itemsize: bytes of an element.
         from_spec: what the reshard starts from.
-        late: nobody waits for it but who reads the loss (``lateness``).
+        late: nobody waits for it but who reads the loss (``deferred_loss``).
     """
 
     layout: Layout

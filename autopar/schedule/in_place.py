@@ -19,7 +19,7 @@ def assign_in_place(schedule: Schedule) -> Schedule:
     for index, storage in enumerate(found.lives.over[: len(items)].tolist()):
         if storage >= 0:
             items[index] = items[index]._replace(over=found.names[storage], bytes=0)
-    return replace(schedule, instructions=tuple(items))
+    return replace(schedule, instructions=tuple(items)).knowing(storages_of, found)
 
 
 def clear_in_place(schedule: Schedule) -> Schedule:

@@ -16,6 +16,7 @@ How a collective holds memory follows from its kind, see ``collectives``; the ru
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -43,6 +44,11 @@ class Segment(NamedTuple):
     stage: int
     phase: Phase
     microbatch: int = 0
+
+    def among(self, items: Iterable[Instruction]) -> list[Instruction]:
+        """Those of some instructions that belong to it."""
+        stage, forward = self.stage, self.phase == "forward"
+        return [item for item in items if (item.phase == "forward") is forward and item.stage == stage]
 
 
 class Instruction(NamedTuple):

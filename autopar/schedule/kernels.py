@@ -226,6 +226,14 @@ def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int)
         costs.home[arrays.calls.storage[head]] = arrays.calls.source[head]
 
 
+@loop
+def price_calls(arrays: ArraySchedule, order: Order, costs: CallCosts) -> None:
+    """Says what follows from who shares a call, of all."""
+    for slot in range(len(order.head)):
+        if order.head[slot] == slot:
+            price_call(arrays, order, costs, slot)
+
+
 def home_of(costs: CallCosts, storage: int) -> int:
     """The storage that one is a part of in the end."""
     while costs.home[storage] != storage:

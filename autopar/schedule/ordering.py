@@ -20,8 +20,8 @@ from autopar.reshard import Shapes, Step, find_reshard
 from autopar.rules import is_alias
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
+from autopar.schedule.deferred_loss import deferred_values
 from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Value
-from autopar.schedule.lateness import late_values
 from autopar.schedule.schedule import Schedule
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
@@ -106,7 +106,7 @@ class _Writer:
         graph = self.graph
         self.reads = self.assignment.reads or {}
         self.waiting = {layout.value: layout for layout in self.assignment.layouts}
-        self.late = late_values(graph, self.assignment, self.machine)
+        self.late = deferred_values(graph, self.assignment, self.machine)
         self.number = count()
         self.before: dict[str, list[str]] = {}
         for layout in self.assignment.layouts:

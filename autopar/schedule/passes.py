@@ -9,8 +9,8 @@ from autopar.graph import Graph
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.assignment import Assignment
 from autopar.schedule.bucketing import bucket
-from autopar.schedule.filling import fill
 from autopar.schedule.freeing import free
+from autopar.schedule.gap_filling import fill_gaps
 from autopar.schedule.in_place import assign_in_place
 from autopar.schedule.instructions import Limits
 from autopar.schedule.legality import check_legal
@@ -22,14 +22,14 @@ from cost_models import Machine
 
 Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
 
-PLACING: Passes = (("fill", fill), ("bucket", bucket), ("prefetch", prefetch), ("accumulate", accumulate))
+PLACING: Passes = (("fill_gaps", fill_gaps), ("bucket", bucket), ("prefetch", prefetch), ("accumulate", accumulate))
 """What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
 ENDING: Passes = (("assign_in_place", assign_in_place), ("free", free))
 """What says where memory comes from and when it goes, of a list in which everything has its place."""
 PASSES: Passes = (*PLACING, *ENDING)
 """All that is done under limits that are given."""
 KEEPS_TO: Mapping[str, tuple[str, ...]] = {
-    "fill": ("aside_bytes",),
+    "fill_gaps": ("aside_bytes",),
     "bucket": ("bucket_bytes",),
     "prefetch": ("ahead_bytes", "held_bytes", "summed_bytes"),
     "accumulate": ("summed_bytes",),

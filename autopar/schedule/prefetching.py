@@ -9,7 +9,7 @@
 - The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it.
 
 With ``limits.ahead_bytes`` of 0 memory is all that counts: nothing starts before it is needed, and what trails is waited for at once.
-With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``room``).
+With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``headroom``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.collectives import Collective
+from autopar.schedule.headroom import Headroom
 from autopar.schedule.instructions import COMPUTE, Instruction
-from autopar.schedule.room import Room
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import LEAD
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -32,12 +32,12 @@ from autopar.schedule.windows import Window, anchors, moving, windows
 
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
-    found, limits, room = schedule.once(windows), schedule.limits, None
+    found, limits, headroom = schedule.once(windows), schedule.limits, None
     planned = schedule.once(times)
     if limits.held_bytes and limits.ahead_bytes:
         late = replace(schedule, limits=replace(limits, ahead_bytes=0))
-        room = Room(accumulate(replace(late, instructions=tuple(_Placing(late, found, planned).run()))), limits.held_bytes)
-    return replace(schedule, instructions=tuple(_Placing(schedule, found, planned, room).run()))
+        headroom = Headroom(accumulate(replace(late, instructions=tuple(_Placing(late, found, planned).run()))), limits.held_bytes)
+    return replace(schedule, instructions=tuple(_Placing(schedule, found, planned, headroom).run()))
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def _free_until(end: float, seconds: float, held: Sequence[int], clock: Clock) -
 class _Placing:
     """One sweep over the operators; ``out`` grows."""
 
-    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: StartTimes, room: Room | None = None) -> None:
-        self.schedule, self.found, self.times, self.limit, self.room = schedule, found, times, schedule.limits.ahead_bytes, room
+    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: StartTimes, headroom: Headroom | None = None) -> None:
+        self.schedule, self.found, self.times, self.limit, self.headroom = schedule, found, times, schedule.limits.ahead_bytes, headroom
         self.soft = schedule.once(moving)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
@@ -175,15 +175,15 @@ class _Placing:
         for item in self.soft:
             if not self.found[item.id].ahead:
                 made.setdefault(self.found[item.id].ready, []).append(item)
-        for phase in ("forward", "backward"):
-            soft = [item for item in self.soft if item.half == phase]
+        place = {item.id: index for index, item in enumerate(fixed)}
+        for segment in self.schedule.segments:
+            soft = segment.among(self.soft)
             gathers = [item for item in soft if item.kind == "start" and self.found[item.id].ahead]
             gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
-            for index, item in enumerate(fixed):
-                if (item.phase == "forward") != (phase == "forward"):
-                    continue
-                if self.room is not None or (self.queue and early[self.queue[0].id] <= index):
+            for item in segment.among(fixed):
+                index = place[item.id]
+                if self.headroom is not None or (self.queue and early[self.queue[0].id] <= index):
                     self._run_ahead(index)
                 arrived = len(self.done)
                 for value in item.reads:
@@ -200,7 +200,7 @@ class _Placing:
 
     def _run_ahead(self, index: int) -> None:
         """Starts what must be under way when the operator ``index`` runs, as far as the limit allows."""
-        if self.room is not None:
+        if self.headroom is not None:
             self._keep_room(index)
         while self.queue and self.limit:
             first = self.queue[0]
@@ -213,21 +213,21 @@ class _Placing:
 
     def _keep_room(self, index: int) -> None:
         """Starts what was held back where there is room now, and waits for what trails where there is none."""
-        assert self.room is not None
+        assert self.headroom is not None
         for item in [item for item in self.held_back if item.id in self.started or self._has_room(item, index)]:
             self.held_back.remove(item)
             self._start(item)
-        while self._trailing() and not self.room.allows(self._trailing(), index):
+        while self._trailing() and not self.headroom.allows(self._trailing(), index):
             self._finish(self.trailing.popleft())
 
     def _has_room(self, item: Instruction, index: int) -> bool:
         """Whether a call may start before the anchor ``index``, ahead of its readers. What leads to it must have started."""
-        if self.room is None:
+        if self.headroom is None:
             return True
         makers = [self.producer[value] for value in item.reads if value in self.producer]
         ready = all(maker.id in (self.started if maker.kind == "start" else self.done) for maker in makers)
         deadline = self.found[item.id].deadline
-        return ready and self.room.take(self.schedule.collectives[item.of], min(index, deadline), deadline, self._trailing())
+        return ready and self.headroom.reserve(self.schedule.collectives[item.of], min(index, deadline), deadline, self._trailing())
 
     def _trailing(self) -> list[Collective]:
         return [self.schedule.collectives[item.of] for item in self.trailing]

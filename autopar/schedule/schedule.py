@@ -74,6 +74,11 @@ class Schedule:
         answer: Answer = known[question]
         return answer
 
+    def knowing(self, question: Callable[[Schedule], Answer], answer: Answer) -> Schedule:
+        """The schedule itself, which knows what a function says of it."""
+        self._known[question] = answer
+        return self
+
     @cached_property
     def _known(self) -> dict[object, Any]:
         return {}

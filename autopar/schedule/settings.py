@@ -12,6 +12,13 @@ PREFETCH_BYTES = 400 * MIB
 LEAD = 4.0
 """A gather may start this many times its own length before it must be under way. Set on Llama-3-8B, four layers, 8x8."""
 
+SHORT_CHAIN = 0.25
+"""An operator may be deferred when the longest chain of operators after it is less than this share of the seconds left in its segment."""
+GAP_OVERSHOOT = 2.0
+"""A deferred operator fills a gap when it is at most this many times as long."""
+PULL_WINDOW = 64
+"""Of this many next operators one is looked for to be pulled into a gap."""
+
 DEFERRED_LEAST_BYTES, DEFERRED_SHARE, DEFERRED_MOST_BYTES = 2**10, 0.01, 2**16
 """A deferred loss may keep the first, or this share of what came in, but no more bytes than the last: so it never decides what fits."""
 
@@ -23,7 +30,7 @@ MOVE_WEIGHTS: Mapping[str, int] = {
     "merge": 4,            # two calls become one
 }  # fmt: skip
 """How often each kind of move of the local search is drawn. ``benchmarks/schedule_passes.py`` says what each buys."""
-MOVES, MOVES_EACH, MOVES_WORK = 10_000, 60, 50_000_000
+MOVES, MOVES_EACH, MOVES_WORK = 7_000, 40, 35_000_000
 """Moves that are judged at most: of a list, for each of its instructions, and times instructions in all. Set on the zoo on 2x4 and
 Llama-3-8B on 8x8, whose 5,800 instructions take 0.5 CPU s a search so."""
 TRIES = 3

@@ -6,12 +6,11 @@ anchor that makes what it reads (``ready``), before the first that needs what it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from autopar.graph import Phase
-from autopar.schedule.instructions import Instruction
+from autopar.schedule.instructions import Instruction, Segment
 from autopar.schedule.schedule import Schedule
 
 
@@ -50,9 +49,9 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
     """The window of each start and slice, by instruction id. Their order in the list must be right: producers first. A sum is there
     when what is added to it is."""
     fixed, soft = schedule.once(anchors), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
-    bounds, prepared = _bounds(fixed), schedule.graph.prepared
+    prepared = schedule.graph.prepared
     found: dict[int, Window] = {}
-    for phase, (begin, end) in bounds.items():
+    for segment, (begin, end) in _bounds(schedule).items():
         ready: dict[str, tuple[int, int]] = {}
         due: dict[str, int] = {}
         for index, item in enumerate(fixed[begin + 1 : end], begin + 1):
@@ -61,8 +60,8 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
             for value in item.reads:
                 if value not in due:
                     due[value] = index
-        mine = [item for item in soft if (item.phase == "forward") == (phase == "forward")]
-        led = begin + (sum(1 for _ in takewhile(lambda item: item.of in prepared, fixed)) if phase == "forward" else 0)
+        mine = segment.among(soft)
+        led = begin + (sum(1 for _ in takewhile(lambda item: item.of in prepared, fixed)) if segment.phase == "forward" else 0)
         first: list[tuple[int, int]] = []
         for item in mine:
             after, level = begin, 0
@@ -87,10 +86,14 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
     return found
 
 
-def _bounds(fixed: Sequence[Instruction]) -> Mapping[Phase, tuple[int, int]]:
-    """For each phase the index before its first anchor and the one after its last."""
-    middle = sum(item.half == "forward" for item in fixed)
-    return {"forward": (-1, middle), "backward": (middle - 1, len(fixed))}
+def _bounds(schedule: Schedule) -> Mapping[Segment, tuple[int, int]]:
+    """For each segment the index before its first anchor and the one after its last."""
+    found, begin = dict[Segment, tuple[int, int]](), -1
+    for segment in schedule.segments:
+        count = len(segment.among(schedule.once(anchors)))
+        found[segment] = begin, begin + count + 1
+        begin += count
+    return found
 
 
 def arrived(item: Instruction, arrival: Mapping[str, float]) -> float:
@@ -102,10 +105,13 @@ def arrived(item: Instruction, arrival: Mapping[str, float]) -> float:
     return found
 
 
-def lazily(fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]) -> tuple[Instruction, ...]:
+def as_late_as_possible(
+    segments: Iterable[Segment], fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]
+) -> tuple[Instruction, ...]:  # fmt: skip
     """Operators in the given order, and everything between them just before its first reader, or at the end of its phase.
 
     Args:
+        segments: in order.
         soft: slices, and starts with their waits.
     """
     producer = {value: group for group in soft for value in group[0].writes}
@@ -120,15 +126,13 @@ def lazily(fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]
                     make(producer[value])
             found.extend(group)
 
-    for phase in ("forward", "backward"):
-        forward = phase == "forward"
-        for item in fixed:
-            if (item.phase == "forward") is forward:
-                for value in item.reads:
-                    if value in producer:
-                        make(producer[value])
-                found.append(item)
-        for group in soft:
-            if (group[0].phase == "forward") is forward:
-                make(group)
+    groups = {group[0].id: group for group in soft}
+    for segment in segments:
+        for item in segment.among(fixed):
+            for value in item.reads:
+                if value in producer:
+                    make(producer[value])
+            found.append(item)
+        for first in segment.among(group[0] for group in soft):
+            make(groups[first.id])
     return tuple(found)

@@ -72,7 +72,7 @@ def check_legal_but_for_limits(schedule: Schedule, name: str) -> None:
 @every_case
 def test_fill_changes_the_order_of_operators_only_within_its_limit(case: Case) -> None:
     stages = dict(case.stages())
-    before, after = ([item.of for item in stages[name].instructions if item.kind == "run"] for name in ("order", "fill"))
+    before, after = ([item.of for item in stages[name].instructions if item.kind == "run"] for name in ("order", "fill_gaps"))
     assert sorted(before) == sorted(after)
     if not case.limits.aside_bytes:
         assert before == after

@@ -26,7 +26,7 @@ from autopar import pricing
 from autopar.graph import Graph, Phase
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
-from autopar.schedule.lateness import may_be_late, may_keep
+from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import steps_of
 from autopar.search.ilp.decode import extract_site
 from autopar.search.ilp.model import Model, Site
@@ -407,9 +407,9 @@ class Timing:
         readers = {reader for reader, _, read in way.reads if read == value}
         made = [item[0] for item in way.made if item[1] == value]
         spec = next(item[3] for item in way.made if item[0] == value)
-        if pricing.local_bytes(self.graph.tensors[way.tensor], spec, self.machine) > may_keep(self.graph):
+        if pricing.local_bytes(self.graph.tensors[way.tensor], spec, self.machine) > most_deferred_bytes(self.graph):
             return False
-        only = readers <= may_be_late(self.graph) and all(self._late(way, other) for other in made)
+        only = readers <= may_be_deferred(self.graph) and all(self._late(way, other) for other in made)
         return only and bool(readers or made)
 
     def _own(self, way: Way, source: str, phase: Phase) -> bool:

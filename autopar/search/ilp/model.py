@@ -32,7 +32,7 @@ from autopar import pricing
 from autopar.effort import Budget
 from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
-from autopar.schedule.lateness import may_be_late, may_keep
+from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.tuning import Sample
 from autopar.search.choices.reshard_tables import SECONDS
@@ -275,7 +275,7 @@ class Model:
     def late(self) -> Mapping[int, np.ndarray]:
         """Of the edges whose reshards may be for the loss alone, the target's choices in which no operator waits for them."""
         graph, found, ends = self.space.graph, dict[int, np.ndarray](), self.ends_late
-        kept = may_keep(graph)
+        kept = most_deferred_bytes(graph)
         for number, edge in enumerate(self.edges):
             target = self.nodes[edge.target]
             if edge.tensor is None or edge.phase != "forward" or target.kind not in ("op", "output", "layout"):
@@ -288,10 +288,10 @@ class Model:
 
     @cached_property
     def ends_late(self) -> frozenset[str]:
-        """Those for which nothing but the loss may wait (``lateness``); none where the loss is no output, or nothing overlaps."""
+        """Those for which nothing but the loss may wait (``deferred_loss``); none where the loss is no output, or nothing overlaps."""
         graph = self.space.graph
         waits = graph.loss is None or self.space.machine.cost_model == "communication"
-        return frozenset() if waits else may_be_late(graph)
+        return frozenset() if waits else may_be_deferred(graph)
 
     @cached_property
     def spread(self) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 from autopar.graph import Graph, Op, Ref
 from autopar.rules import find_rule, strategies
 from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, step_seconds
-from autopar.schedule.lateness import late_values, may_be_late, may_keep
+from autopar.schedule.deferred_loss import deferred_values, may_be_deferred, most_deferred_bytes
 from autopar.sharding import ShardingSpec, Strategy
 from tests.graphs import machine, two_layers
 
@@ -58,7 +58,7 @@ def late_calls(schedule: Schedule) -> list[str]:
 def test_what_the_loss_alone_is_made_of_is_late() -> None:
     made = graph()
     assert [op.name for op in made.tail] == ["twice", "loss", "y"]
-    assert may_be_late(made) == {"twice", "loss", "output:0"}, "y reads a weight, which an optimizer may change before the loss is read"
+    assert may_be_deferred(made) == {"twice", "loss", "output:0"}, "y reads a weight, which an optimizer may change before the loss is read"
     schedule = make_schedule(made, gathered(made), WHERE)
     assert late_calls(schedule) == ["y@whole"]
 
@@ -75,8 +75,8 @@ def test_not_where_another_output_or_backward_reads_it() -> None:
     made = graph()
     gradient = next(index for index, output in enumerate(made.outputs) if output.kind == "gradient")
     more = replace(made, outputs=(*made.outputs, replace(made.outputs[gradient], tensor="loss", kind="output", name="sum")))
-    assert may_be_late(more) == {"twice", "output:0"}
-    assert late_values(more, gathered(more), WHERE) == frozenset()
+    assert may_be_deferred(more) == {"twice", "output:0"}
+    assert deferred_values(more, gathered(more), WHERE) == frozenset()
     last = replace(made.op["gh"], inputs=("gy", "w1", "y"))
     read = replace(made, ops=tuple(last if op.name == "gh" else op for op in made.ops))
     assert [op.name for op in read.tail] == ["twice", "loss"]
@@ -87,20 +87,20 @@ def test_not_where_a_call_follows() -> None:
     made = graph()
     plan = gathered(made)
     followed = replace(plan, layouts=(*plan.layouts, Layout("loss@again", "loss", "loss", ShardingSpec(()), "forward", "twice")))
-    assert late_values(made, followed, WHERE) == frozenset({"loss@again"})
+    assert deferred_values(made, followed, WHERE) == frozenset({"loss@again"})
 
 
 @pytest.mark.parametrize(("batch", "late"), [(16, True), (32, False)])
 def test_not_where_much_is_kept(batch: int, late: bool) -> None:
     """What is late outlives forward: 1 KiB, here, and with y there are two numbers."""
     made = graph(batch=batch)
-    assert may_keep(made) == 1024
-    assert bool(late_values(made, gathered(made), WHERE)) == late
+    assert most_deferred_bytes(made) == 1024
+    assert bool(deferred_values(made, gathered(made), WHERE)) == late
 
 
 def test_not_what_may_run_once_alone_or_in_inference_or_in_sequence() -> None:
     made = graph()
     drawn = replace(made.op["twice"], target="my::own")
-    assert may_be_late(replace(made, ops=tuple(drawn if op.name == "twice" else op for op in made.ops))) == {"output:0"}
-    assert may_be_late(replace(made, mode="inference")) == frozenset()
-    assert late_values(made, gathered(made), replace(WHERE, cost_model="communication")) == frozenset()
+    assert may_be_deferred(replace(made, ops=tuple(drawn if op.name == "twice" else op for op in made.ops))) == {"output:0"}
+    assert may_be_deferred(replace(made, mode="inference")) == frozenset()
+    assert deferred_values(made, gathered(made), replace(WHERE, cost_model="communication")) == frozenset()

@@ -1,8 +1,8 @@
-"""What of forward nobody waits for but who reads the loss.
+"""The deferred loss: what of forward is only waited for when the loss is read.
 
-The loss of a training step is a sum over ranks that backward does not need. The wait for the call that brings it, and the few operators
-that make the loss of what comes, may be left until the loss is read: operators go on (``Instruction.late``). No call starts there, so that
-the order of calls stays the same on all ranks; and they keep little, since what they read and make outlives forward.
+The loss of a training step is a sum over ranks that backward does not need. The wait for the call that brings it is deferred until the
+loss is read (``Instruction.late``), and so are the few operators that make the loss from it. No call starts there: the order of calls
+stays the same on all ranks. They keep little memory, since what they read and make outlives forward.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from autopar import pricing
 from autopar.rules import why_once
 from autopar.schedule.assignment import OUTPUT
+from autopar.schedule.settings import DEFERRED_LEAST_BYTES, DEFERRED_MOST_BYTES, DEFERRED_SHARE
 
 if TYPE_CHECKING:
     from autopar.graph import Graph, Op
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
     from autopar.sharding import ShardingSpec
     from cost_models import Machine
 
-FEW, SHARE, MOST = 2**10, 0.01, 2**16
-"""They may keep as many bytes as the first, or this share of what came in, but no more than the last."""
-
-
-def may_be_late(graph: Graph) -> frozenset[str]:
+def may_be_deferred(graph: Graph) -> frozenset[str]:
     """The names of whatever may make the loss of what comes late: operators of ``graph.tail``, and the output. Not what reads the user's
     own tensors, which an optimizer may change meanwhile, nor what draws at random."""
     given, found = {item.tensor for item in graph.inputs}, set[str]()
@@ -34,10 +31,10 @@ def may_be_late(graph: Graph) -> frozenset[str]:
     return frozenset(found) if graph.loss is None else frozenset(found | {f"{OUTPUT}{graph.loss}"})
 
 
-def late_values(graph: Graph, assignment: Assignment, machine: Machine) -> frozenset[str]:
+def deferred_values(graph: Graph, assignment: Assignment, machine: Machine) -> frozenset[str]:
     """The reshards, by value, that are late where a collective brings them; none under the communication model, where all is in
     sequence."""
-    ends = may_be_late(graph) if machine.cost_model != "communication" else frozenset()
+    ends = may_be_deferred(graph) if machine.cost_model != "communication" else frozenset()
     made = {layout.value: layout for layout in assignment.layouts if layout.half == "forward" and layout.before in ends}
     if not made:
         return frozenset()
@@ -57,16 +54,16 @@ def late_values(graph: Graph, assignment: Assignment, machine: Machine) -> froze
         held.update(zip((*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs), strict=True))
     entering = ((item.tensor, assignment.inputs[item.tensor]) for item in graph.inputs)
     kept = _bytes(held, graph, machine)
-    return frozenset(found) if kept <= FEW or kept <= _allowed(_bytes(entering, graph, machine)) else frozenset()
+    return frozenset(found) if kept <= DEFERRED_LEAST_BYTES or kept <= _allowed(_bytes(entering, graph, machine)) else frozenset()
 
 
-def may_keep(graph: Graph) -> float:
+def most_deferred_bytes(graph: Graph) -> float:
     """Bytes that no late reshard of a graph makes more of, however its inputs lie."""
     return _allowed(sum(graph.tensors[item.tensor].bytes for item in graph.inputs))
 
 
 def _allowed(entering: int) -> float:
-    return min(max(FEW, SHARE * entering), MOST)
+    return min(max(DEFERRED_LEAST_BYTES, DEFERRED_SHARE * entering), DEFERRED_MOST_BYTES)
 
 
 def _bytes(held: Iterable[tuple[str, ShardingSpec]], graph: Graph, machine: Machine) -> int:

@@ -13,7 +13,7 @@ from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import anchors
 
 
-class Room:
+class Headroom:
     """Bytes left at each anchor: while it runs, and since the one before it.
 
     Args:
@@ -30,7 +30,7 @@ class Room:
                 place -= 1
             self.left[place] = min(self.left[place], ceiling - level)
 
-    def take(self, call: Collective, begin: int, end: int, trailing: Iterable[Collective]) -> bool:
+    def reserve(self, call: Collective, begin: int, end: int, trailing: Iterable[Collective]) -> bool:
         """Room for a call that starts before anchor ``begin`` instead of just before its reader, the anchor ``end``, whose buffers are held
         so much longer: also beside what else is made for that reader. False where there is none.
 

@@ -1,4 +1,4 @@
-"""fill: operators that little depends on wait for gaps in which the others would stand still for a collective.
+"""fill_gaps: operators that little depends on wait for gaps in which the others would stand still for a collective.
 
 In a backward pass the gradients of activations form one long chain, the gradients of weights hang off it. Run as captured, the chain
 waits for its collectives although work is there that could be done meanwhile. So operators after which little remains are set
@@ -13,37 +13,30 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autopar.graph import Phase
-from autopar.schedule.instructions import Instruction
+from autopar.schedule.instructions import Instruction, Segment
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.windows import Window, anchors, arrived, lazily, moving, windows
-
-SHORT = 0.25
-"""An operator may wait when the longest chain of operators after it is less than this share of what remains to be run."""
-OVERSHOOT = 2.0
-"""It fills a gap when it is at most so many times as long."""
-SOON = 64
-"""So many of the next operators are looked at for one to pull forward."""
+from autopar.schedule.settings import GAP_OVERSHOOT, PULL_WINDOW, SHORT_CHAIN
+from autopar.schedule.windows import Window, anchors, arrived, as_late_as_possible, moving, windows
 
 
-def fill(schedule: Schedule) -> Schedule:
+def fill_gaps(schedule: Schedule) -> Schedule:
     """The schedule with operators in an order that leaves fewer gaps, when ``limits.aside_bytes`` allows any to be set aside."""
     if not schedule.limits.aside_bytes:
         return schedule
     fixed = schedule.once(anchors)
     found = schedule.once(windows)
-    ordered = [item for phase in ("forward", "backward") for item in _Filling(schedule, fixed, found, phase).run()]
+    ordered = [item for segment in schedule.segments for item in _Filling(schedule, fixed, found, segment).run()]
     waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
     soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in schedule.once(moving)]
-    return replace(schedule, instructions=lazily(ordered, soft))
+    return replace(schedule, instructions=as_late_as_possible(schedule.segments, ordered, soft))
 
 
 def _short(schedule: Schedule) -> set[int]:
     """The operators after which little remains of their phase: by the longest chain of operators that follows from each."""
     found, windowed = set(), schedule.once(windows)
-    for phase in ("forward", "backward"):
-        fixed = [item for item in schedule.once(anchors) if item.half == phase]
-        soft = [item for item in schedule.once(moving) if item.half == phase and not windowed[item.id].ahead]
+    for segment in schedule.segments:
+        fixed = segment.among(schedule.once(anchors))
+        soft = [item for item in segment.among(schedule.once(moving)) if not windowed[item.id].ahead]
         tail: dict[str, float] = {}
         chain: dict[int, float] = {}
         for item in sorted((*fixed, *soft), key=lambda item: item.id, reverse=True):
@@ -54,18 +47,18 @@ def _short(schedule: Schedule) -> set[int]:
         remaining = 0.0
         for item in reversed(fixed):
             remaining += item.seconds
-            if chain[item.id] < SHORT * remaining:
+            if chain[item.id] < SHORT_CHAIN * remaining:
                 found.add(item.id)
     return found
 
 
 class _Filling:
-    """One phase: its operators in order, and when the values they read arrive if collectives start at once."""
+    """One segment: its operators in order, and when the values they read arrive if collectives start at once."""
 
-    def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], found: Mapping[int, Window], phase: Phase) -> None:
+    def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], found: Mapping[int, Window], segment: Segment) -> None:
         self.schedule = schedule
-        self.fixed = [item for item in fixed if item.half == phase]
-        soft = [item for item in schedule.once(moving) if item.half == phase]
+        self.fixed = segment.among(fixed)
+        soft = segment.among(schedule.once(moving))
         self.soft = [item for item in soft if not found[item.id].ahead]
         self.waiting: dict[str, list[Instruction]] = {}
         self.missing: dict[int, int] = {}
@@ -131,7 +124,7 @@ class _Filling:
         while self.aside and self.now < time:
             item = self.aside.popleft()
             gap = time - self.now
-            if item.seconds > OVERSHOOT * gap or self._lacks(item) or arrived(item, self.arrival) > self.now:
+            if item.seconds > GAP_OVERSHOOT * gap or self._lacks(item) or arrived(item, self.arrival) > self.now:
                 passed.append(item)
             else:
                 self._set(item)
@@ -140,10 +133,10 @@ class _Filling:
     def _pull_until(self, time: float, place: int) -> None:
         """Runs what comes soon, in its order, where what was set aside has left a gap."""
         waiting = {item.id for item in self.aside}
-        for item in self.fixed[place : place + SOON]:
+        for item in self.fixed[place : place + PULL_WINDOW]:
             if self.now >= time:
                 return
-            if item.id in waiting or item.id in self.pulled or item.seconds > OVERSHOOT * (time - self.now):
+            if item.id in waiting or item.id in self.pulled or item.seconds > GAP_OVERSHOOT * (time - self.now):
                 continue
             if self._lacks(item) or arrived(item, self.arrival) > self.now:
                 continue
