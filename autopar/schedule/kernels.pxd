@@ -55,7 +55,8 @@ cpdef double run_clock(
 ) noexcept nogil
 cpdef double step_of(ArraySchedule arrays, Order order, CallCosts costs, Timeline timeline) noexcept nogil
 @cython.locals(shared=bint)
-cpdef void price_call(ArraySchedule arrays, Order order, CallCosts costs, int64_t head) noexcept nogil
+cdef void price_call(ArraySchedule arrays, Order order, CallCosts costs, int64_t head) noexcept nogil
+cpdef void price_calls(ArraySchedule arrays, Order order, CallCosts costs) noexcept nogil
 cdef int64_t home_of(CallCosts costs, int64_t storage) noexcept nogil
 @cython.locals(called=bint)
 cpdef int64_t peak_bytes(ArraySchedule arrays, Order order, CallCosts costs, Lives lives) noexcept nogil

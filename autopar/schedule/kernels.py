@@ -226,7 +226,6 @@ def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int)
         costs.home[arrays.calls.storage[head]] = arrays.calls.source[head]
 
 
-@loop
 def price_calls(arrays: ArraySchedule, order: Order, costs: CallCosts) -> None:
     """Says what follows from who shares a call, of all."""
     for slot in range(len(order.head)):

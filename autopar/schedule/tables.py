@@ -220,7 +220,7 @@ COMPILED = not str(kernels.__file__).endswith(".py")
 _descend = on_arrays(kernels.descend)
 number_of_call = on_arrays(kernels.number_of_call)
 peak_bytes = on_arrays(kernels.peak_bytes)
-price_call = on_arrays(kernels.price_call)
+price_calls = on_arrays(kernels.price_calls)
 run_clock = on_arrays(kernels.run_clock)
 step_of = on_arrays(kernels.step_of)
 
