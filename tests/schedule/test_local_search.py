@@ -215,7 +215,7 @@ def _run_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in [table for table in VIEWS if table.__module__ == tables.__name__]:
         monkeypatch.setitem(VIEWS, table, getattr(plain, table.__name__))
     monkeypatch.setattr(tables, "_descend", on_arrays(plain.descend))
-    monkeypatch.setattr(module, "price_call", on_arrays(plain.price_call))
+    monkeypatch.setattr(module, "price_calls", on_arrays(plain.price_calls))
 
 
 @pytest.mark.parametrize("case", CASES[::7], ids=str)
