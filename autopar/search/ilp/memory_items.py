@@ -15,7 +15,7 @@ part of it that each rank has anyway.
 What a version has beside it while it is made of another (its source, the buffers of a collective), only pairs of choices know. That is
 left out: no plan holds less than the model says while operators run as they were captured, and a schedule holds more. Where operators
 change their order by single moves (``schedule.local_search``), no less is held than with them as captured, so that what is proved is proved
-of those too; operators that are set aside for gaps (``schedule.filling``) may hold a little less.
+of those too; operators that are set aside for gaps (``schedule.gap_filling``) may hold a little less.
 """
 
 from __future__ import annotations
