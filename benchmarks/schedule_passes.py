@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -183,16 +184,17 @@ def measure(variant: str, folder: Path) -> list[dict[str, Any]]:
     """Schedules all cases in this process, by their names."""
     for change in VARIANTS[variant]:
         change()
+    from autopar.effort import Budget, Meter
     from autopar.schedule import tuning
 
-    rows = []
+    rows, budget = [], Budget(Meter(math.inf), math.inf)
     for name, graph, machine, limit, assignments in cases_in(folder):
         for kind, assignment in assignments.items():
             before = sum(os.times()[:4])
             found = tuning.best_schedule(graph, assignment, machine, "adamw", limit)
             middle = sum(os.times()[:4])
             if EFFORT:
-                found = tuning.reordered(found, machine, "adamw", limit, EFFORT)
+                found = tuning.reordered(found, machine, "adamw", limit, EFFORT, budget)
             rows.append({
                 "case": name, "assignment": kind, "seconds": found.seconds, "peak": found.memory.peak, "fits": found.memory.peak <= limit,
                 "cpu_seconds": sum(os.times()[:4]) - before, "tuning_cpu_seconds": middle - before,
