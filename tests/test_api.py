@@ -178,6 +178,8 @@ class FoundIn:
 
     seconds: object
     interrupted: bool
+    cut: bool = False
+    used_up: bool = False
 
 
 def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outcomes: list[object]) -> list[float]:

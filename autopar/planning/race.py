@@ -1,9 +1,9 @@
-"""Candidates that share the time: meshes, or numbers of microbatches, each searched in turn, the best plan kept."""
+"""Candidates that share effort and time: meshes, or numbers of microbatches, each searched in turn, the best plan kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,45 +15,65 @@ if TYPE_CHECKING:
 Candidate = TypeVar("Candidate")
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """What a search may spend.
+
+    Args:
+        effort_share: part of the effort's work.
+        seconds: time after which it is cut off.
+    """
+
+    effort_share: float
+    seconds: float
+
+
+Find = Callable[[Candidate, Allowance], "Found"]
+"""The search of a candidate."""
+
+
 class StopRace(Exception):
     """A search raises it to end the race: neither this candidate nor a later one is to be tried."""
 
 
 def race(
     candidates: Sequence[Candidate],
-    find: Callable[[Candidate, float], Found],
-    deadline: float,
+    find: Find[Candidate],
+    allowance: Allowance,
     *,
     enough: Callable[[], bool] = lambda: False,
     spare: int = 0,
 ) -> Found:
     """The cheapest plan of all candidates, searched one after another. Ctrl-C ends the race with the best so far.
 
-    Each candidate has an equal share of the time left. One that fails, cannot take the pins or runs out of time is skipped; plans of others
-    stand. Before the first plan, a candidate whose share was too short has twice as much. The best, if it took its whole share, is searched
-    again in the time that others leave.
+    Each candidate has an equal share of the effort, and of the time left. One that fails, cannot take the pins or runs out of time is
+    skipped; plans of others stand. Before the first plan, a candidate whose time was too short has twice as much. Where the best was cut
+    off, or used up its share, it is searched again with the whole effort, in the time that is left.
 
     Args:
-        find: searches a candidate for that many seconds.
-        deadline: when the race ends, of ``perf_counter``.
         enough: asked after each plan, whether to try no further candidate.
         spare: number of candidates at the end that get only the time that the others leave.
+
+    Returns:
+        The best, ``cut`` if the time limit cut any search or left one out.
 
     Raises:
         InfeasibleError, TimeLimitError, UsageError: no candidate has a plan; the error of the first, that of a time limit before others.
         KeyboardInterrupt: before there was a plan.
     """
-    found: list[tuple[Found, Candidate, bool]] = []
+    deadline = perf_counter() + allowance.seconds
+    effort_share = allowance.effort_share / len(candidates)
+    found: list[tuple[Found, Candidate]] = []
     failed: list[AutoparError] = []
-    interrupted = False
+    interrupted = cut = False
     for number, candidate in enumerate(candidates):
         left = deadline - perf_counter()
         if left <= 0 and (found or failed):
+            cut = True
             break
+        seconds = max(left / (len(candidates) - number - (spare if number < len(candidates) - spare else 0)), 0.0)
         try:
-            share = max(left / (len(candidates) - number - (spare if number < len(candidates) - spare else 0)), 0.0)
-            one = _find_in_time(find, candidate, share, 0.0 if found else deadline)
-            found.append((one, candidate, left - (deadline - perf_counter()) >= share))
+            found.append((_find_in_time(find, candidate, Allowance(effort_share, seconds), 0.0 if found else deadline), candidate))
         except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
         except UsageError as error:  # a pin that a mesh of fewer axes, or of other sizes, cannot take
@@ -71,27 +91,32 @@ def race(
             break
     if not found:
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
-    best, candidate, short = min(found, key=lambda one: one[0].seconds)
-    interrupted, left = interrupted or found[-1][0].interrupted, deadline - perf_counter()
-    if short and left > 0 and not interrupted:
+    cut = cut or any(isinstance(error, TimeLimitError) for error in failed)
+    best, candidate = min(found, key=lambda one: one[0].seconds)
+    interrupted = interrupted or found[-1][0].interrupted
+    cut = cut or any(other.cut for other, _ in found if other is not best)
+    seconds = deadline - perf_counter()
+    if len(candidates) > 1 and (best.cut or best.used_up) and seconds > 0 and not interrupted:
         try:
-            again = find(candidate, left)
-            best, interrupted = min(best, again, key=lambda one: one.seconds), again.interrupted
+            again = find(candidate, Allowance(allowance.effort_share, seconds))
+            best = replace(min(best, again, key=lambda one: one.seconds), cut=again.cut, used_up=again.used_up)
+            interrupted = again.interrupted
         except AutoparError:
             pass  # the plan is there
         except KeyboardInterrupt:
             interrupted = True
-    return replace(best, interrupted=interrupted)
+    return replace(best, interrupted=interrupted, cut=cut or best.cut)
 
 
-def _find_in_time(find: Callable[[Candidate, float], Found], candidate: Candidate, seconds: float, deadline: float) -> Found:
-    """The plan found in that many seconds. Without one, twice the time is tried, and so on until the deadline. Raises TimeLimitError."""
+def _find_in_time(find: Find[Candidate], candidate: Candidate, allowance: Allowance, deadline: float) -> Found:
+    """The plan found within the allowance. Without one, twice the time is tried, and so on until the deadline. Raises TimeLimitError."""
     last = False
     while True:
         try:
-            return find(candidate, seconds)
+            return find(candidate, allowance)
         except TimeLimitError:
             left = deadline - perf_counter()
             if last or left <= 0:
                 raise
-            last, seconds = 2 * seconds >= left, min(2 * seconds, left)
+            last, seconds = 2 * allowance.seconds >= left, min(2 * allowance.seconds, left)
+            allowance = replace(allowance, seconds=seconds)

@@ -22,7 +22,7 @@ from autopar.placements import placed_pins, written_pins
 from autopar.plan import Plan
 from autopar.planning.capturing import CapturedGraph, Graphs, captures_of
 from autopar.planning.cautions import MicrobatchWarning, warn_hardware, warn_microbatches, warn_unknown_operators
-from autopar.planning.race import StopRace, race
+from autopar.planning.race import Allowance, StopRace, race
 from autopar.target import Target
 from cost_models import Machine
 
@@ -90,7 +90,7 @@ class PlanSession:
         tried: dict[int, Found] = {}
         search = partial(self._plan_microbatches, memory_limit, tried)
         try:
-            found = race(self.numbers, search, deadline, enough=lambda: _is_enough(tried, memory_limit))
+            found = race(self.numbers, search, Allowance(1.0, deadline - perf_counter()), enough=lambda: _is_enough(tried, memory_limit))
         except TimeLimitError as error:
             if not self.capture_seconds:
                 raise
@@ -103,20 +103,21 @@ class PlanSession:
         warn_microbatches(found)
         return self._record(found, memory_limit, tuple(tried))
 
-    def _plan_microbatches(self, memory_limit: int, tried: dict[int, Found], number: int, seconds: float) -> Found:
-        """The best plan with ``number`` microbatches in that many seconds, or of an earlier call; kept in ``tried``."""
-        deadline = perf_counter() + seconds
+    def _plan_microbatches(self, memory_limit: int, tried: dict[int, Found], number: int, allowance: Allowance) -> Found:
+        """The best plan with ``number`` microbatches, or that of an earlier call; kept in ``tried``."""
+        began = perf_counter()
         graph = self.captures.of(number)
         if self.options.microbatches == AUTO and not graph.accumulation.whole:
             said = f"{number} microbatches and more are not tried: {graph.accumulation.reason}"
             warnings.warn(said, MicrobatchWarning, stacklevel=5)
             raise StopRace
         search = partial(self._search, graph, number, memory_limit)
-        found = race(self.machines, search, deadline, spare=len(self.options.spare_meshes))
+        left = replace(allowance, seconds=allowance.seconds - (perf_counter() - began))
+        found = race(self.machines, search, left, spare=len(self.options.spare_meshes))
         tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
         return tried[number]
 
-    def _search(self, graph: Graph, number: int, memory_limit: int, machine: Machine, seconds: float) -> Found:
+    def _search(self, graph: Graph, number: int, memory_limit: int, machine: Machine, allowance: Allowance) -> Found:
         from autopar.search import Shared, find_plan  # for start-up time: imports the solvers
 
         options = self.options
@@ -127,11 +128,12 @@ class PlanSession:
                 memory_bytes=memory_limit,
                 optimizer=options.optimizer,
                 constraints=self.pins,
-                time_limit=seconds,
+                time_limit=allowance.seconds,
                 seed=options.seed,
                 progress=options.progress,
                 recompute=options.recompute == "auto",
                 effort=options.effort,
+                effort_share=allowance.effort_share,
                 shared=self.shared.setdefault((number, machine), Shared()),
             )
 

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from autopar.effort import Effort
 from autopar.rows import SearchPhase, SearchRecord
 
-
-class PhaseRecord(Protocol):
-    """One phase as the search records it; ``step_before`` is infinite before there is a plan."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def work(self) -> float: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def step_before(self) -> float: ...
-    @property
-    def step_after(self) -> float: ...
-    @property
-    def bound_before(self) -> float: ...
-    @property
-    def bound_after(self) -> float: ...
-
+if TYPE_CHECKING:
+    from autopar.search.telemetry import PhaseRecord
 
 CLOSE = 1e-6
 """Relative difference up to which a phase's step or bound is the plan's: passes after the phases round."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from autopar.effort import check_effort
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.pricing import whole_axes
@@ -70,15 +71,10 @@ def record(
         bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
         baselines=dict(sorted(baselines.items())),
         created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model), tried=tried,
-        search=_search(found),
+        search=search_record(
+            check_effort(found.effort), found.cut, found.trace, found.seconds, found.bound_seconds, found.schedule.graph.microbatches
+        ),
     )  # fmt: skip
-
-
-def _search(found: Any) -> SearchRecord | None:
-    """The record of a search that keeps one."""
-    if not hasattr(found, "trace"):
-        return None
-    return search_record(found.effort, found.cut, found.trace, found.seconds, found.bound_seconds, found.schedule.graph.microbatches)
 
 
 def write(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
-from autopar.planning.race import StopRace, race
+from autopar.planning.race import Allowance, StopRace, race
 
 LIMIT = 1.2
 """Seconds of the whole race."""
@@ -19,6 +19,8 @@ LIMIT = 1.2
 class Result:
     seconds: float
     interrupted: bool = False
+    cut: bool = False
+    used_up: bool = False
 
 
 @dataclass
@@ -36,88 +38,104 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def run(find: Callable[[int, float], Any], **options: Any) -> Any:
-    return race([1, 2, 4, 8], find, LIMIT, **options)
+def run(find: Callable[[int, Allowance], Any], **options: Any) -> Any:
+    return race([1, 2, 4, 8], find, Allowance(1.0, LIMIT), **options)
 
 
 @pytest.mark.parametrize(("takes", "asked"), [(0.5, [LIMIT / 4, 2 * LIMIT / 4]), (9.0, [LIMIT / 4, 2 * LIMIT / 4, LIMIT / 4])])
-def test_a_share_too_short_for_the_first_plan_is_doubled(clock: Clock, takes: float, asked: list[float]) -> None:
+def test_time_too_short_for_the_first_plan_is_doubled(clock: Clock, takes: float, asked: list[float]) -> None:
     """Each of four candidates takes so long and no less."""
     given: list[tuple[int, float]] = []
 
-    def find(number: int, seconds: float) -> Result:
-        given.append((number, seconds))
-        clock.now += min(seconds, takes)
-        if seconds < takes:
+    def find(number: int, allowance: Allowance) -> Result:
+        given.append((number, allowance.seconds))
+        clock.now += min(allowance.seconds, takes)
+        if allowance.seconds < takes:
             raise TimeLimitError("no plan was found", "allow more time")
         return Result(1.0)
 
     if takes < 1:
-        assert run(find).seconds == 1.0
+        found = run(find)
+        assert found.seconds == 1.0 and found.cut, "the others had no time"
     else:
         with pytest.raises(TimeLimitError):
             run(find)
     assert [seconds for number, seconds in given if number == 1] == pytest.approx(asked)
 
 
-@pytest.mark.parametrize(("takes", "asked"), [(0.3, [0.3, 0.9]), (0.1, [0.3])])
+@pytest.mark.parametrize(("stopped", "searches"), [({"cut": True}, 2), ({"used_up": True}, 2), ({}, 1)], ids=str)
 @pytest.mark.parametrize("ends", [None, TimeLimitError("no plan was found", "allow more time"), KeyboardInterrupt()], ids=repr)
-def test_the_best_is_searched_again_in_the_time_left(clock: Clock, takes: float, asked: list[float], ends: BaseException | None) -> None:
-    """Only where its share was too short; and how the second search ends does not lose the plan."""
-    given = list[float]()
+def test_the_best_is_searched_again_with_all_that_is_left(
+    clock: Clock, stopped: dict[str, bool], searches: int, ends: BaseException | None
+) -> None:
+    """Only where its share stopped it; and how the second search ends does not lose the plan."""
+    given = list[Allowance]()
 
-    def find(number: int, seconds: float) -> Result:
-        given.append(seconds)
+    def find(number: int, allowance: Allowance) -> Result:
+        given.append(allowance)
         if len(given) > 1 and ends is not None:
             raise ends
-        clock.now += takes
-        return Result(1.0 / len(given))
+        clock.now += 0.3
+        return Result(1.0 / len(given), **(stopped if len(given) == 1 else {}))
 
     found = run(find, enough=lambda: True)
-    assert given == pytest.approx(asked)
-    again = len(asked) > 1
+    assert given == [Allowance(0.25, 0.3), Allowance(1.0, pytest.approx(0.9))][:searches]
+    again = searches > 1
     assert found.seconds == (0.5 if again and ends is None else 1.0)
     assert found.interrupted is (again and isinstance(ends, KeyboardInterrupt))
+    assert found.cut is (bool(stopped.get("cut")) and ends is not None)
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["enough", "stopped"])
-@pytest.mark.parametrize(("takes", "again"), [((0.4, 0.4), [1]), ((0.4, 0.1), [1]), ((0.1, 0.4), [])], ids=str)
-def test_a_race_that_stops_early_gives_its_time_to_the_best(
-    clock: Clock, takes: tuple[float, float], again: list[int], stops: bool
-) -> None:
+def test_a_race_that_stops_early_gives_what_is_left_to_the_best(clock: Clock, stops: bool) -> None:
     """It stops after two of four candidates, of which the first is the better."""
     given = list[int]()
 
-    def find(number: int, seconds: float) -> Result:
+    def find(number: int, allowance: Allowance) -> Result:
         if number == 4:
             raise StopRace
-        clock.now += [*takes, 0.0][len(given)]
         given.append(number)
-        return Result(number / len(given))
+        return Result(number / len(given) ** 2, used_up=True)
 
     found = run(find, enough=lambda: len(given) > 1 and not stops)
-    assert given == [1, 2, *again] and found.seconds == pytest.approx(1 / 3 if again else 1.0)
+    assert given == [1, 2, 2] and found.seconds == pytest.approx(2 / 9)
+
+
+@pytest.mark.parametrize(("cut", "said"), [((1,), True), ((2,), True), ((), False)], ids=str)
+def test_a_cut_of_any_search_is_said(clock: Clock, cut: tuple[int, ...], said: bool) -> None:
+    """Of the best, unless its second search is not cut; and of others, since they might have become the best."""
+    assert run(lambda number, allowance: Result(number, cut=number in cut)).cut is said
+
+
+def test_candidates_left_out_for_want_of_time_are_a_cut(clock: Clock) -> None:
+    def find(number: int, allowance: Allowance) -> Result:
+        clock.now += LIMIT
+        return Result(1.0)
+
+    assert run(find).cut
+    assert not race([1], find, Allowance(1.0, LIMIT)).cut
 
 
 def test_the_last_candidates_have_the_time_that_others_leave(clock: Clock) -> None:
-    given = list[float]()
+    given = list[Allowance]()
 
-    def find(number: int, seconds: float) -> Result:
-        given.append(seconds)
+    def find(number: int, allowance: Allowance) -> Result:
+        given.append(allowance)
         clock.now += 0.1
         return Result(1.0)
 
     run(find, spare=2)
-    assert given == pytest.approx([1.2 / 2, 1.1 / 1, 1.0 / 2, 0.9 / 1])
+    assert [one.seconds for one in given] == pytest.approx([1.2 / 2, 1.1 / 1, 1.0 / 2, 0.9 / 1])
+    assert [one.effort_share for one in given] == [0.25] * 4
 
 
 @pytest.mark.parametrize("error", [InfeasibleError("large", "allow more"), UsageError("no such axis", "name one")], ids=repr)
 def test_an_error_skips_a_candidate_and_is_raised_where_all_have_one(clock: Clock, error: Exception) -> None:
-    def find(number: int, seconds: float) -> Result:
+    def find(number: int, allowance: Allowance) -> Result:
         if number != 4:
             raise error
         return Result(4.0)
 
     assert run(find).seconds == 4.0
     with pytest.raises(type(error)):
-        race([1, 2], find, LIMIT)
+        race([1, 2], find, Allowance(1.0, LIMIT))

@@ -49,6 +49,10 @@ HURRIED = 0.5
 """Share of the work after which the best plan of merged axes is scheduled before it is looked around."""
 
 
+USED_UP = 0.9
+"""Share of its work from which a search counts as stopped by it: the last phases are skipped or shortened."""
+
+
 @young_garbage_only()
 def find_plan(
     graph: Graph,
@@ -64,12 +68,14 @@ def find_plan(
     baselines: bool = True,
     recompute: bool = False,
     effort: Effort = DEFAULT_EFFORT,
+    effort_share: float = 1.0,
     shared: Shared | None = None,
     skip: Set[str] = frozenset(),
 ) -> Found:
     """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
 
     Args:
+        effort_share: part of the effort's work that this search may do, where several are made for one plan.
         shared: what an earlier search for the same under another limit has made; what this one makes is added.
         gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
         recompute: what backward needs of forward may be made again there; else all of it is kept. Nothing of it where only collectives
@@ -84,7 +90,7 @@ def find_plan(
     steps = optimizer if graph.mode == "train" else "none"
     meter = Meter(time_limit)
     telemetry = Telemetry(meter, frozenset(skip))
-    budget = Budget(meter, WORK_SECONDS[check_effort(effort)])
+    budget = Budget(meter, WORK_SECONDS[check_effort(effort)] * effort_share)
     asked = SearchRequest(limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry)
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = Clock()
@@ -92,7 +98,8 @@ def find_plan(
     known = list(shared.known)
     try:
         found = _find(graph, machine, pins, asked, clock, shared, known)
-        return shared.took(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut))
+        used_up = meter.spent >= USED_UP * budget.ends
+        return shared.took(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut, used_up=used_up))
     except InfeasibleError:
         shared.known += known[len(shared.known) :]
         raise

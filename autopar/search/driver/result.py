@@ -55,6 +55,7 @@ class Found:
         trace: what each phase did.
         effort: see ``find_plan``.
         cut: whether the time limit cut the search off: with more time the plan may be another.
+        used_up: whether the search did all the work that it might.
         timed: the schedule with its assignment, for searches that follow.
         plan: the same assignment as it was searched: of the folded graph where equal layers are folded.
         tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
@@ -82,6 +83,7 @@ class Found:
     trace: tuple[PhaseRecord, ...] = ()
     effort: str = "normal"
     cut: bool = False
+    used_up: bool = False
     timed: ScheduledPlan | None = None
     plan: Assignment | None = None
 
