@@ -47,7 +47,7 @@ def race(
     """The cheapest plan of all candidates, searched one after another. Ctrl-C ends the race with the best so far.
 
     Each candidate has an equal share of the effort, and of the time left. One that fails, cannot take the pins or runs out of time is
-    skipped; plans of others stand. Before the first plan, a candidate whose time was too short has twice as much. Where the best was cut
+    skipped; plans of others stand. Before the first plan, a candidate whose share was too small has twice as much. Where the best was cut
     off, or used up its share, it is searched again with the whole effort, in the time that is left.
 
     Args:
@@ -73,7 +73,8 @@ def race(
             break
         seconds = max(left / (len(candidates) - number - (spare if number < len(candidates) - spare else 0)), 0.0)
         try:
-            found.append((_find_in_time(find, candidate, Allowance(effort_share, seconds), 0.0 if found else deadline), candidate))
+            share = Allowance(effort_share, seconds)
+            found.append((_find_in_time(find, candidate, share, allowance, 0.0 if found else deadline), candidate))
         except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
         except UsageError as error:  # a pin that a mesh of fewer axes, or of other sizes, cannot take
@@ -108,15 +109,21 @@ def race(
     return replace(best, interrupted=interrupted, cut=cut or best.cut)
 
 
-def _find_in_time(find: Find[Candidate], candidate: Candidate, allowance: Allowance, deadline: float) -> Found:
-    """The plan found within the allowance. Without one, twice the time is tried, and so on until the deadline. Raises TimeLimitError."""
+def _find_in_time(find: Find[Candidate], candidate: Candidate, allowance: Allowance, whole: Allowance, deadline: float) -> Found:
+    """The plan found within the allowance. Without one, twice the effort and time are tried, and so on until the deadline.
+
+    Raises:
+        TimeLimitError: there was no plan in all of the time, or with the whole effort.
+    """
     last = False
     while True:
+        began = perf_counter()
         try:
             return find(candidate, allowance)
         except TimeLimitError:
             left = deadline - perf_counter()
-            if last or left <= 0:
+            in_time = perf_counter() - began < allowance.seconds
+            if left <= 0 or (allowance.effort_share >= whole.effort_share if in_time else last):
                 raise
             last, seconds = 2 * allowance.seconds >= left, min(2 * allowance.seconds, left)
-            allowance = replace(allowance, seconds=seconds)
+            allowance = Allowance(min(2 * allowance.effort_share, whole.effort_share), seconds)

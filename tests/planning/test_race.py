@@ -63,6 +63,19 @@ def test_time_too_short_for_the_first_plan_is_doubled(clock: Clock, takes: float
     assert [seconds for number, seconds in given if number == 1] == pytest.approx(asked)
 
 
+def test_effort_too_little_for_the_first_plan_is_doubled_up_to_the_whole(clock: Clock) -> None:
+    given = list[float]()
+
+    def find(number: int, allowance: Allowance) -> Result:
+        given.append(allowance.effort_share)
+        clock.now += 0.001
+        raise TimeLimitError("no plan was found with this effort", "allow more work")
+
+    with pytest.raises(TimeLimitError):
+        race([1, 2, 4], find, Allowance(1.0, LIMIT))
+    assert given == pytest.approx([1 / 3, 2 / 3, 1.0] * 3)
+
+
 @pytest.mark.parametrize(("stopped", "searches"), [({"cut": True}, 2), ({"used_up": True}, 2), ({}, 1)], ids=str)
 @pytest.mark.parametrize("ends", [None, TimeLimitError("no plan was found", "allow more time"), KeyboardInterrupt()], ids=repr)
 def test_the_best_is_searched_again_with_all_that_is_left(

@@ -28,7 +28,7 @@ def test_the_same_options_give_the_same_plan_and_work(options: Any) -> None:
 
 
 def test_a_plan_says_that_the_limit_cut_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.effort.Meter.expired", property(lambda meter: setattr(meter, "cut", meter.has_plan) or meter.cut))
+    monkeypatch.setattr("autopar.effort.Meter.expired", property(lambda meter: setattr(meter, "cut", meter.has_plan) or meter.cut))
     plan = autopar.plan(two_layers(), mesh="dp=2,tp=2", hardware="h100-sxm", time_limit=600.0)
     assert plan.search is not None and plan.search.cut
     assert "the time limit cut it" in str(plan)
