@@ -9,6 +9,9 @@ from cost_models.operator import Operator
 class Communication:
     """Everything that a rank does alone is free."""
 
+    overlaps = False
+    times_operators = False
+
     def operator_seconds(self, operator: Operator, hardware: Hardware) -> float:
         return 0.0
 

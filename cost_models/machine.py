@@ -62,6 +62,16 @@ class Machine:
     def _model(self) -> CostModel:
         return COST_MODELS[self.cost_model]
 
+    @property
+    def overlaps(self) -> bool:
+        """See ``CostModel``."""
+        return self._model.overlaps
+
+    @property
+    def times_operators(self) -> bool:
+        """See ``CostModel``."""
+        return self._model.times_operators
+
     def link_name(self, part: SubAxis) -> str:
         """The link that groups along ``part`` use: the axis' name where the hardware file has it, else ``node`` or ``network``."""
         name = self.mesh.names[part.axis]

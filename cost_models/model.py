@@ -14,6 +14,16 @@ from cost_models.operator import Operator
 class CostModel(Protocol):
     """Prices work on one rank. Implementations are stateless: what differs between machines is in the hardware file."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether collectives run beside operators and share calls: the objective is a simulated step, not a sum."""
+        ...
+
+    @property
+    def times_operators(self) -> bool:
+        """Whether operators take time. Where they take none, computing everything on every rank must be ruled out."""
+        ...
+
     def operator_seconds(self, operator: Operator, hardware: Hardware) -> float:
         """Seconds of ``operator`` on one device, without the collectives inside it."""
         ...

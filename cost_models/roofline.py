@@ -15,6 +15,9 @@ class Roofline:
     """flops / (efficiency * peak), bytes / (efficiency * bandwidth) and the launch: their maximum where the next launch overlaps with the
     work (a GPU's stream), else their sum (a CPU). What does no work, a view, takes a launch only where launches add up."""
 
+    overlaps = True
+    times_operators = True
+
     def operator_seconds(self, operator: Operator, hardware: Hardware) -> float:
         """``float32`` runs at the float32 peak; ``tf32`` must be asked for by name."""
         efficiency = hardware.efficiency(operator.family, operator.name)

@@ -98,7 +98,7 @@ def write(
     collectives = tuple(_collectives(schedule))
     compute, communication = schedule.compute_seconds(), schedule.communication_seconds()
     of_optimizer, step = schedule.optimizer_seconds(optimizer), step_seconds(schedule, optimizer)
-    seconds = communication if machine.cost_model == "communication" else step
+    seconds = step if machine.overlaps else communication
     bound = min(max(bound_seconds, 0.0), seconds)
     gap = (seconds - bound) / seconds if seconds > 0 else 0.0
     return Plan(

@@ -34,7 +34,7 @@ def may_be_deferred(graph: Graph) -> frozenset[str]:
 def deferred_values(graph: Graph, assignment: Assignment, machine: Machine) -> frozenset[str]:
     """The reshards, by value, that are late where a collective brings them; none under the communication model, where all is in
     sequence."""
-    ends = may_be_deferred(graph) if machine.cost_model != "communication" else frozenset()
+    ends = may_be_deferred(graph) if machine.overlaps else frozenset()
     made = {layout.value: layout for layout in assignment.layouts if layout.half == "forward" and layout.before in ends}
     if not made:
         return frozenset()

@@ -60,7 +60,7 @@ def improve_order(
         keep_program_order: the list has operators in captured order, and they leave it only where no less is held: see
             ``kernels.descend``.
     """
-    if schedule.machine.cost_model == "communication" or not schedule.instructions:
+    if not schedule.machine.overlaps or not schedule.instructions:
         return Improved(schedule, 0)
     arrays, order, items = array_schedule(schedule)
     before, random = Order(*(array.copy() for array in order)), np.random.default_rng(seed).integers(0, 2**DRAW_BITS, 1)

@@ -109,4 +109,4 @@ def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits
 
 def default_limits(machine: Machine) -> Limits:
     """What is kept to when nothing else is said. Under the communication model nothing overlaps and nothing is joined."""
-    return Limits(0, 0, 0) if machine.cost_model == "communication" else Limits()
+    return Limits() if machine.overlaps else Limits(0, 0, 0)

@@ -265,7 +265,7 @@ class LimitSearch:
     def _looked(self, limits: Limits, placed: tuple[tuple[float, Schedule], ...]) -> _Looked:
         step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
         whole_seconds = step
-        if self.machine.cost_model == "communication":
+        if not self.machine.overlaps:
             whole_seconds = sum(weight * one.communication_seconds() for weight, one in placed)
         return _Looked(limits, placed, whole_seconds / placed[-1][1].graph.microbatches, step)
 
@@ -335,7 +335,7 @@ class LimitSearch:
 
     def _run(self, start: Limits | None, tries: int, beside: float, gain: float) -> ScheduledPlan:
         before, trusted, self.beside = len(self.looked), self.trusts, beside
-        timed = self.machine.cost_model != "communication"
+        timed = self.machine.overlaps
         first = LEAN if timed and self.least > self.limit else start or default_limits(self.machine)
         if first in self.looked:
             before -= 1
@@ -406,7 +406,7 @@ def best_schedule(
 
 def reordered(found: ScheduledPlan, machine: Machine, optimizer: str, limit: int, effort: int, budget: Budget) -> ScheduledPlan:
     """The same reordered with more effort (``improve_order``), where it takes less and fits; not what is estimated."""
-    if found.estimated or machine.cost_model == "communication":
+    if found.estimated or not machine.overlaps:
         return found
     before = clear_in_place(found.schedule)
     changed = improve_order(before, optimizer, limit, effort * usual_moves(before), keep_program_order=False)

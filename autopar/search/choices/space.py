@@ -132,7 +132,7 @@ class Space:
                 self.unknown[op.target] = op.location or op.name
             tensors = [self.graph.tensors[name] for name in (*op.inputs, *op.outputs)]
             uneven = self.uneven.factors.get(known, frozenset())
-            must_split = self.machine.cost_model == "communication"
+            must_split = not self.machine.times_operators
             partial = self._all_orders or op.target != CONTRACTION
             offered = strategies(
                 rule, tensors, self.sizes, must_split=must_split, uneven=uneven, orders=self._orders, partial_inputs=partial

@@ -61,7 +61,7 @@ def signature(op: Op, graph: Graph) -> object:
 
 def find_uneven(graph: Graph, machine: Machine) -> Uneven:
     """The dims and factors that a search is offered; none where only collectives are priced, and waste would not be seen."""
-    if machine.cost_model == "communication":
+    if not machine.times_operators:
         return Uneven()
     sizes = [size for size in machine.mesh.sizes if size > 1]
     counts = {math.prod(some) for number in range(1, len(sizes) + 1) for some in itertools.combinations(sizes, number)}

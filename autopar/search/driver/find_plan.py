@@ -120,7 +120,7 @@ def _find(
     Raises:
         Late: choices were not enumerated or priced in time.
     """
-    folding = fold(graph) if machine.cost_model != "communication" and "folding" not in asked.telemetry.skip else None
+    folding = fold(graph) if machine.overlaps and "folding" not in asked.telemetry.skip else None
     kept = folding.pins(pins) if folding is not None else None
     found: Found | None = None
     written = ScheduledBaselines()
@@ -164,7 +164,7 @@ def _find_whole(
 
 
 def _many_axes(machine: Machine) -> bool:
-    return sum(size > 1 for size in machine.mesh.sizes) > ALL_ORDERS and machine.cost_model != "communication"
+    return sum(size > 1 for size in machine.mesh.sizes) > ALL_ORDERS and machine.overlaps
 
 
 def _too_many(space: Space) -> bool:

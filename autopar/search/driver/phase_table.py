@@ -94,7 +94,7 @@ class Search(SearchState):
             begin()
             solving = self.budget.meter.seconds
             if self.left > 0:  # else with the best baseline
-                run_phases(IN_SEQUENCE if self.model.space.machine.cost_model == "communication" else BY_STEP, self)
+                run_phases(BY_STEP if self.model.space.machine.overlaps else IN_SEQUENCE, self)
             self.settle_best()
         except (KeyboardInterrupt, Late) as reason:
             self.interrupted = isinstance(reason, KeyboardInterrupt)

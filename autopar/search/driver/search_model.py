@@ -44,7 +44,7 @@ def search_model(
         plans: assignments to begin from.
         start: the limits under which the first of them was scheduled.
     """
-    counts = model.space.machine.cost_model != "communication" and model.whole_graph.mode == "train"
+    counts = model.space.machine.overlaps and model.whole_graph.mode == "train"
     again = asked.recompute and counts
     search = Search(model, asked, again)
     clock.lap("model")

@@ -246,7 +246,7 @@ class SearchState:
                 self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, self.budget.meter.seconds)
 
         most = self.effort
-        if space.machine.cost_model != "communication":
+        if space.machine.overlaps:
             most *= TURN if self.start is not None else 0.5
         if self.folded and start is not None:
             start = self.model.restrict(start)

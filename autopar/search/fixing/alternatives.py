@@ -64,7 +64,7 @@ def alternatives(
         choices = [one for one in model.space.op_choices(graph.op[name]).strategies if one != given.strategies[name]]
     else:
         raise UsageError(f"{name!r} is no parameter, buffer, input or operator", "name one of these: only they are chosen for themselves")
-    communication = machine.cost_model == "communication"
+    communication = not machine.overlaps
     slowdown = machine.hardware.overlap_slowdown
     weights: Weights = InSequence() if communication else LearnedOverlap.first(slowdown).learn(schedule, simulated(schedule))
     problem, _ = model.problem(limit, weights)

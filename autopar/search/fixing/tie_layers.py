@@ -37,7 +37,7 @@ def tied(search: SearchState) -> ScheduledPlan | None:
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
     share = EQUAL if search.reached <= PROOF else SHARE
-    communication = model.space.machine.cost_model == "communication"
+    communication = not model.space.machine.overlaps
     weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
     problem, _ = model.problem(search.limit, weights)
     candidates = tuple(_candidates(model.space.graph, best.assignment))

@@ -290,7 +290,7 @@ class Model:
     def ends_late(self) -> frozenset[str]:
         """Those for which nothing but the loss may wait (``deferred_loss``); none where the loss is no output, or nothing overlaps."""
         graph = self.space.graph
-        waits = graph.loss is None or self.space.machine.cost_model == "communication"
+        waits = graph.loss is None or not self.space.machine.overlaps
         return frozenset() if waits else may_be_deferred(graph)
 
     @cached_property
