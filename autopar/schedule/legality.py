@@ -223,11 +223,6 @@ def is_legal(schedule: Schedule) -> bool:
     return all(next(iter(predicate(schedule)), None) is None for _, predicate in PREDICATES)
 
 
-def within_limits(schedule: Schedule) -> bool:
-    """Whether the bytes in flight stay within the schedule's limits."""
-    return next(iter(_within_limits(schedule)), None) is None
-
-
 def bytes_in_flight(schedule: Schedule) -> int:
     """The least ``Limits.ahead_bytes`` to which the list keeps."""
     return max((total for _, _, total in _flights(schedule)), default=0)

@@ -19,7 +19,6 @@ from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between
 from autopar.schedule.bucketing import size
 from autopar.schedule.in_place import assign_in_place, clear_in_place
 from autopar.schedule.local_search import improve_order, saved_at_most, usual_moves
-from autopar.schedule.ordering import Prices
 from autopar.schedule.passes import Placed, default_limits
 from cost_models import Machine
 
@@ -63,8 +62,6 @@ class Sample:
     weight: float
     graph: Graph
     assignment: Assignment
-    prices: Prices | None = None
-    """Those of the graph, where other assignments of it were scheduled before."""
 
 
 @dataclass(frozen=True)
@@ -152,17 +149,16 @@ class LimitSearch:
     Args:
         samples: what is scheduled for it.
         limit: of bytes on a rank.
-        below: seconds; of what takes so long nothing more is asked.
         budget: what counts the work; other limits are tried while it lasts.
     """
 
     def __init__(
-        self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int, below: float = math.inf,
+        self, assignment: Assignment, samples: Sequence[Sample], machine: Machine, optimizer: str, limit: int,
         budget: Budget | None = None,
     ) -> None:  # fmt: skip
         self.budget = budget or unlimited()
-        self.samples = [(one.weight, Placed(ordered(one.graph, one.assignment, machine, one.prices))) for one in samples]
-        self.assignment, self.machine, self.optimizer, self.limit, self.below = assignment, machine, optimizer, limit, below
+        self.samples = [(one.weight, Placed(ordered(one.graph, one.assignment, machine))) for one in samples]
+        self.assignment, self.machine, self.optimizer, self.limit = assignment, machine, optimizer, limit
         self.best: ScheduledPlan | None = None
         self.ahead: _Looked | None = None
         """The fastest so far; ``best`` is this one's or, until it is asked what it holds, an earlier one's: that of ``kept``."""
@@ -221,8 +217,7 @@ class LimitSearch:
         self.looked.add(limits)
         one = self._placed(limits)
         self.hoped = min(self.hoped, one.seconds)
-        if one.seconds < self.below:
-            self._take(limits, one)
+        self._take(limits, one)
         return one.seconds
 
     def _take(self, limits: Limits, one: _Looked) -> None:
@@ -419,25 +414,6 @@ def reordered(found: ScheduledPlan, machine: Machine, optimizer: str, limit: int
     return replace(
         found, schedule=made, slots=simulated(made), seconds=seconds, step_seconds=step, memory=held, samples=((found.samples[0][0], made),)
     )  # fmt: skip
-
-
-def schedule_below(
-    graph: Graph, assignment: Assignment, machine: Machine, optimizer: str, limit: int, limits: Limits, below: float,
-    hurries: float = 1.0, prices: Prices | None = None, budget: Budget | None = None,
-) -> ScheduledPlan | None:  # fmt: skip
-    """The schedule of an assignment under some limits, or some near them where that needs more than ``limit`` bytes a rank; None where it
-    takes ``below`` seconds or more: what it holds was not asked then.
-
-    Args:
-        hurries: what takes less than so many times ``below`` as limits alone let calls stand is reordered; nothing where that is 1.
-        prices: see ``Sample``.
-    """
-    tuning = LimitSearch(assignment, (Sample(1.0, graph, assignment, prices),), machine, optimizer, limit, below * hurries, budget)
-    tuning.look(limits)
-    if tuning.best is None or hurries == 1.0:
-        return tuning.best
-    found = tuning.hurried()
-    return found if found.seconds < below else None
 
 
 def _summed(schedule: Schedule) -> int:

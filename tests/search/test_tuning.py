@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from autopar.schedule import Limits, memory, step_seconds
 from autopar.schedule.legality import check_legal
 from autopar.schedule.local_search import saved_at_most
-from autopar.schedule.tuning import BESIDE, LADDERS, LEAN, REORDERED, LimitSearch, Sample, _within, best_schedule, schedule_below
+from autopar.schedule.tuning import BESIDE, LADDERS, LEAN, REORDERED, LimitSearch, Sample, _within, best_schedule
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
@@ -88,35 +87,6 @@ def test_calls_are_joined_as_far_as_they_fit() -> None:
     assert found.memory.peak <= limit
     assert len(found.schedule.collectives) < 0.7 * len(lean.schedule.collectives)
     assert found.seconds < 0.9 * lean.seconds
-
-
-def test_what_takes_too_long_is_not_looked_at() -> None:
-    on = space()
-    plan = find_baselines(on)[0]["fsdp"]
-    found = best_schedule(on.graph, plan, on.machine, "adamw", 2**62, tries=0)
-    assert schedule_below(on.graph, plan, on.machine, "adamw", 2**62, found.limits, found.placed_seconds) is None
-    again = schedule_below(on.graph, plan, on.machine, "adamw", 2**62, found.limits, found.placed_seconds * 1.001)
-    assert again is not None
-    assert again.seconds == found.placed_seconds
-    assert again.memory == memory(again.schedule, "adamw")
-
-
-def test_what_is_near_has_its_calls_reordered() -> None:
-    """Of what takes less than so many times what it is to be below; and what that does not bring below is none."""
-    on = space()
-    plan = find_baselines(on)[0]["zero2"]
-    limits = LEAN
-    placed = schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, math.inf)
-    hurried = schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, math.inf, hurries=2.0)
-    assert placed is not None
-    assert hurried is not None
-    assert hurried.seconds < placed.seconds
-    between = (hurried.seconds + placed.seconds) / 2
-    near, beside = placed.seconds / between * 1.01, placed.seconds / between * 0.99
-    found = [schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, between, hurries) for hurries in (1.0, beside, near)]
-    assert found[:2] == [None, None]
-    assert found[2] is not None and found[2].seconds == hurried.seconds
-    assert schedule_below(on.graph, plan, on.machine, "adamw", 2**62, limits, hurried.seconds, 2.0) is None
 
 
 def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:

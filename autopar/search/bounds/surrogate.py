@@ -48,11 +48,6 @@ class Term:
     compute: bool = False
     path: Path | None = None
 
-    @property
-    def is_link(self) -> bool:
-        """Whether it is a link's work, which counts whole; beside compute or a path it counts as much as operators are slowed."""
-        return not self.compute and self.path is None
-
 
 LONGER = 1e-4
 """Relative gain for which a path comes in."""

@@ -15,10 +15,8 @@ import numpy as np
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import Asked, Calls, find_ways
 from autopar.reshard.planning import alike, is_fine
-from autopar.reshard.trees import KINDS
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from cost_models import Machine
-from cost_models.collectives import KINDS as COLLECTIVES
 
 MANY = 2.0**60
 """So many bytes that a launch is nothing beside them."""
@@ -26,26 +24,13 @@ FREE = -1
 """The place of an axis that a spec does not use; ``FREE - 1 - r`` is the place of one over which a value is partial by reduction ``r``."""
 SUM = FREE - 1 - REDUCTIONS.index("sum")
 
-ROLES = tuple(tuple(name for name, kind in COLLECTIVES.items() if kind.role == role) for role in ("gather", "reduce", "rearrange"))
-"""Kinds of collectives by what they do: they gather, reduce, or rearrange."""
-ROLE_OF = np.array([next((number for number, kinds in enumerate(ROLES) if kind in kinds), -1) for kind in KINDS])
-"""By the place of a kind in ``KINDS``."""
-
-NUMBER, BUFFERS, COPIES, LATENCIES = 0, 1, slice(2, 4), slice(4, None)
-"""The columns of ``Resharding.calls``."""
-SECONDS = slice(2, None)
-"""Those that are seconds."""
-SHARING = np.array([COLLECTIVES[kind].held_in_bucket if kind in COLLECTIVES else (0, 0) for kind in KINDS])
-"""By the place of a kind: how often a call of several values holds what a rank gives and what it gets, at one moment, in buffers and
-results (``schedule.Collective``)."""
-
 Codes = np.ndarray
 """For each spec (or pair) and axis its place: dim times the number of axes plus the position there, or as ``FREE`` says."""
 
 
 @dataclass
 class _Known:
-    """The prices known of one shape and dtype: the row of each pair's code in ``prices``, [rows, 3 + links + roles * (4 + links)]."""
+    """The prices known of one shape and dtype: the row of each pair's code in ``prices``, [rows, 3 + links]."""
 
     prices: np.ndarray
     row: dict[bytes, int] = field(default_factory=dict)
@@ -63,24 +48,13 @@ class Resharding:
         self.sizes = np.array(machine.mesh.sizes)
         self.axes, self.fine = len(self.sizes), is_fine(machine)
         self.groups = () if self.fine else alike(machine)
-        self.columns = 3 + len(links) + len(ROLES) * (4 + len(links))
+        self.columns = 3 + len(links)
         self._known: dict[tuple[tuple[int, ...], str], _Known] = {}
         self._copies: dict[tuple[int, str], tuple[float, float]] = {}
 
     def tables(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
         """Of each reshard the seconds with its copies, then for how long it holds each link without latencies, then the copies with and
         without launches; shape [sources, targets, 3 + links]. Seconds are infinite where there is no way."""
-        return self._rows(tensor, sources, targets)[:, :, : 3 + len(self.links)]
-
-    def calls(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
-        """Of each reshard what its calls of each of ``ROLES`` take beside what they send: their number, the bytes of buffers that they hold
-        at once where they share calls with others, their copies where they share none, with and without launches, and their latencies on
-        each link; shape [sources, targets, roles, 4 + links]."""
-        found = self._rows(tensor, sources, targets)[:, :, 3 + len(self.links) :]
-        return found.reshape(len(sources), len(targets), len(ROLES), 4 + len(self.links))
-
-    def _rows(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
-        """All that is known of each reshard."""
         one, other = np.broadcast_arrays(places(sources, self.axes)[:, None], places(targets, self.axes)[None])
         other = np.where((other == SUM) & (one >= FREE), FREE, other)  # a whole value becomes a partial sum for nothing
         pairs = self._named(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
@@ -160,9 +134,8 @@ class Resharding:
             asked.append(Asked(some, self._spec(one, rank, source), partial(self._spec, codes, rank), *where, order[some]))
         ways = find_ways(tensor.shape, size, asked, self.machine, self.fine, self.links)
         filled = (ways.moved & longer).any(axis=1)
-        by_role = self._by_role(tensor, ways.calls, filled)
-        copies = by_role[:, :, COPIES].sum(axis=1)
-        return np.concatenate([ways.seconds[:, None] + copies[:, :1], ways.loads, copies, by_role.reshape(len(pairs), -1)], axis=1)
+        copies = self._copy_seconds(tensor, ways.calls, filled)
+        return np.concatenate([ways.seconds[:, None] + copies[:, :1], ways.loads, copies], axis=1)
 
     def _spec(self, codes: Codes, rank: int, row: int) -> ShardingSpec:
         """The spec of a tensor of so many dims that has the places of a row."""
@@ -173,24 +146,21 @@ class Resharding:
         pending = tuple((axis, REDUCTIONS[FREE - 1 - place]) for axis, place in enumerate(codes[row].tolist()) if place < FREE)
         return ShardingSpec(dims, pending)
 
-    def _by_role(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
-        """Seconds of each pair as ``calls`` gives them. See ``reshard.copied_alone``.
+    def _copy_seconds(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
+        """Seconds of the copies of each pair's calls, with and without launches; shape [pairs, 2]. See ``reshard.copied_alone``.
 
         Args:
             filled: the pairs whose collectives all copy what goes in and what comes out.
         """
-        found, extents = np.zeros((len(filled), len(ROLES), 4 + len(self.links))), np.array(tensor.shape, dtype=np.int64)
-        copied, buffers, fills = np.zeros((2, len(calls.way)), dtype=np.int64), SHARING[calls.kind], filled[calls.way]
-        for counts, dim, shared in ((calls.before, calls.cut, buffers[:, 0]), (calls.after, calls.joined, buffers[:, 1])):
+        found, extents = np.zeros((len(filled), 2)), np.array(tensor.shape, dtype=np.int64)
+        copied, fills = np.zeros(len(calls.way), dtype=np.int64), filled[calls.way]
+        for counts, dim in ((calls.before, calls.cut), (calls.after, calls.joined)):
             held = extents // counts
             lead = np.where(np.arange(len(extents)) < dim[:, None], held, 1).prod(axis=1)
-            copied[0] += np.where(fills | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
-            copied[1] += held.prod(axis=1) * np.where(fills, np.minimum(shared, 1), shared)
-        size = DTYPE_BYTES[tensor.dtype]
-        distinct, back = np.unique(copied[0] * size, return_inverse=True)
+            copied += np.where(fills | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
+        distinct, back = np.unique(copied * DTYPE_BYTES[tensor.dtype], return_inverse=True)
         seconds = np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()]).reshape(-1, 2)
-        each = [np.ones((len(back), 1)), copied[1][:, None] * size, seconds[back], calls.latency[:, None] * calls.on_link]
-        np.add.at(found, (calls.way, ROLE_OF[calls.kind]), np.concatenate(each, axis=1))
+        np.add.at(found, calls.way, seconds[back])
         return found
 
     def _copy(self, copied: int, dtype: str) -> tuple[float, float]:

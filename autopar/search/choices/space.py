@@ -279,10 +279,6 @@ class Space:
         """The same without launches, which a bucket pays once: what copies add to the operators' work at least."""
         return self._reshard_tables(tensor, sources, targets)[-1]
 
-    def call_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """What the calls of each reshard take beside what they send: see ``Resharding.calls``."""
-        return self._resharding.calls(tensor, sources, targets)
-
     @property
     def _resharding(self) -> Resharding:
         if not self._prices:

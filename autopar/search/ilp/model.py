@@ -35,7 +35,6 @@ from autopar.schedule import Assignment
 from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.tuning import Sample
-from autopar.search.choices.reshard_tables import SECONDS
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.critical_path import Dependencies
 from autopar.search.ilp.scaling import Item, integers, largest
@@ -199,19 +198,6 @@ class Model:
         """What the copies of an edge's reshards add to the operators' work at least, in any bucket."""
         assert edge.tensor is not None
         return self._where_moved(edge, "least", self.space.least_copy_table(edge.tensor, edge.sources, edge.targets))
-
-    def calls(self, edge: Edge) -> np.ndarray:
-        """What the calls of an edge's reshards take beside what they send (``Resharding.calls``); 0 where nothing is resharded."""
-        assert edge.tensor is not None
-        moved, tensor = edge.seconds, edge.tensor
-
-        def make() -> np.ndarray:
-            found = self.space.call_table(tensor, edge.sources, edge.targets).copy()
-            found[..., SECONDS] *= edge.share
-            found[~(np.isfinite(moved) & (moved > 0.0))] = 0.0
-            return found
-
-        return self.once((id(moved), "calls"), make, moved)
 
     def _where_moved(self, edge: Edge, what: str, table: np.ndarray) -> np.ndarray:
         """The table where the edge reshards, 0 elsewhere; once for equal tables of seconds."""
