@@ -48,17 +48,19 @@ class KindEntry(_Table):
         }
 
 
-_OfKinds = create_model("_OfKinds", __base__=_Table, **dict.fromkeys(KINDS, (KindEntry | None, None)))  # type: ignore[call-overload]
-"""A field for each kind of collective."""
-
-
-class LinkEntry(_OfKinds):
-    """``[links.node]``, ``[links.network]`` and ``[axes.NAME]``."""
-
+class _OwnFigures(_Table):
     latency_seconds: NotNegative
     bandwidth: Positive
     latency_growth: Growth = "constant"
     step_seconds: NotNegative | None = None
+
+
+_OfKinds = create_model("_OfKinds", __base__=_OwnFigures, **dict.fromkeys(KINDS, (KindEntry | None, None)))  # type: ignore[call-overload]
+"""A field for each kind of collective, after the link's own: errors name these first."""
+
+
+class LinkEntry(_OfKinds):
+    """``[links.node]``, ``[links.network]`` and ``[axes.NAME]``."""
 
     @property
     def link(self) -> Link:
