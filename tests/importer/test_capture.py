@@ -19,7 +19,7 @@ from autopar.importer import Capture, capture, capture_graph
 from autopar.importer.autograd_calls import CheckpointWarning
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.rules import find_rule
-from autopar.search.folding import fold
+from autopar.search.folding.fold import fold
 from tests.importer.graph_interpreter import run_graph
 
 torch.set_num_threads(1)

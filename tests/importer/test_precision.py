@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autopar.search.recompute import full
 from torch import Tensor, nn
 
 from autopar import zoo
 from autopar.graph import CONVERSION, Graph
 from autopar.importer import capture_graph, capturing
-from autopar.search.folding import fold
+from autopar.search.baselines.checkpointing import full
+from autopar.search.folding.fold import fold
 
 DEPTH = 7
 

@@ -23,6 +23,7 @@ from autopar.search.memory.memory_repair import CoverRows, solve_fixed
 from autopar.search.memory.reduced_limit import (
     TIGHT,
     fitting,
+    flip_recomputation,
     minimise_or_raise,
     out_of_budget,
     solve_restricted_plans,
@@ -291,6 +292,7 @@ BY_STEP: tuple[Phase[Search], ...] = (
     Phase("memory dual", 0.35, lambda s: s.proves and s.folded and s.short, Search.rent),
     Phase("decomposition", 1.0, lambda s: bool(s.claims), Search.settle_claims),
     Phase("crossover", 0.65, lambda s: s.folded and s.short, Search.cross_over),
+    Phase("recomputation flips", 0.5, lambda s: s.plain is not None and s.small and s.reached > s.gap, flip_recomputation),
     Phase("limit search", 1.0, lambda s: True, Search.polish),
 )
 """Under a model of time, in order."""

@@ -7,8 +7,11 @@ time (``again``, ``keeping``).
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from autopar.effort import Budget
 from autopar.errors import TimeLimitError
+from autopar.rules import why_once
 from autopar.schedule import Assignment
 from autopar.schedule.tuning import ScheduledPlan
 from autopar.search.baselines.checkpointing import full, recompute
@@ -29,6 +32,8 @@ PASSES = 4
 LIGHTER, ROUGH = 2, 1e-2
 """Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
 solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
+FLIPS = 200
+"""Sets of recomputed operators that are scheduled at most, in a small problem."""
 TIGHT = 0.02
 """The gap up to which bounds that pay for memory are left out."""
 
@@ -107,6 +112,33 @@ def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, bud
         elif not trials.offer(found, "auto"):
             break
     return prices
+
+
+def flip_recomputation(trials: SearchState, budget: Budget) -> None:
+    """Hill climbing over what the best plan without a limit recomputes: one or two operators more or fewer at a time, from the set of the
+    best plan that fits, from none and from all. What an answer counts and what its schedule holds differ: between two answers of the
+    problem there may be one that fits."""
+    space, plain = trials.model.space, trials.plain
+    assert plain is not None
+    names = [op.name for op in space.graph.ops if op.phase == "forward" and not why_once(op)]
+    changes = [frozenset(some) for count in (1, 2) for some in combinations(names, count)][:FLIPS]
+    seen: set[frozenset[str]] = set()
+    known = trials.best.assignment.again if trials.best is not None else frozenset()
+    for start in dict.fromkeys((known, frozenset[str](), frozenset(names))):
+        chosen: frozenset[str] | None = start
+        while chosen is not None:
+            around, chosen = [chosen, *(chosen ^ change for change in changes)], None
+            for some in around:
+                if some in seen:
+                    continue
+                if len(seen) >= FLIPS or budget.over:
+                    return
+                seen.add(some)
+                found = trials.schedule(recompute(space.graph, plain.assignment, some, space.machine), None, tries=0)
+                trials.offer(found, "auto")
+                if trials.best is found:
+                    chosen = some
+                    break
 
 
 def minimise_or_raise(trials: SearchState) -> None:
