@@ -163,9 +163,9 @@ def main() -> None:
         options["effort"] = arguments.effort
     variants = arguments.without
     if variants == ["all"]:
-        from autopar.search.phases import names
+        from autopar.search.driver.phase_table import BY_STEP
 
-        variants = list(names())
+        variants = list(dict.fromkeys(phase.name for phase in BY_STEP)) + ["final local search", "tied layers", "folding"]
     began, rows = time.perf_counter(), list[Row]()
     for name, case in CASES.items():
         if any(fnmatchcase(name, pattern) for pattern in arguments.cases):
