@@ -231,7 +231,7 @@ WORDS = [
     "MLP --mesh dp=2 --html x.html", "MLP --mesh dp=2 --pareto --memory 1GiB", "MLP --mesh dp=2 extra",
     "MLP --mesh dp=2 --compute-dtype int8", "plan zoo --mesh dp=2", "plan zoo:mlp,, --mesh dp=2", "plan zoo:mlp,layers=-1 --mesh dp=2",
     "plan zoo:mlp,batch=0 --mesh dp=2", "plan zoo:mlp,batch=99999999999999999999 --mesh dp=2", "plan zoo:gpt2,dropout=nan --mesh dp=2",
-    "plan zoo:mlp,batch=9999999999999,layers=1 --mesh dp=2,tp=2", "verify PLAN zoo:mlp --seed 99999999999999999999",
+    "plan zoo:mlp,batch=99999999999999,layers=1 --mesh dp=2,tp=2", "verify PLAN zoo:mlp --seed 99999999999999999999",
     "verify PLAN zoo:mlp --seed -1", "export PLAN zoo:mlp -o out --seed 99999999999999999999",
     "plan zoo:mlp,width=99999999999999 --mesh dp=2", "plan zoo:mlp,layers=1,layers=2 --mesh dp=2",
     "plan zoo:gpt2,heads=7 --mesh dp=2", "plan hf: --mesh dp=2", "plan : --mesh dp=2", "plan a:b:c --mesh dp=2",
