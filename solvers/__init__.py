@@ -11,12 +11,11 @@ The road of ``solve(problem)``:
     array_program                small core: LP, then integer program, in HiGHS (integer_program: the same through PuLP)
     message_search               large core: prices of memory and messages for the bound (dual_ascent),
                                  neighbourhood search for the choices (local_search, lns_moves)
-    pairwise, memory_arrays,     a core's costs, its memory, and working space, as the loops of the large core read them
+    pairwise,                    a core's costs, and working space, as the loops of the large core read them
     elimination_workspace
     reduced_cost_fixing          what bound and choices rule out; the rest goes round again
     incumbent, evaluation        nothing is called feasible or a bound that was not checked there
     solution                     what ``solve`` returns
-    layered                      problems like a transformer's training step, for tests and benchmarks
     kernels                      the loops in which the time goes, compiled where a compiler is there
 
 Budgets are *work*: counted, so that the same problem, seed and work give the same answer on every machine, whatever its load.

@@ -60,18 +60,6 @@ def _found(incumbent: Incumbent, core: Core, choices: Ints, bound: float) -> Non
     incumbent.prove(bound)
 
 
-def profile(core: Core, choices: Ints) -> Ints:
-    """Usage at each time of the core."""
-    flat = core.node_ptr[:-1] + choices
-    counts = core.item_ptr[flat + 1] - core.item_ptr[flat]
-    items = np.repeat(core.item_ptr[flat] - offsets(counts)[:-1], counts) + np.arange(counts.sum())
-    change = np.zeros(len(core.capacity) + 1, dtype=np.int64)
-    np.add.at(change, core.item_begin[items], core.item_usage[items])
-    np.add.at(change, core.item_end[items], -core.item_usage[items])
-    result: Ints = np.cumsum(change)[: len(core.capacity)]
-    return result
-
-
 @dataclass
 class _Program:
     """One HiGHS model and its rows of memory. ``allowed`` is what the incumbent may have spent in the end."""
@@ -90,8 +78,10 @@ class _Program:
         for integral in (False, True):
             if integral:
                 duals = np.array(self.model.getSolution().col_dual)
-                self._dive(values)
-                self._fix(bound, duals)
+                if "dive" not in SETTINGS.skip:
+                    self._dive(values)
+                if "reduced costs" not in SETTINGS.skip:
+                    self._fix(bound, duals)
                 self.model.setOptionValue("mip_abs_gap", SETTINGS.program_gap * self.incumbent.gap * max(bound or 0.0, 0.0) / self.scale)
                 self.model.setOptionValue("presolve", "choose")
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
@@ -179,22 +169,7 @@ class _Program:
         return values, bound
 
     def _run(self, integral: bool = False) -> None:
-        """Run HiGHS, cut by counts: of simplex iterations, and in integer programs of the times that HiGHS asks whether to go on."""
-        model, incumbent = self.model, self.incumbent
-        iteration = SETTINGS.iteration_work * (model.getNumRow() + model.getNumCol())
-        most = max(1, int(min(1e9, (self.allowed - incumbent.spent) / iteration)))
-        asked = _Asked(most // SETTINGS.iterations_between_questions if integral else None)
-        model.setOptionValue("simplex_iteration_limit", most)
-        model.setOptionValue("time_limit", max(0.01, incumbent.seconds_left) + model.getRunTime())
-        model.cbMipInterrupt.subscribe(asked)
-        model.cbSimplexInterrupt.subscribe(asked)
-        try:
-            _run_interruptible(model, asked)
-        finally:
-            model.cbMipInterrupt.unsubscribe(asked)
-            model.cbSimplexInterrupt.unsubscribe(asked)
-        iterations = max(model.getInfo().simplex_iteration_count, SETTINGS.iterations_between_questions * asked.times * integral)
-        incumbent.spend(SETTINGS.start_work + iteration * iterations)
+        run_counted(self.model, self.incumbent, self.allowed, integral)
 
     def _values(self) -> Floats:
         return np.array(self.model.getSolution().col_value)[: len(self.core.costs)]
@@ -257,15 +232,13 @@ class _Program:
 
     def _add_rows(self, values: Floats, picked: Ints | None) -> bool:
         """Add rows for the most exceeded times; False if none is exceeded."""
-        core = self.core
-        if len(core.capacity) == 0:
+        items = self.core.items
+        if len(items.capacity) == 0:
             return False
-        owner = np.repeat(np.arange(len(core.costs)), np.diff(core.item_ptr))
-        change = np.zeros(len(core.capacity) + 1)
-        np.add.at(change, core.item_begin, core.item_usage * values[owner])
-        np.add.at(change, core.item_end, -(core.item_usage * values[owner]))
-        excess = np.cumsum(change)[:-1] / core.capacity.clip(1) - core.capacity / core.capacity.clip(1)
-        exact = None if picked is None else profile(core, picked) - core.capacity
+        expected, times = items.usage * values[items.owner], len(items.capacity) + 1
+        change = np.bincount(items.begin, expected, times) - np.bincount(items.end, expected, times)
+        excess = (np.cumsum(change)[:-1] - items.capacity) / items.capacity.clip(1)
+        exact = None if picked is None else items.used(self.core.node_ptr[:-1] + picked) - items.capacity
         broken = excess > 1e-7 if exact is None else exact > 0
         if picked is None:
             broken[list(self.times)] = False  # the model has these rows, and keeps to them within its tolerance
@@ -279,24 +252,24 @@ class _Program:
                     assert picked is not None
                     self._cut(moment, picked)
                 else:
-                    self._add_time(moment, owner)
+                    self._add_time(moment)
         return bool(added)
 
-    def _add_time(self, moment: int, owner: Ints) -> None:
-        core = self.core
-        live = np.flatnonzero((core.item_begin <= moment) & (moment < core.item_end))
-        room = float(max(1, core.capacity[moment]))
-        choices, place = np.unique(owner[live], return_inverse=True)  # HiGHS takes no row in which a column stands twice
-        usage = np.bincount(place, core.item_usage[live], len(choices))
-        self.model.addRow(-np.inf, float(core.capacity[moment]) / room, len(choices), choices.astype(np.int32), usage / room)
+    def _add_time(self, moment: int) -> None:
+        """Add the row of a time."""
+        items = self.core.items
+        live = np.flatnonzero((items.begin <= moment) & (moment < items.end))
+        room = float(max(1, items.capacity[moment]))
+        choices, place = np.unique(items.owner[live], return_inverse=True)  # HiGHS takes no row in which a column stands twice
+        usage = np.bincount(place, items.usage[live], len(choices))
+        self.model.addRow(-np.inf, float(items.capacity[moment]) / room, len(choices), choices.astype(np.int32), usage / room)
         self.times.add(moment)
 
     def _cut(self, moment: int, picked: Ints) -> None:
-        """The choices that together exceed the room at a time already in the model cannot all be made."""
-        flat = self.core.node_ptr[:-1] + picked
-        owner = np.repeat(np.arange(len(self.core.costs)), np.diff(self.core.item_ptr))
-        live = owner[(self.core.item_begin <= moment) & (moment < self.core.item_end)]
-        together = np.intersect1d(live, flat).astype(np.int32)
+        """Forbid the choices that together exceed the room at a time already in the model."""
+        items = self.core.items
+        live = items.owner[(items.begin <= moment) & (moment < items.end)]
+        together = np.intersect1d(live, self.core.node_ptr[:-1] + picked).astype(np.int32)
         self.model.addRow(-np.inf, len(together) - 1.0, len(together), together, np.ones(len(together)))
 
 
@@ -314,7 +287,7 @@ def _spread(core: Core, side: int, first_row: Ints, sizes: Ints) -> tuple[Ints, 
 
 
 class _Asked:
-    """HiGHS asks whether to go on: at each iteration of the simplex method, and at fixed points of an integer program.
+    """Counts how often HiGHS asks whether to go on: at each simplex iteration, and at fixed points of an integer program.
 
     ``most`` is how often an integer program may ask, ``times`` how often one has; ``cancelled`` ends either.
     """
@@ -327,6 +300,27 @@ class _Asked:
             self.times += 1
         if self.cancelled or (self.most is not None and self.times > self.most):
             event.interrupt()
+
+
+def run_counted(model: Any, incumbent: Incumbent, allowed: float, integral: bool) -> None:
+    """Run HiGHS until the incumbent has spent ``allowed``. Work is counted in simplex iterations.
+
+    An integer program does not tell its iterations; its questions whether to go on are counted instead.
+    """
+    iteration = SETTINGS.iteration_work * (model.getNumRow() + model.getNumCol())
+    most = max(1, int(min(1e9, (allowed - incumbent.spent) / iteration)))
+    asked = _Asked(most // SETTINGS.iterations_between_questions if integral else None)
+    model.setOptionValue("simplex_iteration_limit", most)
+    model.setOptionValue("time_limit", max(0.01, incumbent.seconds_left) + model.getRunTime())
+    model.cbMipInterrupt.subscribe(asked)
+    model.cbSimplexInterrupt.subscribe(asked)
+    try:
+        _run_interruptible(model, asked)
+    finally:
+        model.cbMipInterrupt.unsubscribe(asked)
+        model.cbSimplexInterrupt.unsubscribe(asked)
+    iterations = max(model.getInfo().simplex_iteration_count, SETTINGS.iterations_between_questions * asked.times * integral)
+    incumbent.spend(SETTINGS.start_work + iteration * iterations)
 
 
 def _run_interruptible(model: Any, asked: _Asked) -> None:

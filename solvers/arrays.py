@@ -43,6 +43,19 @@ def offsets(counts: Sequence[int] | Ints) -> Ints:
     return result
 
 
+def ranges(counts: Ints) -> tuple[Ints, Ints]:
+    """[2, 0, 3] -> [0, 0, 2, 2, 2], [0, 1, 0, 1, 2]: which, and its place."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) - offsets(counts)[:-1][which]
+
+
+def cells(rows: Ints, columns: Ints) -> tuple[Ints, Ints, Ints]:
+    """Number the entries of tables that lie one after the other: table, row and column of each."""
+    table, place = ranges(rows * columns)
+    row, column = np.divmod(place, columns[table])
+    return table, row, column
+
+
 VIEWS: dict[type, Callable[..., Any]] = {}
 """For each NamedTuple of arrays the class that kernels read in its place, made of the same fields."""
 

@@ -25,7 +25,7 @@ def solve_auto(incumbent: Incumbent) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(incumbent.problem)
     incumbent.spend(core.work)
-    if solve_by_elimination(incumbent, core) and incumbent.done:
+    if "elimination" not in SETTINGS.skip and solve_by_elimination(incumbent, core) and incumbent.done:
         return
     if core.num_entries <= SETTINGS.direct_entries:
         solve_core(incumbent, core)
@@ -50,7 +50,7 @@ class AlternatingSolver:
             if self.incumbent.over or self.incumbent.objective is None:
                 continue
             gains = self._gains()
-            core = self._rest(search) if gains is patient else None
+            core = self._rest(search) if gains is patient and "fixing" not in SETTINGS.skip else None
             tries = core is not None and core.num_entries <= min(SETTINGS.exact_entries, SETTINGS.smaller * self.attempted)
             if core is not None and tries:
                 self.attempted = core.num_entries
@@ -93,8 +93,8 @@ class AlternatingSolver:
 
 def _carried(search: MessageSearch, core: Core) -> Floats:
     """The prices of a core's times at the times that are left of them."""
-    prices = np.zeros(len(core.capacity))
+    prices = np.zeros(len(core.items.capacity))
     if len(prices):
-        place = np.searchsorted(core.times, np.arange(len(search.dual.best_prices)), side="right") - 1
+        place = np.searchsorted(core.items.time, np.arange(len(search.dual.best_prices)), side="right") - 1
         np.add.at(prices, np.maximum(place, 0), search.dual.best_prices)
     return prices

@@ -17,7 +17,7 @@ import numpy as np
 from solvers.arrays import Floats, Ints
 from solvers.kernels import extrapolate, gather_beliefs, pass_both
 from solvers.kernels.constants import FAR
-from solvers.memory_arrays import Items
+from solvers.memory import Items
 from solvers.pairwise import Pairs, total_cost
 from solvers.settings import SETTINGS
 
@@ -163,8 +163,7 @@ def priced(costs: Floats, items: Items, prices: Floats) -> Floats:
     if len(items.usage) == 0:
         return costs.copy()
     paid = np.concatenate([[0.0], np.cumsum(prices)])
-    owner = np.repeat(np.arange(len(costs)), np.diff(items.ptr))
-    return costs + np.bincount(owner, items.usage * (paid[items.end] - paid[items.begin]), len(costs))
+    return costs + np.bincount(items.owner, items.usage * (paid[items.end] - paid[items.begin]), len(costs))
 
 
 def expected_usage(graph: Pairs, items: Items, theta: Floats, messages: Floats, temperature: float) -> Floats:

@@ -11,11 +11,11 @@ all (PuLP resets the upper bound of a Binary from 0 to 1, so that a forbidden ch
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 
+from solvers.array_program import run_counted
 from solvers.arrays import Ints
 from solvers.incumbent import Incumbent
 from solvers.problem import INFINITE, Problem
@@ -29,11 +29,10 @@ def memory_times(problem: Problem) -> Ints:
 
 
 def solve_pulp(incumbent: Incumbent) -> None:
-    """The integer program by PuLP and HiGHS. Its time is limited, not its work."""
+    """Write the integer program with PuLP, and run HiGHS on it for the incumbent's work."""
     import pulp
 
     problem = incumbent.problem
-    logging.getLogger("pulp").setLevel(logging.ERROR)
     model = pulp.LpProblem("choices", pulp.LpMinimize)
     finite = np.concatenate([problem.costs[problem.costs < INFINITE], problem.edge_costs[problem.edge_costs < INFINITE], [1]])
     scale = max(1.0, float(finite.max()) / SETTINGS.largest_coefficient)
@@ -84,18 +83,30 @@ def _memory_rows(pulp: Any, model: Any, problem: Problem, x: dict[int, Any]) -> 
 
 
 def _run(pulp: Any, model: Any, incumbent: Incumbent, x: dict[int, Any], scale: float) -> None:
-    limit = max(0.1, incumbent.seconds_left)
-    solver = pulp.HiGHS(msg=False, timeLimit=limit, gapRel=1e-9, mip_feasibility_tolerance=1e-9, primal_feasibility_tolerance=1e-9)
-    model.solve(solver)
-    if model.status == pulp.LpStatusInfeasible:
-        incumbent.infeasible = True
-        return
-    incumbent.prove(float(model.solverModel.getInfo().mip_dual_bound) * scale * (1 - 1e-9))
-    if model.sol_status not in {pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible}:
-        return
-    problem = incumbent.problem
-    weight = np.zeros(len(problem.costs))
-    for c, variable in x.items():
-        weight[c] = variable.varValue or 0.0
-    pieces = np.split(weight, problem.node_ptr[1:-1])
-    incumbent.offer(np.array([int(np.argmax(piece)) for piece in pieces]))
+    """Solve the relaxation, then the program: in an integer program HiGHS does not count the root relaxation."""
+    import highspy
+
+    tight, status = SETTINGS.tight, highspy.HighsModelStatus
+    solver = pulp.HiGHS(
+        mip=False, msg=False, threads=1, gapRel=tight, mip_feasibility_tolerance=tight, primal_feasibility_tolerance=tight
+    )
+    solver.createAndConfigureSolver(model)
+    solver.buildSolverModel(model)
+    highs = model.solverModel
+    columns = np.array(sorted(variable.index for variable in x.values()), dtype=np.int32)
+    for integral in (False, True):
+        if integral:
+            highs.changeColsIntegrality(len(columns), columns, np.ones(len(columns), dtype=np.uint8))
+        run_counted(highs, incumbent, incumbent.allowed, integral)
+        if highs.getModelStatus() in {status.kInfeasible, status.kUnboundedOrInfeasible, status.kModelEmpty}:  # empty: all is forbidden
+            incumbent.infeasible = True
+        if incumbent.over:
+            break
+    info, values = highs.getInfo(), highs.getSolution().col_value
+    if integral:
+        incumbent.prove(info.mip_dual_bound * scale * (1 - tight))
+    if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        weight = np.zeros(len(incumbent.problem.costs))
+        for c, variable in x.items():
+            weight[c] = values[variable.index]
+        incumbent.offer(np.array([int(np.argmax(piece)) for piece in np.split(weight, incumbent.problem.node_ptr[1:-1])]))

@@ -13,21 +13,9 @@ from solvers.dual_ascent import priced
 from solvers.elimination_workspace import Workspace, entries_visited
 from solvers.kernels import accept_groups, group_changes, plan_order, sweep
 from solvers.kernels.constants import FAR
-from solvers.memory import ranges
-from solvers.memory_arrays import Items
+from solvers.memory import Items
 from solvers.pairwise import Pairs
 from solvers.settings import SETTINGS
-
-
-def count_use(graph: Pairs, items: Items, choices: Ints) -> Ints:
-    """Usage at each time."""
-    flat = graph.ptr[:-1] + choices
-    which, item = ranges(items.ptr[flat + 1] - items.ptr[flat])
-    item += items.ptr[flat[which]]
-    change = np.zeros(len(items.capacity) + 1, dtype=np.int64)
-    np.add.at(change, items.begin[item], items.usage[item])
-    np.subtract.at(change, items.end[item], items.usage[item])
-    return np.cumsum(change)[:-1]
 
 
 def improve(

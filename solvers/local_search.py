@@ -12,8 +12,8 @@ from solvers.dual_ascent import priced
 from solvers.elimination_workspace import Workspace, workspace
 from solvers.kernels import pass_both
 from solvers.kernels.constants import FAR
-from solvers.lns_moves import count_use, improve
-from solvers.memory_arrays import Items
+from solvers.lns_moves import improve
+from solvers.memory import Items
 from solvers.pairwise import Pairs, total_cost
 from solvers.settings import SETTINGS
 
@@ -103,7 +103,7 @@ class LocalSearch:
         self.left = SETTINGS.episode
         self.choices = self.line.copy()
         self.prices = hints.prices * self.random.lognormal(0.0, float(self.random.choice(SETTINGS.noises)), len(hints.prices))
-        self.used = count_use(self.graph, self.items, self.choices)
+        self.used = self.items.used(self.graph.ptr[:-1] + self.choices)
         return 0
 
     def _decode(self, hints: Hints) -> None:
@@ -119,7 +119,7 @@ class LocalSearch:
         boundless = self.items._replace(capacity=np.full(len(self.used), 2**61, dtype=np.int64))
         for _ in range(SETTINGS.polishing_sweeps):
             self.prices = hints.prices.copy()
-            self.used = count_use(self.graph, self.items, self.choices)
+            self.used = self.items.used(self.graph.ptr[:-1] + self.choices)
             self._sweep(boundless, SETTINGS.polishing_largest, 0.0)
         self.prices = hints.prices.copy()
 

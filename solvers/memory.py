@@ -12,18 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Bytes, Ints, offsets
-from solvers.kernels import maximal_times, trace, wake
+from solvers.arrays import VIEWS, Bytes, Ints, offsets, ranges
+from solvers.kernels import maximal_times, trace, views, wake
 from solvers.kernels.constants import INFEASIBLE
-from solvers.memory_arrays import Items
 from solvers.presolve_state import Network
 from solvers.problem import Problem
 
-ROUNDING = 1e-12
-"""Share of all that is added up by which a difference of two sums of floats may be wrong, at most."""
 
-
-class Memory(NamedTuple):
+class Items(NamedTuple):
     """Choice c uses ``usage`` at ``begin <= t < end`` for its items ``ptr[c]:ptr[c + 1]``; time t has room ``capacity[t]``."""
 
     ptr: Ints
@@ -34,51 +30,58 @@ class Memory(NamedTuple):
     time: Ints  # the problem's time at which each indexed time begins
 
     @property
-    def items(self) -> Items:
-        """As kernels read it."""
-        return Items(*self[:5])
+    def owner(self) -> Ints:
+        """The choice of each item."""
+        return np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+
+    def of(self, choices: Ints) -> tuple[Ints, Ints]:
+        """List the items of some choices: which of the choices, and the item's number."""
+        which, item = ranges(np.diff(self.ptr)[choices])
+        return which, item + self.ptr[choices[which]]
+
+    def used(self, choices: Ints) -> Ints:
+        """Sum what some choices use at each time."""
+        _, item = self.of(choices)
+        change = np.zeros(len(self.capacity) + 1, dtype=np.int64)
+        np.add.at(change, self.begin[item], self.usage[item])
+        np.subtract.at(change, self.end[item], self.usage[item])
+        result: Ints = np.cumsum(change)[:-1]
+        return result
 
 
-def memory(problem: Problem) -> Memory:
-    """The problem's items over indexed times; none where all choices that use the most, at once, keep to the limit."""
-    if problem.limit is None or _most(problem) <= problem.limit:
+VIEWS[Items] = views.Items
+
+
+def memory(problem: Problem) -> Items:
+    """Index the times of the problem's items; no items where there is no limit."""
+    if problem.limit is None:
         none = np.zeros(0, dtype=np.int64)
-        return Memory(np.zeros(len(problem.costs) + 1, dtype=np.int64), none, none, none, none, none)
+        return Items(np.zeros(len(problem.costs) + 1, dtype=np.int64), none, none, none, none, none)
     kept = (problem.item_end > problem.item_begin) & (problem.item_usage > 0)
     begin, end, usage = problem.item_begin[kept], problem.item_end[kept], problem.item_usage[kept]
     times = np.unique(np.concatenate([begin, end]))
     owner = np.repeat(np.arange(len(problem.costs)), np.diff(problem.item_ptr))[kept]
     ptr = offsets(np.bincount(owner, minlength=len(problem.costs)).astype(np.int64))
     capacity = np.full(max(len(times) - 1, 1 if problem.limit < 0 else 0), problem.limit, dtype=np.int64)
-    return Memory(ptr, np.searchsorted(times, begin), np.searchsorted(times, end), usage, capacity, np.resize(times, len(capacity)))
+    return Items(ptr, np.searchsorted(times, begin), np.searchsorted(times, end), usage, capacity, np.resize(times, len(capacity)))
 
 
-def _most(problem: Problem) -> float:
-    """At least what any answer uses at any time."""
-    running = np.concatenate([[0.0], np.cumsum(np.maximum(problem.item_usage, 0), dtype=np.float64)])
-    choices = np.diff(running[problem.item_ptr])
-    largest = np.maximum.reduceat(choices, problem.node_ptr[:-1]) if len(choices) else choices
-    return float(largest.sum()) + ROUNDING * len(problem.costs) * float(running[-1])
-
-
-def heavy_nodes(ptr: Ints, items: Memory) -> Bytes:
-    """1 for each node that has items."""
+def heavy_nodes(ptr: Ints, items: Items) -> Bytes:
+    """Mark the nodes that have items."""
     return (items.ptr[ptr[1:]] > items.ptr[ptr[:-1]]).astype(np.uint8)
 
 
-def rebuild(net: Network, old: Memory, first_log: int) -> Memory:
-    """The items of the nodes still present after the log entries from ``first_log`` on; marks infeasibility in the network."""
+def rebuild(net: Network, old: Items, first_log: int) -> Items:
+    """Gather the items of the nodes still present after the log entries from ``first_log`` on; marks infeasibility in the network."""
     horizon = len(old.capacity)
     root, map_at = np.full(len(net.present), -2, dtype=np.int64), np.zeros(len(net.present), dtype=np.int64)
-    present = np.flatnonzero(net.present)
-    root[present] = present
-    maps = np.zeros(trace(net, first_log, root.copy(), map_at.copy(), np.zeros(0, dtype=np.int64)), dtype=np.int64)
+    maps = np.empty(int(net.live_count.max()) * len(root), dtype=np.int64)  # room that is not used takes no memory
     trace(net, first_log, root, map_at, maps)
     members = np.flatnonzero(root >= 0)
     members = members[np.argsort(root[members], kind="stable")]
     constant, largest = np.zeros(horizon + 1, dtype=np.int64), np.zeros(horizon + 1, dtype=np.int64)
     gone = np.flatnonzero(root == -1)
-    _, item = _items_of(old, net.ptr[gone] + map_at[gone])
+    _, item = old.of(net.ptr[gone] + map_at[gone])
     np.add.at(constant, old.begin[item], old.usage[item])
     np.subtract.at(constant, old.end[item], old.usage[item])
     counts = np.zeros(len(net.live), dtype=np.int64)
@@ -94,20 +97,8 @@ def rebuild(net: Network, old: Memory, first_log: int) -> Memory:
     return squeeze(offsets(counts), sketch, kept > 0, capacity, old.time)
 
 
-def _items_of(items: Memory, choices: Ints) -> tuple[Ints, Ints]:
-    """The items of some choices: which of the choices, and the item's number."""
-    which, item = ranges(np.diff(items.ptr)[choices])
-    return which, item + items.ptr[choices[which]]
-
-
-def ranges(counts: Ints) -> tuple[Ints, Ints]:
-    """[2, 0, 3] -> [0, 0, 2, 2, 2], [0, 1, 0, 1, 2]: which, and its place."""
-    which = np.repeat(np.arange(len(counts)), counts)
-    return which, np.arange(len(which)) - offsets(counts)[:-1][which]
-
-
-def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints, time: Ints) -> Memory:
-    """The items over the kept times only, those that became empty left out and equal neighbours joined."""
+def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints, time: Ints) -> Items:
+    """Keep the items over the kept times only, without empty ones, and with equal neighbours joined."""
     place = offsets(kept.astype(np.int64))
     begin, end = place[items[:, 0]], place[items[:, 1]]
     owner = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
@@ -118,10 +109,10 @@ def squeeze(ptr: Ints, items: Ints, kept: NDArray[np.bool_], capacity: Ints, tim
     first = np.flatnonzero(~joined)
     last = np.append(first[1:], len(begin))[: len(first)] - 1
     counts = np.bincount(owner[first], minlength=len(ptr) - 1).astype(np.int64)
-    return Memory(offsets(counts), begin[first], end[last], usage[first], capacity[kept], time[kept])
+    return Items(offsets(counts), begin[first], end[last], usage[first], capacity[kept], time[kept])
 
 
-def drop_too_large(net: Network, items: Memory) -> bool:
+def drop_too_large(net: Network, items: Items) -> bool:
     """Remove choices that use more than the room at some time, whatever the others choose; True if any were."""
     if len(items.usage) == 0:
         return False
@@ -135,8 +126,7 @@ def drop_too_large(net: Network, items: Memory) -> bool:
     for at, row in enumerate(lowest):
         here = level == at
         room[here] = np.minimum(row[items.begin[here]], row[items.end[here] - 2**at])
-    owner = np.repeat(np.arange(len(items.ptr) - 1), np.diff(items.ptr))
-    return drop(net, np.unique(owner[items.usage > room]))
+    return drop(net, np.unique(items.owner[items.usage > room]))
 
 
 def drop(net: Network, bad: Ints) -> bool:
@@ -156,7 +146,7 @@ def drop(net: Network, bad: Ints) -> bool:
 
 
 def gather(
-    net: Network, old: Memory, root: Ints, map_at: Ints, maps: Ints, members: Ints, constant: Ints, largest: Ints, counts: Ints
+    net: Network, old: Items, root: Ints, map_at: Ints, maps: Ints, members: Ints, constant: Ints, largest: Ints, counts: Ints
 ) -> Ints:  # fmt: skip
     """Sum the items of each present node's members: (begin, end, usage) of each sum, in order of choices.
 
@@ -169,7 +159,7 @@ def gather(
     member, j = ranges(net.live_count[root[members]])
     member = members[member]
     c = net.ptr[member] + maps[map_at[member] + j]
-    pair, item = _items_of(old, c)
+    pair, item = old.of(c)
     if len(item) == 0:
         return np.empty((0, 3), dtype=np.int64)
     node, j = root[member[pair]] * span, j[pair]

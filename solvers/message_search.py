@@ -15,7 +15,6 @@ from solvers.incumbent import Incumbent
 from solvers.kernels import certify
 from solvers.kernels.constants import FAR
 from solvers.local_search import Hints, LocalSearch
-from solvers.memory_arrays import Items
 from solvers.pairwise import Pairs, forbidding, pairs
 from solvers.reduction import Core, reduce
 from solvers.settings import SETTINGS
@@ -53,7 +52,7 @@ class MessageSearch:
         core = self.core
         self.graph: Pairs = pairs(core)
         self.costs: Floats = forbidding(core.costs)
-        self.items = Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
+        self.items = core.items
         spend = self.incumbent.spend
         self.dual = MemoryDual(self.graph, self.items, self.costs, spend, start=self.prices)
         self.searches = [LocalSearch(self.graph, self.items, self.costs, 2 * self.incumbent.seed + k, spend) for k in (0, 1)]
@@ -63,7 +62,8 @@ class MessageSearch:
     def run(self, rounds: int) -> None:
         """So many rounds, or fewer when the incumbent is over."""
         if self.rounds == 0:
-            self._warm_start()
+            if "warm start" not in SETTINGS.skip:
+                self._warm_start()
             self.dual.warm_up(SETTINGS.surely * self.incumbent.gap, float(self.core.constant))
         for _ in range(rounds):
             if self.incumbent.over:
@@ -109,7 +109,7 @@ class MessageSearch:
         self.incumbent.spend(SETTINGS.start_work)
         if self.limited or self.rounds > 0:
             self.searches[0].search(SETTINGS.sweeps, hints)
-        if self.stalled():
+        if self.stalled() and "second search" not in SETTINGS.skip:
             self.searches[1].search(SETTINGS.sweeps, hints)
         else:
             dual.ascend(SETTINGS.dual_updates)

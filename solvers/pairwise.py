@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.arrays import VIEWS, Floats, Ints, offsets
-from solvers.kernels import lay_out, views
+from solvers.arrays import VIEWS, Floats, Ints, cells, offsets
+from solvers.kernels import views
 from solvers.kernels.constants import FAR, NEVER
 from solvers.reduction import Core
 
@@ -33,17 +33,18 @@ VIEWS[Pairs] = views.Graph
 
 
 def pairs(core: Core) -> Pairs:
-    """The core's nodes and edges for message passing."""
+    """Lay out the core's nodes and edges for message passing."""
     sizes = np.diff(core.node_ptr)
     u, v = core.edges[:, 0], core.edges[:, 1]
     low, high = np.minimum(u, v), np.maximum(u, v)
     costs = forbidding(core.edge_costs)
-    straight, turned = np.empty_like(costs), np.empty_like(costs)
-    lay_out(costs, core.edge_ptr, sizes[u], sizes[v], (u < v).astype(np.uint8), straight, turned)
+    edge, row, column = cells(sizes[u], sizes[v])
+    flipped, ahead = np.empty_like(costs), (u < v)[edge]
+    flipped[core.edge_ptr[edge] + column * sizes[u[edge]] + row] = costs
     ends = np.concatenate([low, high])
     other = np.concatenate([high, low])
-    edge = np.tile(np.arange(len(low)), 2)
-    order = np.lexsort((edge, other, ends))
+    incident = np.tile(np.arange(len(low)), 2)
+    order = np.lexsort((incident, other, ends))
     adj_ptr = offsets(np.bincount(ends, minlength=len(sizes)).astype(np.int64))
     lengths = np.stack([sizes[low], sizes[high]], axis=1).reshape(-1)
     places = offsets(lengths)
@@ -52,10 +53,10 @@ def pairs(core: Core) -> Pairs:
         low=low,
         high=high,
         at=core.edge_ptr,
-        table=straight,
-        turned=turned,
+        table=np.where(ahead, costs, flipped),
+        turned=np.where(ahead, flipped, costs),
         adj_ptr=adj_ptr,
-        adj=edge[order],
+        adj=incident[order],
         split=adj_ptr[:-1] + np.bincount(high, minlength=len(sizes)),
         to_low=places[:-1:2].copy(),
         to_high=places[1:-1:2].copy(),
@@ -64,11 +65,11 @@ def pairs(core: Core) -> Pairs:
 
 
 def forbidding(costs: Ints) -> Floats:
-    """Integer costs as floats."""
+    """Turn integer costs into floats."""
     return np.where(costs >= NEVER, FAR, costs.astype(np.float64))
 
 
 def total_cost(graph: Pairs, costs: Floats, choices: Ints) -> float:
-    """What choices cost, without the price of memory."""
+    """Sum what choices cost, without the price of memory."""
     entries = graph.at[:-1] + choices[graph.low] * np.diff(graph.ptr)[graph.high] + choices[graph.high]
     return float(costs[graph.ptr[:-1] + choices].sum() + graph.table[entries].sum())

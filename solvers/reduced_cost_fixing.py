@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints, offsets
-from solvers.kernels import cut_tables, fill_reduced_costs
+from solvers.arrays import Floats, Ints, cells, offsets
+from solvers.kernels import fill_reduced_costs
 from solvers.kernels.constants import NEVER
 from solvers.pairwise import Pairs
 from solvers.problem import INFINITE, Problem
@@ -53,32 +53,31 @@ def fix_by_reduced_cost(core: Core, graph: Pairs, choice: Floats, pair: Floats, 
     finite = core.edge_costs[core.edge_costs < NEVER]
     if max(int(finite.max(initial=0)), int(core.costs.max(initial=0))) >= INFINITE:
         return None
-    kept = np.flatnonzero(choice < room)
+    open_ = choice < room
+    kept = np.flatnonzero(open_)
     owner = np.repeat(np.arange(core.num_nodes), np.diff(core.node_ptr))
     counts = np.bincount(owner[kept], minlength=core.num_nodes).astype(np.int64)
     if (counts == 0).any():
         return None
-    mask = (choice < room).astype(np.uint8)
-    node_ptr = offsets(counts)
-    edge_ptr = offsets(counts[graph.low] * counts[graph.high])
-    tables = np.empty(edge_ptr[-1])
-    cut_tables(graph, mask, pair, room, edge_ptr, tables)
-    item_counts = np.diff(core.item_ptr)[kept]
-    item_ptr = offsets(item_counts)
-    items = np.repeat(core.item_ptr[:-1][kept] - item_ptr[:-1], item_counts) + np.arange(item_ptr[-1])
-    limit = int(core.capacity.max(initial=0)) if len(core.capacity) else None
-    ballast = np.flatnonzero(core.capacity < (limit or 0))
+    node_ptr, sizes, items = offsets(counts), np.diff(graph.ptr), core.items
+    edge, row, column = cells(sizes[graph.low], sizes[graph.high])
+    inside = open_[graph.ptr[graph.low[edge]] + row] & open_[graph.ptr[graph.high[edge]] + column]
+    tables = np.where((pair >= room) | (graph.table >= INFINITE), INFINITE, graph.table)[inside].astype(np.int64)
+    _, item = items.of(kept)
+    item_ptr = offsets(np.diff(items.ptr)[kept])
+    limit = int(items.capacity.max(initial=0)) if len(items.capacity) else None
+    ballast = np.flatnonzero(items.capacity < (limit or 0))
     problem = Problem(
         name="",
         node_ptr=np.append(node_ptr, node_ptr[-1] + 1),
         costs=np.append(core.costs[kept], 0),
         edges=np.stack([graph.low, graph.high], axis=1),
-        edge_ptr=edge_ptr,
-        edge_costs=tables.astype(np.int64),
+        edge_ptr=offsets(counts[graph.low] * counts[graph.high]),
+        edge_costs=tables,
         item_ptr=np.append(item_ptr, item_ptr[-1] + len(ballast)),
-        item_begin=np.concatenate([core.item_begin[items], ballast]),
-        item_end=np.concatenate([core.item_end[items], ballast + 1]),
-        item_usage=np.concatenate([core.item_usage[items], (limit or 0) - core.capacity[ballast]]),
+        item_begin=np.concatenate([items.begin[item], ballast]),
+        item_end=np.concatenate([items.end[item], ballast + 1]),
+        item_usage=np.concatenate([items.usage[item], (limit or 0) - items.capacity[ballast]]),
         limit=limit,
     )
     return FixedCore(problem, kept, node_ptr, core)

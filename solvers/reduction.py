@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.arrays import Bytes, Ints, offsets
-from solvers.kernels import copy_tables, dominate, link, run_queues, wake
+from solvers.arrays import Bytes, Ints, cells, offsets
+from solvers.kernels import dominate, link, run_queues, wake
 from solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, SCALARS, UPPER, VISITED
-from solvers.memory import Memory, drop_too_large, heavy_nodes, memory, rebuild
+from solvers.memory import Items, drop_too_large, heavy_nodes, memory, rebuild
 from solvers.presolve_state import Network, grown, undo
 from solvers.problem import INFINITE, Problem
 from solvers.settings import SETTINGS
@@ -22,9 +22,7 @@ from solvers.settings import SETTINGS
 
 @dataclass(frozen=True, eq=False)
 class Core:
-    """What reduction leaves: the same arrays as a Problem but times indexed, room by time, and a constant cost.
-
-    ``times`` holds the problem's time at which each indexed time begins.
+    """What reduction leaves: the arrays of a Problem, items with room by time, and a constant cost.
 
     ``work`` is what the reduction took. Costs of ``NEVER`` (2^62) are forbidden. ``expand`` turns choices of the core, shape [n], into
     choices of the problem; ``restrict`` goes back, with -1 where a choice is gone.
@@ -35,12 +33,7 @@ class Core:
     edges: Ints
     edge_ptr: Ints
     edge_costs: Ints
-    item_ptr: Ints
-    item_begin: Ints
-    item_end: Ints
-    item_usage: Ints
-    capacity: Ints
-    times: Ints
+    items: Items
     constant: int
     infeasible: bool
     work: float
@@ -76,10 +69,10 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
             items, logged, before = rebuild(net, items, logged), int(net.scalars[LOG]), net.heavy.copy()
             net.heavy[:] = heavy_nodes(net.ptr, items)
             wake(net, np.flatnonzero((net.heavy == 0) & (before > 0)), 0)
-        dropped = drop_too_large(net, items)
+        dropped = "oversized" not in SETTINGS.skip and drop_too_large(net, items)
         if net.scalars[INFEASIBLE] or turn == SETTINGS.presolve_rounds - 1 or not (removed or dropped):
             break
-        removed = remove_dominated(net, items, visits)
+        removed = "dominance" not in SETTINGS.skip and remove_dominated(net, items, visits)
     return _core(net, items)
 
 
@@ -90,7 +83,7 @@ def propagate(net: Network) -> Network:
     return net
 
 
-def remove_dominated(net: Network, items: Memory, visits: Ints) -> bool:
+def remove_dominated(net: Network, items: Items, visits: Ints) -> bool:
     """Remove dominated choices; True where any went.
 
     A node is looked at anew only where an edge of it has changed, or memory is compared, or costs with an upper bound.
@@ -103,7 +96,7 @@ def remove_dominated(net: Network, items: Memory, visits: Ints) -> bool:
     net.changed[:] = 0
     nodes, widest = np.flatnonzero(looked), 6 * int(net.degree.max(initial=0))
     lost = np.zeros(len(nodes), dtype=np.uint8)
-    dominate(net, items.items, nodes, waiting, lost, np.empty(widest, dtype=np.int64), np.empty(widest, dtype=np.int64))
+    dominate(net, items, nodes, waiting, lost, np.empty(widest, dtype=np.int64), np.empty(widest, dtype=np.int64))
     wake(net, nodes[lost > 0], 1)
     return bool(lost.any())
 
@@ -146,7 +139,7 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
     return result
 
 
-def _core(net: Network, items: Memory) -> Core:
+def _core(net: Network, items: Items) -> Core:
     """What is present, numbered anew."""
     infeasible = bool(net.scalars[INFEASIBLE])
     nodes = np.zeros(0, dtype=np.int64) if infeasible else np.flatnonzero(net.present)
@@ -157,12 +150,10 @@ def _core(net: Network, items: Memory) -> Core:
     places = np.repeat(net.ptr[nodes] - node_ptr[:-1], net.live_count[nodes]) + np.arange(node_ptr[-1])
     original = net.live[places]
     flat = np.repeat(net.ptr[nodes], net.live_count[nodes]) + original
-    edge_ptr = offsets(net.live_count[net.eu[edges]] * net.live_count[net.ev[edges]])
-    tables = np.empty(edge_ptr[-1], dtype=np.int64)
-    copy_tables(net, edges, edge_ptr, tables)
-    counts = np.diff(items.ptr)[flat]
-    item_ptr = offsets(counts)
-    picked = np.repeat(items.ptr[:-1][flat] - item_ptr[:-1], counts) + np.arange(item_ptr[-1])
+    u, v = net.eu[edges], net.ev[edges]
+    edge, row, column = cells(net.live_count[u], net.live_count[v])
+    k, m = net.live[net.ptr[u[edge]] + row], net.live[net.ptr[v[edge]] + column]
+    _, item = items.of(flat)
 
     def expand(choices: Ints) -> Ints:
         full = np.zeros(len(net.present), dtype=np.int64)
@@ -179,15 +170,12 @@ def _core(net: Network, items: Memory) -> Core:
     return Core(
         node_ptr=node_ptr,
         costs=net.cost[flat],
-        edges=np.stack([number[net.eu[edges]], number[net.ev[edges]]], axis=1),
-        edge_ptr=edge_ptr,
-        edge_costs=tables,
-        item_ptr=item_ptr,
-        item_begin=items.begin[picked],
-        item_end=items.end[picked],
-        item_usage=items.usage[picked],
-        capacity=items.capacity,
-        times=items.time,
+        edges=np.stack([number[u], number[v]], axis=1),
+        edge_ptr=offsets(net.live_count[u] * net.live_count[v]),
+        edge_costs=net.pool[net.at[edges[edge]] + k * np.diff(net.ptr)[v[edge]] + m],
+        items=items._replace(
+            ptr=offsets(np.diff(items.ptr)[flat]), begin=items.begin[item], end=items.end[item], usage=items.usage[item]
+        ),
         constant=int(net.scalars[CONSTANT]),
         infeasible=infeasible,
         work=SETTINGS.visit_work * int(net.scalars[VISITED]),

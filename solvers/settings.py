@@ -1,4 +1,4 @@
-"""Every number that steers the solver, in one table. ``benchmarks/solvers.py --set NAME=VALUE`` solves with another.
+"""Every number that steers the solver, in one table. ``benchmarks/solvers.py --without NAME=VALUE`` compares another.
 
 A *unit of work* is about one CPU second of compiled code on a server core of 2024. What is counted is the same everywhere: entries of
 tables that are read, changes of prices, iterations of the simplex method. The numbers ending in ``_work`` turn counts into units; they
@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PARTS = ("dominance", "oversized", "elimination", "fixing", "dive", "reduced costs", "second search", "warm start")
+"""Parts that ``benchmarks/solvers.py --without`` leaves out by name."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """The numbers; each is followed by its meaning, with unit and reason."""
+
+    skip: frozenset[str] = frozenset()
+    """Parts left out (``PARTS``), to measure what they buy."""
 
     # Work.
     visit_work: float = 2.5e-9

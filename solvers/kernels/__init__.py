@@ -3,6 +3,8 @@
     constants     numbers that kernels and their callers share
     views         the arrays that a kernel is given, as typed buffers
     presolve      exact steps on one edge or node, from queues
+    tables        those steps inside one table
+    log           undoing the steps
     dominance     choices that another can replace
     trws          message passing, its bound and its reduced costs
     elimination   best choices of nearly all nodes at once
@@ -19,38 +21,36 @@ from solvers.arrays import on_arrays
 from solvers.kernels import dominance as _dominance
 from solvers.kernels import elimination as _elimination
 from solvers.kernels import lns_moves as _lns_moves
+from solvers.kernels import log as _log
 from solvers.kernels import presolve as _presolve
+from solvers.kernels import tables as _tables
 from solvers.kernels import trws as _trws
 from solvers.kernels import views as _views
 from solvers.kernels.views import Graph, Items, Network, Workspace
 
 COMPILED = not any(
-    str(module.__file__).endswith(".py") for module in (_dominance, _elimination, _lns_moves, _presolve, _trws, _views)
+    str(module.__file__).endswith(".py") for module in (_dominance, _elimination, _lns_moves, _log, _presolve, _tables, _trws, _views)
 )
 """Whether all kernels run as machine code."""
 
 accept_groups = on_arrays(_lns_moves.accept_groups)
 certify = on_arrays(_trws.certify)
-copy_tables = on_arrays(_presolve.copy_tables)
-cut_tables = on_arrays(_trws.cut_tables)
 dominate = on_arrays(_dominance.dominate)
 extrapolate = on_arrays(_trws.extrapolate)
 fill_reduced_costs = on_arrays(_trws.fill_reduced_costs)
 gather_beliefs = on_arrays(_trws.gather_beliefs)
 group_changes = on_arrays(_lns_moves.group_changes)
-lay_out = on_arrays(_trws.lay_out)
 link = on_arrays(_presolve.link)
-maximal_times = on_arrays(_presolve.maximal_times)
+maximal_times = on_arrays(_log.maximal_times)
 pass_both = on_arrays(_trws.pass_both)
 plan_order = on_arrays(_elimination.plan_order)
-replay = on_arrays(_presolve.replay)
+replay = on_arrays(_log.replay)
 run_queues = on_arrays(_presolve.run_queues)
 sweep = on_arrays(_elimination.sweep)
-trace = on_arrays(_presolve.trace)
+trace = on_arrays(_log.trace)
 wake = on_arrays(_presolve.wake)
 
 __all__ = [
-    "COMPILED", "Graph", "Items", "Network", "Workspace", "accept_groups", "certify", "copy_tables", "cut_tables",
-    "dominate", "extrapolate", "fill_reduced_costs", "gather_beliefs", "group_changes", "lay_out", "link",
-    "maximal_times", "pass_both", "plan_order", "replay", "run_queues", "sweep", "trace", "wake",
+    "COMPILED", "Graph", "Items", "Network", "Workspace", "accept_groups", "certify", "dominate", "extrapolate", "fill_reduced_costs",
+    "gather_beliefs", "group_changes", "link", "maximal_times", "pass_both", "plan_order", "replay", "run_queues", "sweep", "trace", "wake",
 ]  # fmt: skip

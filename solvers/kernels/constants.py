@@ -11,6 +11,8 @@ FAR = 1e25
 CONSTANT, POOL, LOG, LOG_DATA, EDGE_HEAD, EDGE_TAIL, NODE_HEAD, NODE_TAIL, INFEASIBLE, UPPER, NEED, VISITED, SCALARS = range(13)
 # Kinds of entries in the log.
 FIXED, FOLLOWS, BY_PAIR = range(3)
+# What ``tables.tighten`` finds, added together; the last three are told only where no choice was lost.
+LOST_FIRST, LOST_SECOND, MOVED_FIRST, MOVED_SECOND, IS_ZERO, FIRST_FOLLOWS, SECOND_FOLLOWS = 1, 2, 4, 8, 16, 32, 64
 # States of a node during an elimination sweep.
 ACTIVE, GONE, HELD = range(3)
 

@@ -1,9 +1,9 @@
 cimport cython
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t
 
 from solvers.kernels.views cimport Graph
 
-cdef double FAR, INFINITE
+cdef double FAR
 
 cdef double smallest(double[::1] values, int64_t count) noexcept nogil
 cdef int64_t collect(Graph graph, const double[::1] theta, const double[::1] messages, int64_t i) noexcept nogil
@@ -18,11 +18,4 @@ cpdef void gather_beliefs(Graph graph, const double[::1] theta, const double[::1
 cpdef void extrapolate(double[::1] messages, double[::1] previous, double share) noexcept nogil
 cpdef void fill_reduced_costs(
     Graph graph, const double[::1] theta, const double[::1] messages, double[::1] choice, double[::1] pair
-) noexcept nogil
-cpdef void cut_tables(
-    Graph graph, const uint8_t[::1] kept, const double[::1] pair, double room, const int64_t[::1] edge_ptr, double[::1] tables
-) noexcept nogil
-cpdef void lay_out(
-    const double[::1] costs, const int64_t[::1] at, const int64_t[::1] rows, const int64_t[::1] columns, const uint8_t[::1] keep,
-    double[::1] straight, double[::1] turned
 ) noexcept nogil

@@ -8,12 +8,9 @@ every answer, and messages need no proof of convergence. ``certify`` computes th
 
 from __future__ import annotations
 
-from solvers.arrays import Bytes, Floats, Ints
+from solvers.arrays import Floats, Ints
 from solvers.kernels.constants import FAR
 from solvers.kernels.views import Graph
-
-INFINITE = 1e17
-"""Costs from here on forbid in a problem; see ``problem.INFINITE``."""
 
 
 def smallest(values: Floats, count: int) -> float:
@@ -199,29 +196,3 @@ def fill_reduced_costs(graph: Graph, theta: Floats, messages: Floats, choice: Fl
         for x in range(size):
             for y in range(wide):
                 pair[graph.at[e] + x * wide + y] += choice[u + x] + choice[v + y]
-
-
-def cut_tables(graph: Graph, kept: Bytes, pair: Floats, room: float, edge_ptr: Ints, tables: Floats) -> None:
-    """Write the tables of kept choices to ``tables``, pairs without room forbidden."""
-    for e in range(len(graph.low)):
-        u, v, to = graph.ptr[graph.low[e]], graph.ptr[graph.high[e]], edge_ptr[e]
-        size, wide = graph.ptr[graph.low[e] + 1] - u, graph.ptr[graph.high[e] + 1] - v
-        for x in range(size):
-            if kept[u + x]:
-                for y in range(wide):
-                    if kept[v + y]:
-                        at = graph.at[e] + x * wide + y
-                        tables[to] = INFINITE if pair[at] >= room or graph.table[at] >= INFINITE else graph.table[at]
-                        to += 1
-
-
-def lay_out(costs: Floats, at: Ints, rows: Ints, columns: Ints, keep: Bytes, straight: Floats, turned: Floats) -> None:
-    """Each table as (low, high) and as (high, low)."""
-    for e in range(len(rows)):
-        for k in range(rows[e]):
-            for m in range(columns[e]):
-                one, other = at[e] + k * columns[e] + m, at[e] + m * rows[e] + k
-                if keep[e]:
-                    straight[one], turned[other] = costs[one], costs[one]
-                else:
-                    straight[other], turned[one] = costs[one], costs[one]

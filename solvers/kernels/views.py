@@ -18,10 +18,10 @@ class Graph:
 
 
 class Items:
-    """See ``memory_arrays.Items``."""
+    """See ``memory.Items``."""
 
     def __init__(self, *arrays: Any) -> None:
-        self.ptr, self.begin, self.end, self.usage, self.capacity = arrays
+        self.ptr, self.begin, self.end, self.usage, self.capacity, _ = arrays
 
 
 class Workspace:

@@ -11,7 +11,6 @@ from solvers import dual_ascent, evaluate
 from solvers.dual_ascent import MemoryDual, no_messages
 from solvers.elimination_workspace import entries_visited, workspace
 from solvers.kernels import certify, pass_both, plan_order, sweep
-from solvers.memory_arrays import Items
 from solvers.pairwise import forbidding, pairs, total_cost
 from solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
 from solvers.reduction import Core, unreduced
@@ -27,12 +26,8 @@ def _cores(count, first=0):
             yield seed, problem, core, brute_force(problem)
 
 
-def _items(core: Core) -> Items:
-    return Items(core.item_ptr, core.item_begin, core.item_end, core.item_usage, core.capacity)
-
-
 def _priced(core: Core, prices: np.ndarray) -> np.ndarray:
-    return dual_ascent.priced(forbidding(core.costs), _items(core), prices)
+    return dual_ascent.priced(forbidding(core.costs), core.items, prices)
 
 
 def test_any_messages_and_prices_prove_a_bound():
@@ -40,12 +35,12 @@ def test_any_messages_and_prices_prove_a_bound():
     for seed, _, core, best in _cores(400):
         rng = np.random.default_rng(seed)
         graph = pairs(core)
-        prices = rng.exponential(0.5, len(core.capacity)) * (rng.random(len(core.capacity)) < 0.5)
+        prices = rng.exponential(0.5, len(core.items.capacity)) * (rng.random(len(core.items.capacity)) < 0.5)
         theta, messages = _priced(core, prices), no_messages(graph)
         messages += rng.normal(0, 3, len(messages))
         guess = np.zeros(core.num_nodes, dtype=np.int64)
         for _ in range(3):
-            bound = core.constant + certify(graph, theta, messages) - float(prices @ core.capacity)
+            bound = core.constant + certify(graph, theta, messages) - float(prices @ core.items.capacity)
             if best is not None:
                 assert bound <= best + 1e-6, seed
                 checked += 1
@@ -60,7 +55,7 @@ def test_the_ascent_never_passes_the_best_and_shrinking_keeps_better_answers():
         if best is None:
             continue
         graph = pairs(core)
-        dual = MemoryDual(graph, _items(core), forbidding(core.costs), lambda work: False)
+        dual = MemoryDual(graph, core.items, forbidding(core.costs), lambda work: False)
         dual.warm_up()
         dual.ascend(20)
         bound = core.constant + dual.bound
@@ -105,7 +100,7 @@ def test_elimination_finds_the_least_cost_given_what_is_held():
     seen = 0
     for seed, _, core, _ in _cores(250):
         rng = np.random.default_rng(seed)
-        graph, theta = pairs(core), _priced(core, np.zeros(len(core.capacity)))
+        graph, theta = pairs(core), _priced(core, np.zeros(len(core.items.capacity)))
         held = (rng.random(core.num_nodes) < 0.2).astype(np.uint8)
         choices = rng.integers(0, np.diff(core.node_ptr))
         least = _least(graph, theta, choices, held)
@@ -118,7 +113,7 @@ def test_elimination_finds_the_least_cost_given_what_is_held():
 def test_small_tables_never_make_it_worse():
     for seed, _, core, _ in _cores(250, first=1000):
         rng = np.random.default_rng(seed)
-        graph, theta = pairs(core), _priced(core, np.zeros(len(core.capacity)))
+        graph, theta = pairs(core), _priced(core, np.zeros(len(core.items.capacity)))
         choices = rng.integers(0, np.diff(core.node_ptr))
         before = total_cost(graph, theta, choices)
         visited = _sweep(graph, theta, choices, np.zeros(core.num_nodes, dtype=np.uint8), rng, 12.0)

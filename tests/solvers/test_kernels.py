@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Plain())
 
 ANSWERS = """
 from solvers import kernels, solve
-from solvers.layered import layered
+from tests.solvers.layered import layered
 from tests.solvers.problems import random_problem
 
 print(kernels.COMPILED)

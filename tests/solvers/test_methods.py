@@ -10,9 +10,9 @@ import pytest
 
 from solvers import METHODS, Problem, Status, array_program, auto, evaluate, solve
 from solvers.incumbent import Incumbent
-from solvers.layered import layered
 from solvers.message_search import MessageSearch
 from solvers.reduction import unreduced
+from tests.solvers.layered import layered
 from tests.solvers.problems import brute_force, random_problem
 
 EXACT = {"auto": 1200, "highs": 1200, "pulp-highs": 700}

@@ -9,7 +9,7 @@ import pytest
 
 from solvers import Problem, evaluate, reduction
 from solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER
-from solvers.memory import Memory, drop_too_large, heavy_nodes, memory, rebuild
+from solvers.memory import Items, drop_too_large, heavy_nodes, memory, rebuild
 from solvers.presolve_state import Network, undo
 from solvers.reduction import Core, network, propagate, reduce, remove_dominated
 from tests.solvers.problems import brute_force, random_problem
@@ -70,7 +70,7 @@ def test_memory_and_dominance_keep_the_best(slack):
     assert dropped > 5 and dominated > 30
 
 
-def _removed(net: Network, items: Memory, problem: Problem) -> int:
+def _removed(net: Network, items: Items, problem: Problem) -> int:
     """How many choices dominance removes."""
     before = net.live_count.sum()
     remove_dominated(net, items, np.zeros(problem.num_nodes, dtype=np.int64))
@@ -87,11 +87,11 @@ def _best_of_core(core: Core, problem: Problem) -> int | None:
         cost = core.constant + int(core.costs[flat].sum())
         for e, (u, v) in enumerate(core.edges):
             cost += int(core.edge_costs[core.edge_ptr[e] + choices[u] * (core.node_ptr[v + 1] - core.node_ptr[v]) + choices[v]])
-        used = np.zeros(len(core.capacity), dtype=np.int64)
+        used = np.zeros(len(core.items.capacity), dtype=np.int64)
         for c in flat:
-            for item in range(core.item_ptr[c], core.item_ptr[c + 1]):
-                used[core.item_begin[item] : core.item_end[item]] += core.item_usage[item]
-        fits = bool((used <= core.capacity).all())
+            for item in range(core.items.ptr[c], core.items.ptr[c + 1]):
+                used[core.items.begin[item] : core.items.end[item]] += core.items.usage[item]
+        fits = bool((used <= core.items.capacity).all())
         full = core.expand(np.array(choices, dtype=np.int64))
         true_cost, _, feasible = evaluate(problem, full)
         assert feasible == (fits and cost < NEVER)

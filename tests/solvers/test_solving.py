@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from solvers import Problem, Status, evaluate, solve, solving
-from solvers.layered import layered
+from tests.solvers.layered import layered
 from tests.solvers.problems import random_problem, shared_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def test_same_work_gives_the_same_answer_when_time_is_short_of_nothing():
     assert one.choices.tolist() == other.choices.tolist()
 
 
-@pytest.mark.parametrize("method", ["auto", "highs", "messages"])
+@pytest.mark.parametrize("method", ["auto", "highs", "messages", "pulp-highs"])
 def test_work_ends_a_solve(method):
     problem = layered(6, 20, 20, seed=5)
     found = [solve(problem, work=work, time_limit=600.0, gap=0.0, method=method) for work in (0.02, 0.3)]
