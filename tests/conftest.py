@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from autopar.effort import WORK_SECONDS
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("autopar", deadline=None)  # the first example pays for compiling and caches
@@ -28,6 +30,21 @@ def _no_process_group_is_left() -> Iterator[None]:
     if distributed is not None and distributed.is_initialized():
         distributed.destroy_process_group()
         pytest.fail("the test leaves a process group behind")
+
+
+SHORT_SEARCHES = {"cli", "report", "runtime", "serving", "verify"}
+"""Folders of tests that need a plan, but not how good it is: their searches do less work."""
+PART_OF_WORK = 0.05
+"""Part of the work that is done there. A plan is found long before the work is used up; proofs take most of it."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_searches(request: pytest.FixtureRequest) -> Iterator[None]:
+    place = request.path.relative_to(Path(__file__).parent).parts[0]
+    with pytest.MonkeyPatch.context() as patch:
+        for level, seconds in WORK_SECONDS.items() if place in SHORT_SEARCHES else ():
+            patch.setitem(WORK_SECONDS, level, PART_OF_WORK * seconds)  # type: ignore[misc]
+        yield
 
 
 @pytest.fixture

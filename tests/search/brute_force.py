@@ -17,7 +17,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
+from operator import le
 from typing import NamedTuple
 
 import numpy as np
@@ -160,20 +162,19 @@ def shortest(tasks: Tasks, rules: Rules, limit: float) -> float:
 
     A state is what has been done (operators run, collectives started and waited for, as sets of bits, and which calls still have to be
     waited for) and when: the operators' clock, when each link is free, when each collective that still matters ends. Of states in which
-    the same has been done only those stay that are earlier than all others in something.
+    the same has been done only those stay that are earlier than all others in something, and that can be over in time.
     """
     if not tasks:
         return 0.0
     search = _Lists(tasks, rules)
     search.best = math.inf
     states: dict[Done, list[Times]] = {Done(0, 0, frozenset()): [(0.0,) * (search.width + len(tasks))]}
-    runs = {number: task.seconds for number, task in enumerate(tasks) if task.kind == "run"}
     while states:
         size = min(done.size for done in states)
         for done in [done for done in states if done.size == size]:
-            rest = sum(seconds for number, seconds in runs.items() if not done.begun >> number & 1)
+            rest = search.rest(done)
             for times in states.pop(done):
-                if times[0] + rest <= min(limit, search.best):
+                if max(time + more for time, more in zip(times, rest, strict=False)) <= min(limit, search.best):
                     for after, moments in search.next(done, times):
                         _keep(states.setdefault(after, []), moments)
     return search.best if search.best <= limit else math.inf
@@ -208,6 +209,21 @@ class _Lists:
         ]
         self.everything = sum(1 << number for number in self.movable)
         self.best = math.inf
+        self.chain = _chains(tasks, self.there, self.flying)
+        self._copies: dict[tuple[int, ...], float] = {}
+
+    def rest(self, done: Done) -> tuple[float, ...]:
+        """Seconds that follow at least: after the clock all operators and the longest chain, after each link's last call its others."""
+        left = [number for number in self.movable if not done.begun >> number & 1]
+        compute = sum(self.tasks[number].seconds for number in left if self.tasks[number].kind == "run")
+        calls = (sum(self.tasks[n].seconds - self.tasks[n].latency for n in left if link in self.tasks[n].links) for link in self.links)
+        return max([compute, *(self.chain[number] for number in left)]), *calls
+
+    def copies(self, group: tuple[int, ...]) -> float:
+        """``Rules.copies``, remembered."""
+        if group not in self._copies:
+            self._copies[group] = self.rules.copies([self.tasks[number] for number in group])
+        return self._copies[group]
 
     def next(self, done: Done, times: Times) -> Iterator[tuple[Done, Times]]:
         if done.begun == self.everything and not done.open:
@@ -229,8 +245,7 @@ class _Lists:
     def _wait(self, done: Done, group: tuple[int, ...], times: Times) -> tuple[Done, Times]:
         found = list(times)
         begin = max(times[0], times[self.width + group[0]])
-        copies = self.rules.copies([self.tasks[number] for number in group])
-        found[0] = operator_ends(begin, copies, max(times[1 : self.width], default=0.0), self.rules.slowdown)
+        found[0] = operator_ends(begin, self.copies(group), max(times[1 : self.width], default=0.0), self.rules.slowdown)
         after = Done(done.begun, done.waited | sum(1 << number for number in group), done.open - {group})
         return after, self._settled(found, after)
 
@@ -254,7 +269,7 @@ class _Lists:
             for place in (*held, *(width + number for number in group)):
                 found[place] = end
             found[0] = now if self.rules.overlaps else arrived
-            if self.rules.copies([self.tasks[number] for number in group]):
+            if self.copies(group):
                 waiting = waiting | {group}
         after = Done(done.begun | sum(1 << number for number in group), done.waited, waiting)
         return after, self._settled(found, after)
@@ -285,6 +300,15 @@ def _needs(tasks: Tasks) -> tuple[list[set[int]], list[set[int]]]:
     return there, flying
 
 
+def _chains(tasks: Tasks, there: Sequence[set[int]], flying: Sequence[set[int]]) -> list[float]:
+    """For each task the seconds from its begin to the end of all that waits for it."""
+    found = [task.seconds for task in tasks]
+    for number in reversed(range(len(tasks))):
+        for other in there[number] | flying[number]:
+            found[other] = max(found[other], tasks[other].seconds + found[number])
+    return found
+
+
 def _together(tasks: Tasks, ready: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """What can come next: one task, or several collectives as one call."""
     yield from ((number,) for number in ready)
@@ -298,9 +322,9 @@ def _together(tasks: Tasks, ready: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _keep(known: list[tuple[float, ...]], state: tuple[float, ...]) -> None:
-    if any(all(mine <= other for mine, other in zip(one, state, strict=True)) for one in known):
+    if any(all(map(le, one, state)) for one in known):
         return
-    known[:] = [one for one in known if not all(mine <= other for mine, other in zip(state, one, strict=True))]
+    known[:] = [one for one in known if not all(map(le, state, one))]
     known.append(state)
 
 
@@ -354,7 +378,15 @@ class Timing:
     _steps: dict[object, tuple[Task, ...]] = field(default_factory=dict)
     _best: dict[Tasks, tuple[float, float]] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def _deferrable(self) -> frozenset[str]:
+        return frozenset(may_be_deferred(self.graph))
+
+    @cached_property
+    def _most_deferred_bytes(self) -> float:
+        return most_deferred_bytes(self.graph)
+
+    @cached_property
     def rules(self) -> Rules:
         hardware = self.machine.hardware
         return Rules(hardware.overlap_slowdown, hardware.launch_overlaps, self.machine.copy_seconds)
@@ -406,11 +438,10 @@ class Timing:
             return False
         readers = {reader for reader, _, read in way.reads if read == value}
         made = [item[0] for item in way.made if item[1] == value]
-        spec = next(item[3] for item in way.made if item[0] == value)
-        if pricing.local_bytes(self.graph.tensors[way.tensor], spec, self.machine) > most_deferred_bytes(self.graph):
+        if not readers <= self._deferrable or not (readers or made) or not all(self._late(way, other) for other in made):
             return False
-        only = readers <= may_be_deferred(self.graph) and all(self._late(way, other) for other in made)
-        return only and bool(readers or made)
+        spec = next(item[3] for item in way.made if item[0] == value)
+        return pricing.local_bytes(self.graph.tensors[way.tensor], spec, self.machine) <= self._most_deferred_bytes
 
     def _own(self, way: Way, source: str, phase: Phase) -> bool:
         """Whether a value is memory of its own, made in a phase."""
@@ -554,6 +585,7 @@ class BruteForce:
             (self.complete[max(mine)] if mine else self.free_sites).append(site)
         self.between = [edge for edge in model.edges if edge.source in place and edge.target in place]
         self._choices: dict[object, tuple[Choice, ...]] = {}
+        self._known: dict[Way, Choice] = {}
         self._parts: dict[object, int] = {}
         self._tasks: dict[object, tuple[Tasks, float]] = {}
 
@@ -703,13 +735,18 @@ class BruteForce:
         reads: dict[tuple[str, int], str] = {}
         extract_site(self.model, choices, site, layouts, reads)
         way = way_of(site.tensor, site.specs[choices[site.producer]], layouts, reads)
+        if way not in self._known:
+            self._known[way] = self._priced(way)
+        return self._known[way]
+
+    def _priced(self, way: Way) -> Choice:
         loads, seconds = [0.0] * (2 * len(self.links)), 0.0
         for _, _, source, target, phase in way.made:
-            for task in self.timing.steps(site.tensor, source, target):
+            for task in self.timing.steps(way.tensor, source, target):
                 seconds += task.seconds
                 for link in task.links:
                     loads[PHASES.index(phase) * len(self.links) + self.links.index(link)] += task.seconds - task.latency
-        parts = (self._parts.setdefault((site.tensor, self.timing.part(way, phase)), len(self._parts)) for phase in PHASES)
+        parts = (self._parts.setdefault((way.tensor, self.timing.part(way, phase)), len(self._parts)) for phase in PHASES)
         return Choice(way, tuple(loads), tuple(parts), seconds)
 
     def _leaf(self, spent: tuple[float, float, float], chosen: list[tuple[Choice, ...]]) -> None:

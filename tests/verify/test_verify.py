@@ -40,10 +40,14 @@ def target(name: str = "mlp", mode: str = "train") -> Target:
 
 
 @lru_cache
-def plan_of(name: str = "mlp", mode: str = "train", mesh: str = "dp=2,tp=2") -> Plan:
+def graph_of(name: str, mode: str) -> autopar.Graph:
     made = target(name, mode)
-    graph = autopar.capture(made.model, made.args, mode=mode)  # whose time, on a busy machine, is not the search's
-    return autopar.plan(graph, mesh=mesh, hardware="cpu-cluster", cost_model="communication")
+    return autopar.capture(made.model, made.args, mode=mode)
+
+
+@lru_cache
+def plan_of(name: str = "mlp", mode: str = "train", mesh: str = "dp=2,tp=2") -> Plan:
+    return autopar.plan(graph_of(name, mode), mesh=mesh, hardware="cpu-cluster", cost_model="communication")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_the_zoo_passes_in_lockstep(name: str) -> None:
 @pytest.mark.parametrize("mode", ["train", "inference"])
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "llama3", "resnet", "moe"])
 def test_the_zoo_passes_on_real_ranks(name: str, mode: str, mesh: str) -> None:
-    found = verify(plan_of(name, mode, mesh), target(name, mode))
+    found = verify(plan_of(name, mode, mesh), target(name, mode), steps=10 if mesh == "2x2" else 4)
     assert found.passed, found
 
 
