@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,25 @@ PART_OF_WORK = 0.05
 """Part of the work that is done there. A plan is found long before the work is used up; proofs take most of it."""
 
 
+@contextmanager
+def _less_work() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for level, seconds in WORK_SECONDS.items():
+            patch.setitem(WORK_SECONDS, level, PART_OF_WORK * seconds)  # type: ignore[misc]
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _short_searches(request: pytest.FixtureRequest) -> Iterator[None]:
     place = request.path.relative_to(Path(__file__).parent).parts[0]
-    with pytest.MonkeyPatch.context() as patch:
-        for level, seconds in WORK_SECONDS.items() if place in SHORT_SEARCHES else ():
-            patch.setitem(WORK_SECONDS, level, PART_OF_WORK * seconds)  # type: ignore[misc]
+    with _less_work() if place in SHORT_SEARCHES else nullcontext():
+        yield
+
+
+@pytest.fixture
+def short_search() -> Iterator[None]:
+    """For a test elsewhere that needs plans, but not how good they are."""
+    with _less_work():
         yield
 
 

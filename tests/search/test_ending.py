@@ -96,6 +96,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("case", SEARCHES)
 @pytest.mark.parametrize("way", ["interrupted", "late"])
 def test_a_search_that_is_ended_gives_the_best_so_far(case: Callable[[], tuple[Graph, Machine]], way: str) -> None:

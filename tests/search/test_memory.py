@@ -160,6 +160,7 @@ def test_more_memory_never_costs_more_and_the_least_named_does(seed: int) -> Non
         assert more <= less * (1 + 0.02)
 
 
+@pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_limit_that_keeps_nothing_out_is_not_asked_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that does is, after the first answer without it: both find what they find with the limit from the start."""

@@ -186,6 +186,7 @@ def test_second_runs_are_in_one_order_whatever_the_order_of_a_set() -> None:
     assert "@again" in told[0]
 
 
+@pytest.mark.usefixtures("short_search")
 def test_no_plan_is_worse_than_making_all_layers_again() -> None:
     """No plan found is worse than one that makes its layers again and fits; with ``off`` there is none."""
     graph = graph_of("gpt2")
