@@ -1,15 +1,13 @@
 """The integer program of a core, from arrays straight into HiGHS: LP first, memory rows only when they are broken.
 
 Linear relaxations of sharding problems are nearly always integral, so most of the work is one LP; integrality is asked for only when
-the LP's answer lacks it, and what is found near that costs too much. Rows of memory are many thousands and few of them bind: the most
-exceeded times are added, round by round. An answer that respects the rows only within the solver's tolerance is cut off by counting its
-items, which is exact.
+the LP's answer lacks it. Rows of memory are many thousands and few of them bind: the most exceeded times are added, round by round. An
+answer that respects the rows only within the solver's tolerance is cut off by counting its items, which is exact.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,9 +20,6 @@ from solvers.kernels.constants import NEVER
 from solvers.reduction import Core, reduce
 from solvers.settings import SETTINGS
 
-WHOLE = 1e-6
-"""What is as near to a whole number is one."""
-
 
 def solve_array_program(incumbent: Incumbent) -> None:
     """Reduce, then solve the core exactly."""
@@ -34,7 +29,7 @@ def solve_array_program(incumbent: Incumbent) -> None:
 
 
 def solve_core(incumbent: Incumbent, core: Core, excluded: int | None = None, work: float = np.inf) -> None:
-    """Solve the core, with so much work at most.
+    """Solve the core with at most ``work``.
 
     Answers of cost ``excluded`` or more are missing from the core, and that cost is known to be reached.
     """
@@ -72,16 +67,11 @@ class _Program:
     times: set[int] = field(default_factory=set)
 
     def run(self) -> None:
-        """Rounds of LP until its answer respects the memory, then rounds of the integer program."""
+        """Solve the LP until its answer respects the memory, then the integer program likewise."""
         self.model = self._model()
-        choices, bound, values = len(self.core.costs), None, None
+        choices, bound = len(self.core.costs), None
         for integral in (False, True):
             if integral:
-                duals = np.array(self.model.getSolution().col_dual)
-                if "dive" not in SETTINGS.skip:
-                    self._dive(values)
-                if "reduced costs" not in SETTINGS.skip:
-                    self._fix(bound, duals)
                 self.model.setOptionValue("mip_abs_gap", SETTINGS.program_gap * self.incumbent.gap * max(bound or 0.0, 0.0) / self.scale)
                 self.model.setOptionValue("presolve", "choose")
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
@@ -94,8 +84,7 @@ class _Program:
                     return
                 picked = self._rounded(values)
                 whole = integral or not _between(values).any()
-                if whole:
-                    self.incumbent.offer(self.core.expand(picked))
+                self.incumbent.offer(self.core.expand(picked))
                 if not self._add_rows(values, picked if whole else None):
                     if whole:
                         return
@@ -138,7 +127,7 @@ class _Program:
         model.setOptionValue("threads", 1)
         model.setOptionValue("output_flag", False)
         model.setOptionValue("presolve", "off")  # the core is reduced; only integer programs gain by more
-        model.setOptionValue("mip_rel_gap", max(self.incumbent.gap, 1e-6) / 10)
+        model.setOptionValue("mip_rel_gap", SETTINGS.program_gap * max(self.incumbent.gap, SETTINGS.optimal_gap))
         model.setOptionValue("mip_abs_gap", 0.0)
         model.setOptionValue("mip_feasibility_tolerance", SETTINGS.tight)
         model.setOptionValue("primal_feasibility_tolerance", SETTINGS.tight)
@@ -147,10 +136,10 @@ class _Program:
         return model
 
     def _solve(self, integral: bool) -> tuple[Floats | None, float | None]:
-        """Values of the choices and a bound; no bound when the rows have no answer, no values when time ran out."""
+        """Solve for values of the choices and a bound; no bound when the rows have no answer, no values when work ran out."""
         import highspy
 
-        self._run(integral)
+        run_counted(self.model, self.incumbent, self.allowed, integral)
         status, info = self.model.getModelStatus(), self.model.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
             _exhausted(self.incumbent, self.excluded)
@@ -162,66 +151,14 @@ class _Program:
         if self.excluded is not None:
             bound = min(bound, self.excluded)
         has_values = optimal or (integral and info.primal_solution_status == 2)
-        values = self._values() if has_values else None
+        values = np.array(self.model.getSolution().col_value)[: len(self.core.costs)] if has_values else None
         if not optimal and values is not None:
             self.incumbent.offer(self.core.expand(self._rounded(values)))
             values = None
         return values, bound
 
-    def _run(self, integral: bool = False) -> None:
-        run_counted(self.model, self.incumbent, self.allowed, integral)
-
-    def _values(self) -> Floats:
-        return np.array(self.model.getSolution().col_value)[: len(self.core.costs)]
-
-    def _bound(self, choices: Iterable[int], most: float) -> None:
-        """Rules choices out, with 0, or lets them in again, with 1."""
-        columns = np.unique(np.fromiter(choices, dtype=np.int32))  # HiGHS changes nothing where one stands twice
-        self.model.changeColsBounds(len(columns), columns, np.zeros(len(columns)), np.full(len(columns), most))
-
-    def _fix(self, bound: float | None, duals: Floats) -> None:
-        """Leaves out what the relaxation's reduced costs show to cost as much as the best answer known."""
-        known = self.incumbent.objective
-        if known is None or bound is None or len(duals) == 0:
-            return
-        self._bound(np.flatnonzero(duals * self.scale * (1 - SETTINGS.tight) > known - bound + 1).tolist(), 0.0)
-        self.excluded = known if self.excluded is None else min(known, self.excluded)
-
-    def _dive(self, values: Floats | None) -> None:
-        """Offers an answer near the relaxation's: of the choices that it is between the likeliest is made, or ruled out where nothing is
-        left with it, and the rest solved anew."""
-        gone = set[int]()
-        for _ in range(SETTINGS.dive_steps):
-            if values is None or self._ended():
-                break
-            between, picked, others = _between(values), self._rounded(values), set[int]()
-            likeliest = int(np.argmax(np.where(between, values, 0.0)))
-            if between.any():
-                node = int(np.searchsorted(self.core.node_ptr, likeliest, side="right")) - 1
-                others = set(range(*self.core.node_ptr[node : node + 2])) - gone - {likeliest}
-            else:
-                self.incumbent.offer(self.core.expand(picked))
-                if not self._add_rows(values, picked):
-                    break
-            values = self._relaxed(others)
-            if values is None and others:
-                self._bound(others, 1.0)
-                others = {likeliest}
-                values = self._relaxed(others)
-            gone |= others
-        self._bound(gone, 1.0)
-
-    def _relaxed(self, gone: Set[int]) -> Floats | None:
-        """Values of the choices without some of them; None where there are none in time."""
-        import highspy
-
-        self._bound(gone, 0.0)
-        self._run()
-        optimal = self.model.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        return self._values() if optimal else None
-
     def _rounded(self, values: Floats) -> Ints:
-        """The largest choice of each node."""
+        """Pick the largest choice of each node."""
         starts = self.core.node_ptr[:-1]
         node = np.repeat(np.arange(self.core.num_nodes), np.diff(self.core.node_ptr))
         best = np.maximum.reduceat(values, starts)
@@ -239,7 +176,7 @@ class _Program:
         change = np.bincount(items.begin, expected, times) - np.bincount(items.end, expected, times)
         excess = (np.cumsum(change)[:-1] - items.capacity) / items.capacity.clip(1)
         exact = None if picked is None else items.used(self.core.node_ptr[:-1] + picked) - items.capacity
-        broken = excess > 1e-7 if exact is None else exact > 0
+        broken = excess > SETTINGS.whole if exact is None else exact > 0
         if picked is None:
             broken[list(self.times)] = False  # the model has these rows, and keeps to them within its tolerance
         added: list[int] = []
@@ -274,12 +211,12 @@ class _Program:
 
 
 def _between(values: Floats) -> NDArray[np.bool_]:
-    """Which of them are not whole."""
-    return np.abs(values - np.rint(values)) >= WHOLE
+    """Mark the values that are not whole."""
+    return np.abs(values - np.rint(values)) >= SETTINGS.whole
 
 
 def _spread(core: Core, side: int, first_row: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """(row, column) of the choices of each edge's node on that side, one row a choice."""
+    """List (row, column) of the choices of each edge's node on that side, one row a choice."""
     nodes = core.edges[:, side]
     counts = sizes[nodes]
     within = np.arange(counts.sum()) - np.repeat(offsets(counts)[:-1], counts)

@@ -13,7 +13,6 @@ import numpy as np
 from solvers.array_program import solve_core
 from solvers.arrays import Floats
 from solvers.dual_ascent import priced
-from solvers.exact_elimination import solve_by_elimination
 from solvers.incumbent import Incumbent
 from solvers.message_search import MessageSearch
 from solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
@@ -25,8 +24,6 @@ def solve_auto(incumbent: Incumbent) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(incumbent.problem)
     incumbent.spend(core.work)
-    if "elimination" not in SETTINGS.skip and solve_by_elimination(incumbent, core) and incumbent.done:
-        return
     if core.num_entries <= SETTINGS.direct_entries:
         solve_core(incumbent, core)
         return
@@ -75,8 +72,8 @@ class AlternatingSolver:
         theta = priced(search.costs, search.items, search.dual.best_prices)
         choice, pair = reduced_costs(search.graph, theta, search.dual.best_messages)
         self.incumbent.spend(3 * SETTINGS.message_work * len(pair))
-        room = (objective - search.bound()) * (1 + 1e-9) + 1e-3
-        if search.core.num_entries > SETTINGS.exact_entries and np.count_nonzero(pair < room) > 0.9 * len(pair):
+        room = (objective - search.bound()) * (1 + SETTINGS.tight) + 1
+        if search.core.num_entries > SETTINGS.exact_entries and np.count_nonzero(pair < room) > SETTINGS.smaller * len(pair):
             return None
         rest = fix_by_reduced_cost(search.core, search.graph, choice, pair, room)
         if rest is None:

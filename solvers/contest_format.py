@@ -43,7 +43,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _from_json(data: bytes) -> Arrays:
-    """The slow and careful road: it also finds the words for what is wrong with a file."""
+    """Parse the text. Raises ProblemError with the place of what is wrong."""
     try:
         document = json.loads(data, object_pairs_hook=_each_once)
     except UnicodeDecodeError as error:
@@ -67,26 +67,10 @@ def _from_json(data: bytes) -> Arrays:
     else:
         lives, life_ptr = _rows(_key(nodes, "intervals", "problem.nodes.", list), "problem.nodes.intervals")
         usages, usage_ptr = _rows(_key(nodes, "usages", "problem.nodes.", list), "problem.nodes.usages")
-        item_ptr, items = interval_items(node_ptr, lives, life_ptr, usages, usage_ptr)
+        item_ptr, items = _interval_items(node_ptr, lives, life_ptr, usages, usage_ptr)
     name, limit = body.get("name", ""), body.get("usage_limit")
     if not isinstance(name, str):
         raise ProblemError("problem.name is not a string", 'write "name": "..." or leave it out')
-    return assemble(name, node_ptr, costs, pairs, pair_ptr, edge_costs, edge_ptr, item_ptr, items, limit)
-
-
-def assemble(
-    name: str,
-    node_ptr: Ints,
-    costs: Ints,
-    pairs: Ints,
-    pair_ptr: Ints,
-    edge_costs: Ints,
-    edge_ptr: Ints,
-    item_ptr: Ints,
-    items: tuple[Ints, Ints, Ints],
-    limit: Any,
-) -> Arrays:
-    """Arrays from the file's flat lists, with the checks that only the file's form needs."""
     wrong = np.diff(pair_ptr) != 2
     if wrong.any():
         edge = int(np.argmax(wrong))
@@ -97,11 +81,10 @@ def assemble(
         raise ProblemError(text, "one list of costs an edge")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not -(2**63) <= limit < 2**63):
         raise ProblemError("problem.usage_limit is not a 64-bit integer", "give an integer, or leave it out for no limit")
-    begin, end, usage = items
-    return Arrays(name, node_ptr, costs, pairs.reshape(-1, 2), edge_ptr, edge_costs, item_ptr, begin, end, usage, limit)
+    return Arrays(name, node_ptr, costs, pairs.reshape(-1, 2), edge_ptr, edge_costs, item_ptr, *items, limit)
 
 
-def interval_items(node_ptr: Ints, lives: Ints, life_ptr: Ints, usages: Ints, usage_ptr: Ints) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
+def _interval_items(node_ptr: Ints, lives: Ints, life_ptr: Ints, usages: Ints, usage_ptr: Ints) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
     """The items of choices that all live as long as their node: ``item_ptr`` and (begin, end, usage), those that use nothing left out."""
     count = len(node_ptr) - 1
     for field, ptr in (("intervals", life_ptr), ("usages", usage_ptr)):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from solvers.arrays import Ints
 from solvers.evaluation import evaluate
 from solvers.problem import INFINITE, Problem
+from solvers.settings import SETTINGS
 from solvers.solution import Solution, Status
-
-OPTIMAL_GAP = 1e-6
-"""An answer this close to its bound is called optimal."""
 
 Progress = Callable[[int | None, float, float, float], None]
 """Called with (best cost or None, bound, gap, seconds) whenever one of them improves."""
@@ -47,7 +45,6 @@ class Incumbent:
     infeasible: bool = False
     smallest_limit: int | None = None
     message: str = ""
-    steps: list[str] = field(default_factory=list)
 
     def offer(self, choices: Ints) -> bool:
         """Keep the choices if the evaluator calls them feasible and cheaper; True when kept."""
@@ -64,7 +61,7 @@ class Incumbent:
 
     def prove(self, bound: float) -> None:
         """Every feasible answer costs at least ``bound``; costs are integers, so the bound is rounded up."""
-        whole = math.ceil(bound - 1e-6) if math.isfinite(bound) else 0
+        whole = math.ceil(bound - SETTINGS.whole) if math.isfinite(bound) else 0
         if whole > self.bound:
             self.bound = whole
             self._tell()
@@ -112,7 +109,7 @@ class Incumbent:
             return Solution(None, None, self.bound, float("inf"), status, None, seconds, method, lack, limit, self.spent, self.cut)
         bound = min(self.bound, self.objective)
         gap = (self.objective - bound) / self.objective if self.objective else 0.0
-        status = Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.FEASIBLE
+        status = Status.OPTIMAL if gap <= SETTINGS.optimal_gap else Status.FEASIBLE
         message = self.message
         return Solution(self.choices, self.objective, bound, gap, status, self.peak, seconds, method, message, None, self.spent, self.cut)
 

@@ -24,7 +24,6 @@ class Network(NamedTuple):
     cost: Ints  # [C]
     present: Bytes  # [N] 0: fixed, merged or eliminated
     heavy: Bytes  # [N] 1: has memory items
-    changed: Bytes  # [N] 1: an edge of it has changed since dominance looked at it
     degree: Ints  # [N]
     head: Ints  # [N] first edge end
     following: Ints  # [2 E] next edge end of the same node, -1 at the end
@@ -47,20 +46,20 @@ VIEWS[Network] = views.Network
 
 
 def grown(net: Network) -> Network:
-    """The same network with more room for tables and for the log."""
+    """Make room for tables and for the log."""
     need = int(net.scalars[NEED])
     return net._replace(pool=_longer(net.pool, net.scalars[POOL], need), log_data=_longer(net.log_data, net.scalars[LOG_DATA], need))
 
 
 def _longer(array: Ints, used: int, need: int) -> Ints:
-    """More than twice as long; what is not used yet takes no memory."""
+    """Copy to an array more than twice as long; what is not used yet takes no memory."""
     longer = np.zeros(2 * len(array) + need, dtype=np.int64)
     longer[:used] = array[:used]
     return longer
 
 
 def undo(net: Network, choices: Ints) -> Ints:
-    """Choices of all nodes from those of the nodes still present (shape [N], original numbers)."""
+    """Find the choices of all nodes from those of the nodes still present (shape [N], original numbers)."""
     full = choices.copy()
     replay(net, full)
     return full

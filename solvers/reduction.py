@@ -59,7 +59,6 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
     """The core of the problem, for answers that cost less than ``upper``."""
     items = memory(problem)
     net = network(problem, heavy_nodes(problem.node_ptr, items), upper)
-    visits = np.zeros(problem.num_nodes, dtype=np.int64)
     logged, removed = 0, True
     for turn in range(SETTINGS.presolve_rounds):
         net = propagate(net)
@@ -72,7 +71,7 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
         dropped = "oversized" not in SETTINGS.skip and drop_too_large(net, items)
         if net.scalars[INFEASIBLE] or turn == SETTINGS.presolve_rounds - 1 or not (removed or dropped):
             break
-        removed = "dominance" not in SETTINGS.skip and remove_dominated(net, items, visits)
+        removed = "dominance" not in SETTINGS.skip and remove_dominated(net, items)
     return _core(net, items)
 
 
@@ -83,20 +82,11 @@ def propagate(net: Network) -> Network:
     return net
 
 
-def remove_dominated(net: Network, items: Items, visits: Ints) -> bool:
-    """Remove dominated choices; True where any went.
-
-    A node is looked at anew only where an edge of it has changed, or memory is compared, or costs with an upper bound.
-    """
-    looked = (net.present > 0) & (visits < SETTINGS.dominance_visits) & (net.live_count > 1)
-    visits += looked
-    waiting = np.ones_like(net.changed)
-    if len(items.capacity) == 0 and net.scalars[UPPER] >= NEVER:
-        waiting[:] = net.changed  # others would find what they found: moved minima change neither side of a comparison
-    net.changed[:] = 0
-    nodes, widest = np.flatnonzero(looked), 6 * int(net.degree.max(initial=0))
+def remove_dominated(net: Network, items: Items) -> bool:
+    """Remove dominated choices; True where any went."""
+    nodes = np.flatnonzero((net.present > 0) & (net.live_count > 1))
     lost = np.zeros(len(nodes), dtype=np.uint8)
-    dominate(net, items, nodes, waiting, lost, np.empty(widest, dtype=np.int64), np.empty(widest, dtype=np.int64))
+    dominate(net, items, nodes, lost)
     wake(net, nodes[lost > 0], 1)
     return bool(lost.any())
 
@@ -107,9 +97,6 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
     sizes = np.diff(problem.node_ptr)
     scalars = np.zeros(SCALARS, dtype=np.int64)
     scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
-    pool = np.empty(SETTINGS.presolve_room * len(problem.edge_costs) + 4096, dtype=np.int64)
-    pool[: len(problem.edge_costs)] = problem.edge_costs
-    pool[: len(problem.edge_costs)][problem.edge_costs >= INFINITE] = NEVER
     result = Network(
         ptr=problem.node_ptr,
         live=np.arange(len(problem.costs), dtype=np.int64) - np.repeat(problem.node_ptr[:-1], sizes),
@@ -117,7 +104,6 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
         cost=np.where(problem.costs >= INFINITE, NEVER, problem.costs),
         present=np.ones(nodes, dtype=np.uint8),
         heavy=heavy.astype(np.uint8),
-        changed=np.ones(nodes, dtype=np.uint8),
         degree=np.zeros(nodes, dtype=np.int64),
         head=np.full(nodes, -1, dtype=np.int64),
         following=np.full(2 * edges, -1, dtype=np.int64),
@@ -125,13 +111,13 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
         ev=problem.edges[:, 1].copy(),
         at=problem.edge_ptr[:-1].copy(),
         edge_live=np.ones(edges, dtype=np.uint8),
-        pool=pool,
+        pool=np.where(problem.edge_costs >= INFINITE, NEVER, problem.edge_costs),
         edge_queue=np.zeros(edges + 1, dtype=np.int64),
         edge_waits=np.zeros(edges, dtype=np.uint8),
         node_queue=np.zeros(nodes + 1, dtype=np.int64),
         node_waits=np.zeros(nodes, dtype=np.uint8),
         log=np.zeros((nodes, 5), dtype=np.int64),
-        log_data=np.zeros(len(problem.edge_costs) + 2 * len(problem.costs) + 4096, dtype=np.int64),
+        log_data=np.zeros(len(problem.edge_costs) + len(problem.costs), dtype=np.int64),
         mark=np.full(nodes, -1, dtype=np.int64),
         scalars=scalars,
     )

@@ -1,21 +1,21 @@
 """Every number that steers the solver, in one table. ``benchmarks/solvers.py --without NAME=VALUE`` compares another.
 
 A *unit of work* is about one CPU second of compiled code on a server core of 2024. What is counted is the same everywhere: entries of
-tables that are read, changes of prices, iterations of the simplex method. The numbers ending in ``_work`` turn counts into units; they
-were measured on the contest's instances and on layered problems.
+tables that are read, changes of prices, iterations of the simplex method. Letters name instances of the contest on intra-operator
+parallelism; *layered* is ``tests/solvers/layered.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PARTS = ("dominance", "oversized", "elimination", "fixing", "dive", "reduced costs", "second search", "warm start")
+PARTS = ("dominance", "oversized", "fixing", "second search", "warm start")
 """Parts that ``benchmarks/solvers.py --without`` leaves out by name."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers; each is followed by its meaning, with unit and reason."""
+    """The numbers; each is followed by its meaning with unit, and the case it was set on."""
 
     skip: frozenset[str] = frozenset()
     """Parts left out (``PARTS``), to measure what they buy."""
@@ -28,65 +28,45 @@ class Settings:
     sweep_work: float = 3.4e-9
     """Units for a table entry that an elimination sweep reads: measured."""
     node_work: float = 1.3e-6
-    """Units for a node in an elimination sweep, for the order of elimination mostly: measured."""
+    """Units for a node in an elimination sweep, mostly for the order of elimination. Measured on K and U."""
     iteration_work: float = 0.8e-8
-    """Units for an iteration of the simplex method, for each row and column: measured."""
+    """Units for a simplex iteration, for each row and column. Measured on A, B, G and P."""
     iterations_between_questions: int = 5
-    """Simplex iterations that an integer program counts for each time that HiGHS asks whether to go on: it tells no number. Measured."""
+    """Simplex iterations of an integer program for each time that HiGHS asks whether to go on. Measured on A and P."""
     start_work: float = 2e-4
-    """Units for a run of HiGHS or a round of messages, whatever the size."""
+    """Units for a run of HiGHS or a round of messages, whatever the size. Measured on random problems of 6 nodes."""
 
     # Presolve.
     largest_presolve_table: int = 20_000
-    """Entries of the largest table that eliminating a node with two neighbours may make: larger ones cost more than they save."""
-    dominance_visits: int = 3
-    """Times that a node's choices are compared, at most: later comparisons hardly find anything."""
-    presolve_rounds: int = 6
-    """Rounds of propagation and dominance, at most."""
-    presolve_room: int = 3
-    """Room for tables, as a multiple of the given ones. Unused room takes no memory."""
+    """Entries of the table that eliminating a node with two neighbours may make. Larger ones cost more than they save on A and M."""
+    presolve_rounds: int = 4
+    """Rounds of propagation and dominance, at most. Later ones hardly find anything on A to U."""
 
-    # Which road: ``auto``.
+    # Which method: ``auto``.
     direct_entries: int = 20_000
-    """Table entries up to which a core goes to HiGHS at once: its LP takes less than a second."""
+    """Table entries up to which a core goes to HiGHS at once. With 120,000 llama3 on 2x2x2 is 229 % dearer after 4 units."""
     exact_entries: int = 120_000
-    """Table entries up to which HiGHS solves what messages leave."""
+    """Table entries up to which HiGHS solves what messages leave. A and P are proved optimal by it."""
     exact_share: float = 0.4
-    """Share of the work left that one exact attempt may take."""
+    """Share of the work left that one exact attempt may take. A and P need less."""
     rounds_between_looks: int = 4
-    """Rounds of messages after which their gain is judged."""
+    """Rounds of messages after which their gain is judged. Set on K and U."""
     least_gain: float = 0.03
-    """Share of the gap that has to close between two looks. As long as it does, messages go on."""
+    """Share of the gap that has to close between two looks, as long as messages go on. Set on K and U."""
     smaller: float = 0.6
-    """A new core replaces the present one when it has at most this share of its entries."""
-
-    # Exact elimination.
-    exact_largest: float = 4e7
-    """Table entries looked at for one node of an exact sweep, at most."""
-    exact_pool: int = 12 * 10**7
-    """Entries of all tables of an exact sweep: 8 bytes each and 2 for the choice behind."""
-    exact_orders: int = 16
-    """Orders of elimination tried for an exact sweep."""
-    hopeless_orders: int = 2
-    """Orders after which no other is tried when all of them leave more than ``hopeless_nodes`` nodes."""
-    hopeless_nodes: int = 10
-    """Nodes left by an order: others leave a few more or less, not none."""
-    elimination_share: float = 0.25
-    """Share of the work left that an exact sweep may take."""
+    """Share of its entries that a core must lose to be replaced. Set on A."""
 
     # The integer program.
     largest_coefficient: float = 1e6
-    """Costs are scaled to at most this, which HiGHS's tolerances are made for."""
+    """Costs in HiGHS are at most this, which its tolerances are made for. Set on P, whose costs reach 1e11."""
     tight: float = 1e-9
-    """HiGHS's feasibility tolerance, and the share by which its float bounds are lowered before they are believed."""
+    """HiGHS's feasibility tolerance, and the share by which its float bounds are lowered. Set on random problems."""
     program_gap: float = 0.5
-    """Share of the gap asked at which the integer program ends. Its own gap leaves out what every answer costs."""
+    """Share of the gap asked at which the integer program ends: its own gap leaves out what every answer costs. Set on B."""
     rows_at_once: int = 10
-    """Memory rows added in one round: a handful bind."""
+    """Memory rows added in one round: a handful bind. Set on A and G."""
     row_distance: int = 30
-    """Times between two rows added in one round, at least: neighbours mostly say the same."""
-    dive_steps: int = 40
-    """Relaxations on the way from the first to an integral answer near it, at most."""
+    """Times between two rows added in one round, at least: neighbours mostly say the same. Set on A and G."""
 
     # Messages and prices of memory (the dual).
     warm_passes: int = 40
@@ -177,16 +157,18 @@ class Settings:
     """Fall of the price of a time that is not used at all, and in proportion of one that is in part."""
 
     # Proofs and answers.
+    optimal_gap: float = 1e-6
+    """Gap up to which an answer is called optimal: the contract of ``Status``."""
+    whole: float = 1e-6
+    """Distance from a whole number, and excess of a relaxed memory row as a share of its room, that are none. Set on random problems."""
     safety: float = 1e-12
-    """Share of the costs summed by which a bound is lowered for the rounding of floats."""
+    """Share of the costs summed by which a bound is lowered for the rounding of floats: some thousand times a float's."""
     lean_work: float = 2.0
-    """Work for a feasible limit where the given one was not met, at least."""
-    lean_share: float = 0.1
-    """The same as a share of the work left."""
+    """Units of work for a feasible limit where the given one was not met. Set on random problems and K."""
     lean_gap: float = 0.01
-    """Gap at which the search for a feasible limit ends."""
+    """Gap at which the search for a feasible limit ends. Set on K."""
     slow_entries: int = 100_000
-    """Table entries from which a solve without compiled kernels is announced."""
+    """Table entries from which a solve without compiled kernels is announced: it takes about a minute."""
 
 
 SETTINGS = Settings()

@@ -32,8 +32,6 @@ announce: Callable[[], None] | None = None
 """Called once before a large problem is solved without compiled kernels, for a program that can say so."""
 INTERRUPTED = "interrupted; this is the best so far"
 """The message of a solution after Ctrl-C."""
-FINEST = 2**40
-"""Memory over time is counted in shares of about this."""
 
 
 def solve(
@@ -48,12 +46,17 @@ def solve(
     progress: Progress | None = None,
     patient: bool = True,
 ) -> Solution:
-    """The cheapest choices found with so much work, with a proved bound.
+    """Find cheap choices within ``work``, with a proved bound.
 
-    ``work`` is counted in what is done, not in seconds: one unit is about one CPU second, and the same problem, seed, start and work give
-    the same answer whatever else the machine does. ``time_limit`` seconds only cut off, which ``Solution.cut`` tells; without ``work`` it
-    says how much work there is too. Stops when (objective - bound) / objective <= ``gap``; unless ``patient`` also once a round of work
-    has brought little. ``start`` is one choice a node to begin from; ``progress`` is called with (best cost or None, bound, gap, seconds).
+    Args:
+        work: units of about one CPU second, counted in what is done: the same problem, seed, start and work give the same answer on every
+            machine. Default: ``time_limit``. ``pulp-highs`` counts HiGHS's work; writing the program in PuLP takes seconds besides.
+        time_limit: seconds after which the solve is cut off, which ``Solution.cut`` tells.
+        gap: (objective - bound) / objective at which the solve ends.
+        start: one choice a node to begin from.
+        progress: called with (best cost or None, bound, gap, seconds).
+        patient: whether to go on once a round of work has brought little.
+
     Ctrl-C returns the best so far. Raises ValueError for an unknown method.
     """
     if method not in METHODS:
@@ -79,13 +82,13 @@ def _say_slow(entries: int) -> None:
 
 
 def find_smallest_limit(incumbent: Incumbent) -> None:
-    """Where no answer respects the limit: choices of little memory over time, whose peak is a limit known to be feasible."""
+    """Offer choices of little memory over time where none respect the limit: their peak is a limit known to be feasible."""
     problem = incumbent.problem
     if incumbent.objective is not None or problem.limit is None:
         return
     life = np.maximum(problem.item_end - problem.item_begin, 0).astype(np.float64)
     area = np.concatenate([[0.0], np.cumsum(problem.item_usage * life)])[problem.item_ptr]
-    coarse = np.ceil(np.diff(area) * (FINEST / max(float(area[-1]), 1.0))).astype(np.int64)
+    coarse = np.ceil(np.diff(area) * (INFINITE / 2 / max(float(area[-1]), 1.0))).astype(np.int64)
     lean = dataclasses.replace(
         problem,
         costs=np.where(problem.costs >= INFINITE, INFINITE, coarse),
@@ -93,9 +96,7 @@ def find_smallest_limit(incumbent: Incumbent) -> None:
         limit=None,
     )
     now = time.perf_counter()
-    allowed = max(SETTINGS.lean_work, SETTINGS.lean_share * incumbent.work_left)
-    seconds = max(SETTINGS.lean_work, SETTINGS.lean_share * incumbent.seconds_left)
-    relaxed = Incumbent(lean, now, now + seconds, gap=SETTINGS.lean_gap, seed=incumbent.seed, allowed=allowed)
+    relaxed = Incumbent(lean, now, now + SETTINGS.lean_work, gap=SETTINGS.lean_gap, seed=incumbent.seed, allowed=SETTINGS.lean_work)
     METHODS["auto"](relaxed)
     incumbent.spend(relaxed.spent)
     incumbent.cut = incumbent.cut or relaxed.cut

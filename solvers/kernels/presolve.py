@@ -62,7 +62,6 @@ def kill(net: Network, e: int) -> None:
     net.edge_live[e] = 0
     for node in range(2):
         i = net.ev[e] if node else net.eu[e]
-        net.changed[i] = 1
         net.degree[i] -= 1
         wake_node(net, i)
 
@@ -91,8 +90,6 @@ def joining(net: Network, v: int, w: int) -> int:
 
 def wake_edge(net: Network, e: int) -> None:
     """Queue an edge."""
-    net.changed[net.eu[e]] = 1
-    net.changed[net.ev[e]] = 1
     if net.edge_waits[e] == 0:
         net.edge_waits[e] = 1
         net.edge_queue[net.scalars[EDGE_TAIL]] = e

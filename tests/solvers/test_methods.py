@@ -38,48 +38,6 @@ def test_brute_force_agrees(method, count):
     assert seen == {Status.INFEASIBLE, Status.OPTIMAL}
 
 
-def test_reduced_costs_leave_out_no_better_answer(monkeypatch):
-    left_out = []
-    fix = array_program._Program._fix
-
-    def counted(program, *arguments):
-        change = program.model.changeColsBounds
-        program.model.changeColsBounds = lambda count, *arguments: (left_out.append(count), change(count, *arguments))
-        fix(program, *arguments)
-
-    monkeypatch.setattr(array_program._Program, "_fix", counted)
-    for seed in range(20):  # neighbours on an odd cycle want to differ: half of each is cheapest; and a dear choice that none needs
-        rng, alike = np.random.default_rng(seed), 10 * np.eye(3, dtype=np.int64)
-        costs = [np.append(rng.integers(0, 4, 2), 60) for _ in range(5)]
-        problem = Problem.build(costs, [(i, (i + 1) % 5, alike) for i in range(5)], None, None, name="cycle")
-        incumbent = Incumbent(problem, 0.0, np.inf, 1e-6, 0)
-        incumbent.offer(rng.integers(0, 2, 5))
-        array_program.solve_core(incumbent, unreduced(problem))
-        assert (incumbent.objective, incumbent.bound) == (brute_force(problem),) * 2, seed
-    assert len(left_out) > 10 and min(left_out) >= 5
-
-
-def test_answers_near_the_relaxation_save_integer_programs(monkeypatch):
-    dived, integral = [], []
-    dive, run = array_program._Program._dive, array_program._Program._solve
-
-    def counted(program, values):
-        dived.append(seed)
-        dive(program, values)
-        assert min(program.model.getLp().col_upper_) == 1.0, "what was ruled out on the way is a choice again"
-
-    monkeypatch.setattr(array_program._Program, "_dive", counted)
-    monkeypatch.setattr(array_program._Program, "_solve", lambda program, whole: (integral.extend([seed] * whole), run(program, whole))[1])
-    for seed in range(400):
-        problem = random_problem(seed)
-        incumbent = Incumbent(problem, 0.0, np.inf, 0.2, 0)
-        array_program.solve_core(incumbent, unreduced(problem))
-        best = brute_force(problem)
-        assert (incumbent.objective is None) == (best is None) == incumbent.infeasible, seed
-        assert best is None or (incumbent.bound <= best <= incumbent.objective and incumbent.done), seed
-    assert 2 * len(set(integral)) < len(dived)
-
-
 def test_cores_that_nothing_has_reduced_end_too():
     """A choice may have several items at one time there."""
     for seed in range(150):
