@@ -124,7 +124,7 @@ class ShardingSpec:
 
     def parts(self, dim: int, sizes: Sequence[int]) -> int:
         """Into how many pieces ``dim`` is cut on a mesh of these axis sizes."""
-        return math.prod(sizes[axis] for axis in self.dims[dim])
+        return math.prod([sizes[axis] for axis in self.dims[dim]])
 
     def local_shape(self, shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
         """The shape one rank holds of a tensor of global ``shape``; where parts are unequal, of the largest."""
@@ -135,6 +135,8 @@ class ShardingSpec:
 
     def own_shape(self, shape: Sequence[int], sizes: Sequence[int], coordinates: Sequence[int]) -> tuple[int, ...]:
         """The shape that the rank at ``coordinates`` holds of a tensor of global ``shape``."""
+        if not self.split_axes:
+            return tuple(shape)
         return tuple([self.span(dim, extent, sizes, coordinates)[1] for dim, extent in enumerate(shape)])
 
     def lengths(self, shape: Sequence[int], sizes: Sequence[int]) -> tuple[object, ...]:
@@ -160,7 +162,7 @@ class ShardingSpec:
 
     def is_even(self, shape: Sequence[int], sizes: Sequence[int]) -> bool:
         """Whether all ranks' parts of a tensor of ``shape`` are equally large."""
-        return not any(extent % self.parts(dim, sizes) for dim, extent in enumerate(shape))
+        return not self.split_axes or not any(extent % self.parts(dim, sizes) for dim, extent in enumerate(shape))
 
     def normalized(self, sizes: Sequence[int]) -> ShardingSpec:
         """Without the axes of size 1."""

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from cost_models.errors import MeshError
 
@@ -144,11 +144,7 @@ class Mesh:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Where ``rank`` stands along each axis."""
-        found = []
-        for size in reversed(self.sizes):
-            rank, coordinate = divmod(rank, size)
-            found.append(coordinate)
-        return tuple(reversed(found))
+        return _coordinates(self.sizes, rank)
 
     def rank(self, coordinates: Sequence[int]) -> int:
         """The rank at ``coordinates``; the inverse of ``coordinates``."""
@@ -172,3 +168,12 @@ class Mesh:
         for part in parts:
             index = index * part.size + part.coordinate(coordinates[part.axis], self.sizes[part.axis])
         return index
+
+
+@lru_cache(maxsize=2**14)
+def _coordinates(sizes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    found = []
+    for size in reversed(sizes):
+        rank, coordinate = divmod(rank, size)
+        found.append(coordinate)
+    return tuple(reversed(found))
