@@ -41,7 +41,6 @@ class MemoryDual:
     cold: float = SETTINGS.temperature
     stopped: bool = False
     bad: int = 0
-    updates: int = 0
     target: float = 0.0
     theta: Floats = field(init=False)
     prices: Floats = field(init=False)
@@ -101,7 +100,6 @@ class MemoryDual:
                     self.cold *= SETTINGS.cooling
             if len(self.prices):
                 self._move(value)
-            self.updates += 1
 
     def _pass(self, times: int = 1) -> float:
         value = -np.inf
@@ -153,13 +151,13 @@ class MemoryDual:
 
 
 def no_messages(graph: Pairs) -> Floats:
-    """Messages that move nothing."""
+    """Make messages that move nothing."""
     sizes = np.diff(graph.ptr)
     return np.zeros(int(sizes[graph.low].sum() + sizes[graph.high].sum()))
 
 
 def priced(costs: Floats, items: Items, prices: Floats) -> Floats:
-    """Costs of the choices with what their items pay."""
+    """Add what their items pay to the costs of the choices."""
     if len(items.usage) == 0:
         return costs.copy()
     paid = np.concatenate([[0.0], np.cumsum(prices)])
@@ -167,7 +165,7 @@ def priced(costs: Floats, items: Items, prices: Floats) -> Floats:
 
 
 def expected_usage(graph: Pairs, items: Items, theta: Floats, messages: Floats, temperature: float) -> Floats:
-    """Usage at each time when choices are drawn with probabilities exp(-belief / temperature)."""
+    """Estimate the usage at each time when choices are drawn with probabilities exp(-belief / temperature)."""
     over = np.empty(len(theta))
     gather_beliefs(graph, theta, messages, over)
     weight = np.exp(-np.minimum(700.0, over / temperature))
@@ -180,5 +178,5 @@ def expected_usage(graph: Pairs, items: Items, theta: Floats, messages: Floats, 
 
 
 def dot(one: Floats, other: Floats) -> float:
-    """The sum of products, in an order that does not depend on the threads of a BLAS."""
+    """Sum products, in an order that does not depend on the threads of a BLAS."""
     return float((one * other).sum())

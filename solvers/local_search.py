@@ -1,4 +1,4 @@
-"""One worker of the primal side: episodes of neighbourhood search, each from the dual's newest prices or from the best known choices."""
+"""Neighbourhood search for choices, in episodes: each begins from the dual's newest prices or from the best known choices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from solvers.arrays import Floats, Ints
-from solvers.dual_ascent import priced
+from solvers.dual_ascent import MemoryDual, priced
 from solvers.elimination_workspace import Workspace, workspace
 from solvers.kernels import pass_both
 from solvers.kernels.constants import FAR
@@ -19,18 +19,8 @@ from solvers.settings import SETTINGS
 
 
 @dataclass
-class Hints:
-    """What the dual side hands over at the start of a round."""
-
-    prices: Floats
-    messages: Floats
-    decoded: Ints
-    bound: float
-
-
-@dataclass
 class LocalSearch:
-    """A worker with its own choices, prices and random numbers.
+    """Episodes of sweeps with their own choices, prices and random numbers.
 
     ``spend`` is told the work of each sweep and says whether to stop. ``best`` are its best feasible choices and ``cost`` theirs;
     ``line`` and ``line_cost`` those since it last began anew.
@@ -61,17 +51,17 @@ class LocalSearch:
         self.used = np.zeros(len(self.items.capacity), dtype=np.int64)
         self.prices = np.zeros(len(self.items.capacity))
 
-    def search(self, sweeps: int, hints: Hints) -> None:
+    def search(self, sweeps: int, dual: MemoryDual) -> None:
         """Do ``sweeps`` sweeps, or fewer when the work is spent."""
         stopped = False
         while sweeps > 0 and not stopped:
             if self.left == 0:
-                sweeps -= self._begin(hints)
+                sweeps -= self._begin(dual)
             largest = 10 ** self.random.uniform(SETTINGS.smallest_power, SETTINGS.largest_power)
             shake = float(self.random.choice(SETTINGS.shakes)) if self.best is not None else 0.0
             stopped = self._sweep(self.items, largest, shake)
             if self.spread > 0.0 and (self.used <= self.items.capacity).all():
-                self.prices = hints.prices * self.random.lognormal(0.0, self.spread, len(self.prices))
+                self.prices = dual.best_prices * self.random.lognormal(0.0, self.spread, len(self.prices))
             if self._keep():
                 self.left = SETTINGS.episode
             self.sweeps += 1
@@ -88,27 +78,27 @@ class LocalSearch:
         if cost < self.cost:
             self.best, self.cost = choices.copy(), cost
 
-    def _begin(self, hints: Hints) -> int:
+    def _begin(self, dual: MemoryDual) -> int:
         """Start an episode; returns the sweeps it took."""
         self.spread = float(self.random.choice(SETTINGS.spreads))
         self.idle += 1
         if self.idle > SETTINGS.tired and self.cost < self.line_cost:
             self.line, self.line_cost, self.idle = self.best, self.cost, 0
-        news = self.line is not None and hints.bound > self.fresh_bound + SETTINGS.renewal * (self.cost - self.fresh_bound)
+        news = self.line is not None and dual.bound > self.fresh_bound + SETTINGS.renewal * (self.cost - self.fresh_bound)
         if self.line is None or news or self.idle > SETTINGS.tired:
-            self.fresh_bound = hints.bound
+            self.fresh_bound = dual.bound
             self.line, self.line_cost, self.left, self.idle = None, np.inf, SETTINGS.first_episode, 0
-            self._decode(hints)
+            self._decode(dual)
             return SETTINGS.polishing_sweeps
         self.left = SETTINGS.episode
         self.choices = self.line.copy()
-        self.prices = hints.prices * self.random.lognormal(0.0, float(self.random.choice(SETTINGS.noises)), len(hints.prices))
+        self.prices = dual.best_prices * self.random.lognormal(0.0, float(self.random.choice(SETTINGS.noises)), len(dual.best_prices))
         self.used = self.items.used(self.graph.ptr[:-1] + self.choices)
         return 0
 
-    def _decode(self, hints: Hints) -> None:
-        """Choices near the least priced cost, without regard to the limits."""
-        theta, messages, guess = priced(self.costs, self.items, hints.prices), hints.messages.copy(), hints.decoded.copy()
+    def _decode(self, dual: MemoryDual) -> None:
+        """Begin from choices near the least priced cost, found without regard to the limits."""
+        theta, messages, guess = priced(self.costs, self.items, dual.best_prices), dual.best_messages.copy(), dual.decoded.copy()
         least = np.inf
         for _ in range(SETTINGS.polishing_passes):
             pass_both(self.graph, theta, messages, guess)
@@ -118,10 +108,10 @@ class LocalSearch:
                 least, self.choices = value, guess.copy()
         boundless = self.items._replace(capacity=np.full(len(self.used), 2**61, dtype=np.int64))
         for _ in range(SETTINGS.polishing_sweeps):
-            self.prices = hints.prices.copy()
+            self.prices = dual.best_prices.copy()
             self.used = self.items.used(self.graph.ptr[:-1] + self.choices)
             self._sweep(boundless, SETTINGS.polishing_largest, 0.0)
-        self.prices = hints.prices.copy()
+        self.prices = dual.best_prices.copy()
 
     def _keep(self) -> bool:
         """Note the present choices; True when they are the best of their line."""

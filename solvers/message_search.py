@@ -1,6 +1,6 @@
-"""The road for large cores: rounds of fixed work, each of prices and messages for the bound and of neighbourhood search for the choices.
+"""Rounds for large cores: prices and messages raise the bound, neighbourhood search improves the choices.
 
-Once the bound stalls, two searches share a round.
+Once the bound stalls, a second search has the dual's share of a round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from solvers.dual_ascent import MemoryDual, dot, priced
 from solvers.incumbent import Incumbent
 from solvers.kernels import certify
 from solvers.kernels.constants import FAR
-from solvers.local_search import Hints, LocalSearch
+from solvers.local_search import LocalSearch
 from solvers.pairwise import Pairs, forbidding, pairs
 from solvers.reduction import Core, reduce
 from solvers.settings import SETTINGS
@@ -105,12 +105,11 @@ class MessageSearch:
 
     def _round(self) -> None:
         dual = self.dual
-        hints = Hints(dual.best_prices.copy(), dual.best_messages.copy(), dual.decoded.copy(), dual.bound)
         self.incumbent.spend(SETTINGS.start_work)
         if self.limited or self.rounds > 0:
-            self.searches[0].search(SETTINGS.sweeps, hints)
+            self.searches[0].search(SETTINGS.sweeps, dual)
         if self.stalled() and "second search" not in SETTINGS.skip:
-            self.searches[1].search(SETTINGS.sweeps, hints)
+            self.searches[1].search(SETTINGS.sweeps, dual)
         else:
             dual.ascend(SETTINGS.dual_updates)
         self.rounds += 1
