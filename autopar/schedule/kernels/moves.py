@@ -1,0 +1,335 @@
+# cython: infer_types=True, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The local search over a list: moves of instructions, and of who shares a call."""
+
+from __future__ import annotations
+
+from autopar.schedule.kernels.clock import step_of
+from autopar.schedule.kernels.memory import peak_bytes, price_call
+from autopar.schedule.kernels.views import ArraySchedule, CallCosts, Lives, Order, Rows, Timeline
+from autopar.schedule.settings import (
+    ALONE,
+    DRAW_BITS,
+    EQUAL,
+    FIXED_ORDER,
+    INCREMENT,
+    MEMORY_LAST,
+    MULTIPLIER,
+    NEAR_BY,
+    NEAR_SHIFTS,
+    ROUNDING,
+    TRIES,
+)  # fmt: skip
+from solvers.arrays import Ints
+
+MASK = (1 << DRAW_BITS) - 1
+SHIFT, UNBUCKET, MERGE = range(3)
+"""The kinds of moves, as ``settings.MOVE_WEIGHTS`` lists them."""
+NEAR_MOVES = round(64 * NEAR_SHIFTS)
+"""Of 64."""
+
+
+def number_of_call(order: Order, slots: int, item: int) -> int:
+    """The number of the call's own start or wait, of one of a slot; any other is itself."""
+    return item if item >= 2 * slots else 2 * order.head[item >> 1] + (item & 1)
+
+
+def draw(random: Ints, count: int) -> int:
+    """A number below a count."""
+    random[0] = (random[0] * MULTIPLIER + INCREMENT) & MASK
+    return (random[0] * count) >> DRAW_BITS
+
+
+def draw_kind(random: Ints, weights: Ints) -> int:
+    """The kind of a move."""
+    drawn, kind = draw(random, weights[len(weights) - 1]), 0
+    while drawn >= weights[kind]:
+        kind += 1
+    return kind
+
+
+def descend(
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, stamps: Ints, places: Ints,
+    random: Ints, weights: Ints, moves: int, limit: int, captured: int,
+) -> tuple[float, int]:  # fmt: skip
+    """Local search; the seconds of the list, and the moves judged.
+
+    A move is kept while the list takes no more seconds and holds no more bytes than it may. Moves that gain nothing are kept too, but for
+    more calls: later moves may gain after them. A list that holds too much is changed while it holds less, or as much in no more seconds.
+    The last moves may not raise the peak.
+
+    Bounds on memory are proved for operators in captured order. So operators change their order only where a rank holds no less.
+
+    Args:
+        order: written to.
+        before: room for a copy of the order.
+        stamps, places: scratch: a number for each instruction, twice.
+        random: the state of the generator of moves.
+        weights: running sums of ``settings.MOVE_WEIGHTS``.
+        moves: judged at most.
+        limit: bytes on a rank, without what rests.
+        captured: 1 where operators are in captured order; otherwise no less is held than now.
+    """
+    slots, room = len(order.head), len(order.items)
+    least, held = step_of(arrays, order, costs, timeline), peak_bytes(arrays, order, costs, lives)
+    for item in range(room):
+        stamps[item] = -1
+    cap, lighter = limit, moves - moves // MEMORY_LAST
+    fixed, lightest, floor = captured, held, 0 if captured > 0 else held
+    judged, tried = 0, 0
+    while judged < moves and tried < TRIES * moves:
+        tried += 1
+        if fixed > 0 and judged >= moves // FIXED_ORDER and held <= limit:
+            held = peak_bytes(arrays, order, costs, lives)
+            lightest = min(lightest, held)
+            fixed, floor = 0, lightest
+        if judged >= lighter and cap == limit:
+            held = peak_bytes(arrays, order, costs, lives)
+            cap = min(held, limit)
+        kind, seconds = SHIFT if slots == 0 else draw_kind(random, weights), -2.0
+        if kind == SHIFT:
+            begin, earlier = draw(random, order.length[0]), draw(random, 2)
+            reach = 1 + draw(random, NEAR_BY if draw(random, 64) < NEAR_MOVES else order.length[0])
+            end = shifted(arrays, order, stamps, tried, begin, reach, earlier, fixed)
+            if end != begin:
+                seconds = accept(arrays, order, costs, timeline, lives, least, held, floor, cap)
+                if seconds < 0.0:
+                    slide(order, end, begin)
+        else:
+            seconds = regrouped(arrays, order, before, costs, timeline, lives, places, random, kind, least, held, floor, cap)
+        judged += 1 if seconds > -2.0 else 0
+        if seconds >= 0.0:
+            least = min(least, seconds)
+            if held > limit or judged >= lighter:
+                held = peak_bytes(arrays, order, costs, lives)
+                cap = min(held, limit) if judged >= lighter else limit
+    return least, judged
+
+
+def accept(
+    arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline, lives: Lives, most: float, held: int, least: int, limit: int
+) -> float:  # fmt: skip
+    """Seconds that a list takes; -1 where that is more than it may be, or it holds more, or less.
+
+    Args:
+        most: seconds that it may take.
+        held: bytes that it held before.
+        least, limit: bytes that it may hold: where it held more, less is worth any time.
+    """
+    seconds = step_of(arrays, order, costs, timeline)
+    if held <= limit and seconds > most * ROUNDING:
+        return -1.0
+    now = peak_bytes(arrays, order, costs, lives)
+    if held <= limit:
+        return seconds if now >= least and now <= limit else -1.0
+    return seconds if now < held or (now == held and seconds <= most * ROUNDING) else -1.0
+
+
+def stamp_rows(rows: Rows, order: Order, stamps: Ints, stamp: int, part: int) -> None:
+    """Stamps the instructions in a row: those that one must follow, or precede."""
+    for place in range(rows.begins[part], rows.begins[part + 1]):
+        stamps[number_of_call(order, len(order.head), rows.entries[place])] = stamp
+
+
+def shifted(arrays: ArraySchedule, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int, fixed: int) -> int:
+    """Moves an instruction by ``reach`` places, or as far as its neighbours allow; its new place.
+
+    Args:
+        fixed: 1 where operators stay in their order.
+    """
+    slots, item, end = len(order.head), order.items[begin], begin
+    part = item
+    while part >= 0:
+        if earlier:
+            stamp_rows(arrays.items.before, order, stamps, stamp, part)
+        else:
+            stamp_rows(arrays.items.after, order, stamps, stamp, part)
+        part = 2 * order.after[part >> 1] + (item & 1) if item < 2 * slots and order.after[part >> 1] >= 0 else -1
+    segment, step, last = arrays.items.segment[item], -1 if earlier else 1, 0 if earlier else order.length[0] - 1
+    while end != last and (end - begin) * step < reach:
+        other = order.items[end + step]
+        kept = fixed * arrays.clock.works[item] * arrays.clock.works[other] > 0
+        if stamps[other] == stamp or arrays.items.segment[other] != segment or kept:
+            break
+        end += step
+    slide(order, begin, end)
+    return end
+
+
+def slide(order: Order, begin: int, end: int) -> None:
+    """Moves the instruction at one place to another, and all between by one place."""
+    item = order.items[begin]
+    at = begin
+    while at < end:
+        order.items[at] = order.items[at + 1]
+        at += 1
+    while at > end:
+        order.items[at] = order.items[at - 1]
+        at -= 1
+    order.items[end] = item
+
+
+def copy(order: Order, to: Order) -> None:
+    """Writes an order over another."""
+    to.length[0] = order.length[0]
+    for at in range(order.length[0]):
+        to.items[at] = order.items[at]
+    for slot in range(len(order.head)):
+        to.head[slot] = order.head[slot]
+        to.after[slot] = order.after[slot]
+
+
+def regrouped(
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, places: Ints, random: Ints,
+    kind: int, most: float, held: int, least: int, limit: int,
+) -> float:  # fmt: skip
+    """A part of a call becomes a call of its own, or two calls become one; what the list takes then, -1 where that was undone, -2 where
+    nothing was tried. All-reduces do not part: alone each may be made where its source lies, which only the passes tell.
+
+    Args:
+        before, places: written to: the order before, and where everything was in it.
+        kind: of the move.
+        most, held, least, limit: see ``accept``.
+    """
+    slot = draw(random, len(order.head))
+    mine = order.head[slot]
+    other = slot if kind == UNBUCKET else draw_partner(arrays, order, mine, random)
+    if other < 0 or (kind == UNBUCKET and (order.after[mine] < 0 or arrays.calls.reduces[slot] > 0)):
+        return -2.0
+    copy(order, before)
+    for at in range(order.length[0]):
+        places[order.items[at]] = at
+    rest = -1
+    if kind == UNBUCKET:
+        rest = before.after[mine] if slot == mine else mine
+        leave(order, slot, rest)
+    else:
+        append(order, other, mine)
+    seconds = -2.0
+    if place_call(arrays, order, before, places, mine, rest, other, random):
+        if rest >= 0:
+            price_call(arrays, order, costs, rest)
+        price_call(arrays, order, costs, other)
+        most = most * (1.0 - EQUAL) if kind == UNBUCKET else most
+        seconds = accept(arrays, order, costs, timeline, lives, most, held, least, limit)
+    if seconds < 0.0:
+        copy(before, order)
+        price_call(arrays, order, costs, mine)
+        if order.head[other] != mine:
+            price_call(arrays, order, costs, other)
+    return seconds
+
+
+def draw_partner(arrays: ArraySchedule, order: Order, mine: int, random: Ints) -> int:
+    """Another call that this one may share a buffer with, mostly one near it; -1 where there is none."""
+    slots = len(order.head)
+    if arrays.calls.classes[mine] == ALONE:
+        return -1
+    at = mine + draw(random, min(NEAR_BY, slots) if draw(random, 2) > 0 else slots)
+    for _ in range(slots):
+        at = at + 1 if at + 1 < slots else at + 1 - slots
+        if order.head[at] == at and at != mine and arrays.calls.classes[at] == arrays.calls.classes[mine]:
+            return at
+    return -1
+
+
+def leave(order: Order, slot: int, rest: int) -> None:
+    """Makes a slot a call of its own.
+
+    Args:
+        rest: the head of the call that it leaves, once it is gone.
+    """
+    if slot == order.head[slot]:
+        one = rest
+        while one >= 0:
+            order.head[one] = rest
+            one = order.after[one]
+    else:
+        one = rest
+        while order.after[one] != slot:
+            one = order.after[one]
+        order.after[one] = order.after[slot]
+    order.head[slot], order.after[slot] = slot, -1
+
+
+def append(order: Order, first: int, second: int) -> None:
+    """Makes one call of two, by their heads."""
+    last = first
+    while order.after[last] >= 0:
+        last = order.after[last]
+    order.after[last] = second
+    one = second
+    while one >= 0:
+        order.head[one] = first
+        one = order.after[one]
+
+
+def place_call(
+    arrays: ArraySchedule, order: Order, before: Order, places: Ints, mine: int, rest: int, call: int, random: Ints
+) -> bool:  # fmt: skip
+    """Gives a call its place after who shares it has changed; whether there is one.
+
+    Args:
+        before, places: the order before, and where everything was in it.
+        mine, rest: the head of the call that was left then, and now; -1 where nothing is left of it.
+    """
+    slots, count = len(order.head), before.length[0]
+    segment, first, behind = arrays.items.segment[2 * call], 0, count
+    while arrays.items.segment[before.items[first]] != segment:
+        first += 1
+    while arrays.items.segment[before.items[behind - 1]] != segment:
+        behind -= 1
+    after_start, until_start = first - 1, behind
+    after_wait, until_wait = after_start, until_start
+    slot = call
+    while slot >= 0:
+        for wait in range(2):
+            one = 2 * slot + wait
+            for place in range(arrays.items.before.begins[one], arrays.items.before.begins[one + 1]):
+                other = arrays.items.before.entries[place]
+                if other >= 2 * slots or order.head[other >> 1] != call:
+                    stands = places[number_of_call(before, slots, other)]
+                    after_start = after_start if wait else max(after_start, stands)
+                    after_wait = max(after_wait, stands) if wait else after_wait
+            for place in range(arrays.items.after.begins[one], arrays.items.after.begins[one + 1]):
+                other = arrays.items.after.entries[place]
+                if other >= 2 * slots or order.head[other >> 1] != call:
+                    stands = places[number_of_call(before, slots, other)]
+                    until_start = until_start if wait else min(until_start, stands)
+                    until_wait = min(until_wait, stands) if wait else until_wait
+        slot = order.after[slot]
+    until_start = min(until_start, until_wait)
+    if after_start >= until_start or after_wait >= until_wait:
+        return False
+    here = call if before.head[call] == call else mine
+    start = places[2 * (here if draw(random, 2) > 0 else mine)]
+    wait = places[2 * (here if draw(random, 2) > 0 else mine) + 1]
+    if draw(random, 2) > 0:
+        start = after_start + draw(random, until_start - after_start)
+    start = min(max(start, after_start), until_start - 1)
+    if draw(random, 2) > 0:
+        wait = until_wait - draw(random, until_wait - after_wait)
+    wait = min(max(wait, max(after_wait, start) + 1), until_wait)
+    if wait <= start:
+        return False
+    made = 0
+    if start < 0:
+        order.items[0] = 2 * call
+        made = 1
+    for at in range(count + 1):
+        if at == wait:
+            order.items[made] = 2 * call + 1
+            made += 1
+        if at < count:
+            item = before.items[at]
+            led = item >> 1 if item < 2 * slots else -1
+            if led < 0 or (led != mine and led != call):
+                order.items[made] = item
+                made += 1
+            elif led == mine and rest >= 0:
+                order.items[made] = 2 * rest + (item & 1)
+                made += 1
+        if at == start:
+            order.items[made] = 2 * call
+            made += 1
+    order.length[0] = made
+    return True
