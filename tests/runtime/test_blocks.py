@@ -89,6 +89,8 @@ def test_it_trains_saves_and_loads_on_another_mesh(tmp_path: Path) -> None:
     whole_weights = {name: parameter.detach() for name, parameter in first.named_parameters()}
     wanted_gradients = gradients(first)
 
+    plan_of()  # made here once, not on every rank
+    plan_of("4", pins=False)
     def run(rank: int) -> tuple[Any, ...]:
         module = autopar.compile(model(), plan_of())
         held = {name: from_placements(p.placements, p.dim(), (2, 2)) for name, p in module.named_parameters()}
@@ -170,6 +172,7 @@ def test_pins_that_split_the_weight_as_a_whole_are_kept() -> None:
 
 
 def test_dtensors_in_blocks_are_pins() -> None:
+    plan_of()  # made here once, not on every rank
     def run(rank: int) -> str:
         module = autopar.compile(model(), plan_of())
         tensors = model()

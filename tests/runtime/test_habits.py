@@ -499,6 +499,7 @@ def test_what_is_loaded_in_place_of_tied_weights_stays_tied() -> None:
 def test_an_input_that_has_no_gradient_is_refused(microbatches: int) -> None:
     """Of several microbatches it got none, without a word."""
 
+    plan_of(microbatches)  # made here once, not on every rank
     def run(rank: int) -> str:
         module = compiled(plan_of(microbatches))
         return refused(lambda: module(X.clone().requires_grad_(), Y))

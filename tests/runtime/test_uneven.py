@@ -121,6 +121,8 @@ def test_it_trains_saves_and_loads_on_another_mesh(
     first(*batch()).backward()
     wanted_gradients = gradients(first)
 
+    plan_of(first_mesh)  # made here once, not on every rank
+    plan_of("4")
     def run(rank: int) -> tuple[Any, ...]:
         module = autopar.compile(model(), plan_of(first_mesh))
         right = same({name: whole(p).detach() for name, p in module.named_parameters()}, dict(model().named_parameters()))
@@ -184,6 +186,7 @@ def test_dtensors_cut_by_torch_are_pins_and_a_graph_runs(on: str, placements: li
     first(*batch()).backward()
     wanted_gradients = gradients(first)
 
+    plan_of(on)  # made here once, not on every rank
     def run(rank: int) -> tuple[str, bool, bool]:
         names = ("x",) if on == "4" else ("a", "b")
         mesh = init_device_mesh("cpu", (4,) if on == "4" else (2, 2), mesh_dim_names=names)
@@ -206,6 +209,7 @@ def test_batches_in_unequal_parts(on: str, rows: tuple[int, ...]) -> None:
     wanted = train(wanted_model, 3, torch.optim.AdamW(wanted_model.parameters(), lr=1e-2))
     dataset = TensorDataset(*batch())
 
+    plan_of(on)  # made here once, not on every rank
     def run(rank: int) -> tuple[Any, ...]:
         module = autopar.compile(model(), plan_of(on))
         (loaded,) = list(module.local_batch(dataset))
@@ -282,6 +286,7 @@ def test_microbatches_of_inputs_that_are_split_otherwise() -> None:
 
 @pytest.mark.parametrize("on", ["2x2", "a=2,b=2"])
 def test_placements_are_those_of_torch(on: str) -> None:
+    plan_of(on)  # made here once, not on every rank
     def run(rank: int) -> bool:
         module = autopar.compile(model(), plan_of(on))
         mesh = module.get_parameter("tokens.weight").device_mesh
