@@ -324,27 +324,24 @@ class AccumulationPlan(Row):
     divisor: str | None = None
 
 
-OLD_LIMITS = frozenset({"counts_waits", "held_bytes"})
-"""Settings of older files that no pass reads any more."""
-
-
 class LimitsPlan(Row):
     """The settings of the schedule; the fields are those of ``autopar.schedule.Limits``.
 
     ``bucket_bytes``: of one bucket. ``ahead_bytes``: of collectives in flight before their readers need them. ``aside_bytes``: of
-    collectives deferred into gaps. ``summed_bytes``: of gradient sums kept over microbatches to be reduced once. Older files may say
-    ``counts_waits`` and ``held_bytes``, which are ignored.
+    collectives deferred into gaps. ``held_bytes``: live bytes up to which collectives may be in flight, 0 for no limit. ``summed_bytes``:
+    of gradient sums kept over microbatches to be reduced once. Older files may say ``counts_waits``, which is ignored.
     """
 
     bucket_bytes: Count
     ahead_bytes: Count
     aside_bytes: Count
+    held_bytes: Count = 0
     summed_bytes: Count = 2**62
 
     @model_validator(mode="before")
     @classmethod
     def _without_old_rules(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if key not in OLD_LIMITS} if isinstance(data, dict) else data
+        return {key: value for key, value in data.items() if key != "counts_waits"} if isinstance(data, dict) else data
 
 
 class InstructionPlan(Row):

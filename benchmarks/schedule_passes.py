@@ -1,6 +1,6 @@
 """What does each pass of ``autopar.schedule`` buy, once the local search has had its turn?
 
-    python benchmarks/schedule_passes.py [--cases small|people|all] [--plans FOLDER] [--variants NAME ...] [--json FILE]
+    python benchmarks/schedule_passes.py [--cases small|deep|all] [--plans FOLDER] [--variants NAME ...] [--json FILE]
 
 Every case is planned once, and its plan and baselines are kept in FOLDER. Each variant then schedules the same assignments with one pass
 or rule left out: limits tuned, local search as at the end of a search. A row says by how much the step is longer without it (per cent)
@@ -17,35 +17,35 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-SOURCE = os.environ.get("AUTOPAR_SOURCE", str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, SOURCE)  # before this folder, whose solvers.py is not the package
-
-from benchmarks import ablation  # noqa: E402
-from benchmarks.ablation import Case  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
 
 if TYPE_CHECKING:
     from autopar.graph import Graph
     from autopar.schedule import Assignment, Schedule
     from cost_models import Machine
 
-ZOO = {
-    "gpt2": "zoo:gpt2,layers=4,width=768,heads=12,vocab=50304,batch=16,seq=512",
-    "llama3": "zoo:llama3,layers=4,width=1024,hidden=2816,vocab=32000,batch=16,seq=1024",
-    "moe": "zoo:moe,layers=4,width=512,hidden=2048,vocab=32000,batch=16,seq=256",
-    "resnet": "zoo:resnet,blocks=3-4,width=64,image=64,batch=64",
+ZOO = (
+    "zoo:gpt2,layers=4,width=768,heads=12,vocab=50304,batch=16,seq=512",
+    "zoo:llama3,layers=4,width=1024,hidden=2816,vocab=32000,batch=16,seq=1024",
+    "zoo:moe,layers=4,width=512,hidden=2048,vocab=32000,batch=16,seq=256",
+    "zoo:resnet,blocks=3-4,width=64,image=64,batch=64",
+)
+DEEP = "zoo:llama3-8b,layers=4,batch=16,seq=8192"
+CASES: dict[str, tuple[tuple[str, str, str], ...]] = {  # target, mesh, bytes on a rank
+    "small": tuple((target, mesh, "70GiB") for target in ZOO for mesh in ("dp=2,tp=2", "dp=2,tp=4")),
+    "deep": (
+        (DEEP, "dp=8,tp=8", "70GiB"), (DEEP, "dp=8,tp=8", "2.5GiB"), ("zoo:llama3-8b,batch=16,seq=8192", "dp=8,tp=8", "70GiB"),
+        ("zoo:gpt2,layers=8,width=1600,heads=25,vocab=50304,batch=16,seq=1024", "dp=2,tp=4", "70GiB"),
+        ("zoo:llama3-8b,layers=4,batch=16,seq=4096", "dp=2,cp=4,tp=4", "70GiB"),
+    ),
 }
-SMALL = {f"{name} {mesh}": Case(target, mesh) for name, target in ZOO.items() for mesh in ("dp=2,tp=2", "dp=2,tp=4")}
-PEOPLE = (
-    "llama3-8b 70GiB", "llama3-8b 14GiB", "gpt2-xl", "llama3-8b 128k", "llama3-8b inference", "vit-huge", "llama3-8b 4x4x4",
-)  # fmt: skip
-CASES: dict[str, Mapping[str, Case]] = {"small": SMALL, "people": {name: ablation.CASES[name] for name in PEOPLE}}
 BESIDE = ("fsdp", "zero2", "megatron_sp")
 """Baselines whose assignments are scheduled beside a case's own plan."""
-LONG = 1000
+LONG = 2000
 """Operators of a graph beyond which baselines are left out: they take as long to schedule as the plan and say the same."""
 EFFORT = 5
 """Local search's effort for the plan that is kept, as in ``search``."""
@@ -55,17 +55,18 @@ def make_cases(cases: str, folder: Path, time_limit: float) -> None:
     """Plans what is not in the folder yet."""
     import autopar
     from autopar.cli.target import load_target
-    from autopar.options import parse_memory, parse_mesh
+    from autopar.options import parse_memory
     from autopar.search import find_plan
-    from cost_models import Machine, load_hardware
+    from cost_models import Machine, Mesh, load_hardware
 
-    for name, case in (pair for group, some in CASES.items() if cases in (group, "all") for pair in some.items()):
-        path = folder / f"{name}.pickle"
+    for target, mesh, memory in (case for name, some in CASES.items() if cases in (name, "all") for case in some):
+        name = f"{target} {mesh} {memory}"
+        path = folder / (name.replace("/", "_") + ".pickle")
         if path.exists():
             continue
-        loaded = load_target(case.target, case.mode, device="meta", given=case.given)
-        graph = autopar.capture(loaded.model, loaded.args, loaded.kwargs, mode=case.mode, loss=loaded.loss, loss_args=loaded.loss_args)
-        machine, limit = Machine(parse_mesh(case.mesh), load_hardware("h100-sxm"), "roofline"), parse_memory(case.memory)
+        loaded = load_target(target, "train", device="meta")
+        graph = autopar.capture(loaded.model, loaded.args, loaded.kwargs, mode="train", loss=loaded.loss, loss_args=loaded.loss_args)
+        machine, limit = Machine(Mesh.parse(mesh), load_hardware("h100-sxm"), "roofline"), parse_memory(memory)
         found = find_plan(graph, machine, memory_bytes=limit, time_limit=time_limit, recompute=True)
         schedules = {"plan": found.schedule} | {name: found.baselines[name].schedule for name in BESIDE if name in found.baselines}
         whole = {name: schedule for name, schedule in schedules.items() if len(schedule.graph.ops) == len(graph.ops)}
@@ -111,7 +112,7 @@ def ladders(**values: tuple[int, ...]) -> Callable[[], None]:
     def change() -> None:
         from autopar.schedule import tuning
 
-        tuning.LADDERS = {name: values.get(name, rungs) for name, rungs in tuning.LADDERS.items() if values.get(name, rungs)}
+        tuning.LADDERS = tuple((name, values.get(name, rungs)) for name, rungs in tuning.LADDERS if values.get(name, rungs))
 
     return change
 
@@ -162,12 +163,18 @@ VARIANTS: dict[str, Sequence[Callable[[], None]]] = {
     "everything, another seed": (other_seed,),
     "no gap filling": (ladders(aside_bytes=()), limits(aside_bytes=0)),
     "no local search": (without_local_search,),
+    "no local search at the end": (without("__main__", EFFORT=0),),
+    "no headroom": (without(f"{S}.prefetching", Headroom=lambda *_: None),),
     "no bucket": (ladders(bucket_bytes=()), limits(bucket_bytes=0)),
     "no prefetch": (ladders(ahead_bytes=()), limits(ahead_bytes=0)),
+    "no lead": (without(f"{S}.prefetching", LEAD=1.0),),
+    "no call lets another pass": (without(f"{S}.prefetching", bisect_right=lambda *_, **__: 0),),
     "no deferred loss": (without(f"{S}.ordering", deferred_values=lambda *_: frozenset()),),
     "no tuning": (ladders(ahead_bytes=(), aside_bytes=(), bucket_bytes=()),),
     "bucket and prefetch as given": (ladders(ahead_bytes=(), bucket_bytes=()),),
     "moves: no shift anywhere": (weights(shift=0),),
+    "moves: no shift at stalls": (weights(shift_at_stall=0),),
+    "moves: no pull to stalls": (weights(pull_to_stall=0),),
     "moves: no unbucket": (weights(unbucket=0),),
     "moves: no merge": (weights(merge=0),),
 }  # fmt: skip
@@ -187,7 +194,7 @@ def measure(variant: str, folder: Path) -> list[dict[str, Any]]:
             found = tuning.best_schedule(graph, assignment, machine, "adamw", limit)
             middle = sum(os.times()[:4])
             if EFFORT:
-                found = tuning.improved(found, "adamw", limit, budget, EFFORT, keep_program_order=False)
+                found = tuning.reordered(found, machine, "adamw", limit, EFFORT, budget)
             rows.append({
                 "case": name, "assignment": kind, "seconds": found.seconds, "peak": found.memory.peak, "fits": found.memory.peak <= limit,
                 "cpu_seconds": sum(os.times()[:4]) - before, "tuning_cpu_seconds": middle - before,

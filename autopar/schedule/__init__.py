@@ -6,19 +6,18 @@ instructions   Instruction, Segment: the values
 schedule       Schedule: the list with what its names stand for
 text           the list as text, which parses back
 ordering       order: the list in program order, second runs in their place
-deferred_loss  the call of the loss, waited for when the loss is read
+deferred_loss  what is waited for when the loss is read
 sharing        share: equal reshards once
-gap_filling    fill_gaps: the list scheduler of operators
+gap_filling    fill_gaps: what little depends on waits for gaps
 windows        where collectives may stand
 bucketing      bucket: small collectives in one call
-prefetching    prefetch: the list scheduler of collectives
+prefetching    prefetch: starts early, waits late
 accumulating   accumulate: gradients of microbatches summed, reduced once or in each
-local_search   improve_order: moves judged by simulating the list
-tuning         the best limits of an assignment
-tables         a list as arrays
-array_schedule how these are made
+local_search   improve_order: moves of what the passes made, judged by the list itself
+array_schedule a list as arrays
 kernels        the loops over them: the clock, memory, moves
-settings       the numbers of all passes, and of their tuning
+settings       the numbers of all passes
+headroom       how much may be in flight where memory is short
 storages       the memory that values lie in
 in_place       assign_in_place: results over what nobody needs any more
 freeing        free: when values go

@@ -23,9 +23,8 @@ from typing import Literal, NamedTuple
 
 from autopar.graph import Op, Phase
 from autopar.reshard import Step
-from autopar.schedule.assignment import BACKWARD, FORWARD, Layout, Moment
+from autopar.schedule.assignment import Layout, Moment
 from autopar.schedule.collectives import Part
-from autopar.schedule.settings import ASIDE_BYTES, BUCKET_BYTES, PREFETCH_BYTES
 from autopar.sharding import ShardingSpec, Strategy
 
 Kind = Literal["run", "start", "wait", "slice", "add", "free"]
@@ -47,9 +46,9 @@ class Segment(NamedTuple):
     microbatch: int = 0
 
     def among(self, items: Iterable[Instruction]) -> list[Instruction]:
-        """The instructions that belong to it."""
-        stage, forward = self.stage, self.phase == FORWARD
-        return [item for item in items if (item.phase == FORWARD) is forward and item.stage == stage]
+        """Those of some instructions that belong to it."""
+        stage, forward = self.stage, self.phase == "forward"
+        return [item for item in items if (item.phase == "forward") is forward and item.stage == stage]
 
 
 class Instruction(NamedTuple):
@@ -90,7 +89,7 @@ class Instruction(NamedTuple):
     @property
     def half(self) -> Phase:
         """Whether it stands in forward or in backward."""
-        return FORWARD if self.phase == FORWARD else BACKWARD  # ``half`` without a call: asked of each many times
+        return "forward" if self.phase == "forward" else "backward"  # ``half``, without a call: asked of each many times
 
     @property
     def segment(self) -> Segment:
@@ -136,18 +135,21 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the passes; a search may choose them.
+    """What the passes keep to; a search may choose them.
 
     Args:
         bucket_bytes: most bytes of a bucket, and so of what small collectives are joined to; a larger value is a call of its own.
         ahead_bytes: most bytes of collectives in flight ahead of their readers, and of those behind that nobody reads in the phase;
             one call of each is always allowed. 0: none, everything is gathered just before it is read.
-        aside_bytes: most bytes kept by operators that are deferred to fill gaps in which others would wait for a collective; 0: none are.
+        aside_bytes: most bytes kept by operators that are set aside to fill gaps in which others would wait for a collective; 0: none are.
+        held_bytes: most bytes of a rank, without the optimizer's states, up to which collectives are in flight ahead of their readers or
+            behind; 0: whatever it takes.
         summed_bytes: most bytes by which sums of gradients over microbatches may be larger for being reduced once, after the last;
             where that is more, gradients are reduced in every microbatch and summed then.
     """
 
-    bucket_bytes: int = BUCKET_BYTES
-    ahead_bytes: int = PREFETCH_BYTES
-    aside_bytes: int = ASIDE_BYTES
+    bucket_bytes: int = 25 * 2**20
+    ahead_bytes: int = 400 * 2**20
+    aside_bytes: int = 50 * 2**20
+    held_bytes: int = 0
     summed_bytes: int = 2**62

@@ -1,7 +1,8 @@
 """improve_order: local search over the order of a list and over who shares a call.
 
-The passes before place instructions by rules. Here a move is judged by simulating the list, in microseconds (``kernels.moves``). It is
-kept where the list takes no more seconds, and holds no more bytes than it may.
+The passes before decide by rules, each by what it knows. Here a move is judged by the list itself, in microseconds (``kernels``), so that
+thousands can be tried: most come to nothing, and a few find what no rule says. A move is kept where the list takes no more seconds, and
+holds no more bytes than it may.
 """
 
 from __future__ import annotations
@@ -47,16 +48,17 @@ def usual_moves(schedule: Schedule) -> int:
 def improve_order(
     schedule: Schedule, optimizer: str, limit: int, moves: int | None = None, *, seed: int = 0, keep_program_order: bool = True
 ) -> Improved:  # fmt: skip
-    """The schedule in a faster order, or in one that holds less where it holds more than it may.
+    """The schedule with what takes less, if any is found, or with what holds less where it holds more than it may.
 
-    It is a list after ``passes.PLACING``. Its limits grow with the bytes in flight and in buckets.
+    Everything must have its place, and nothing say yet when memory goes (``passes.ENDING``). The limits grow with what is in flight and in
+    buckets.
 
     Args:
         limit: bytes on a rank.
         moves: judged at most; ``usual_moves`` when not given.
         seed: of the moves drawn.
-        keep_program_order: the operators have the captured order, and leave it only where no less is held: see
-            ``kernels.moves.descend``.
+        keep_program_order: the list has operators in captured order, and they leave it only where no less is held: see
+            ``kernels.descend``.
     """
     if not schedule.machine.overlaps or not schedule.instructions:
         return Improved(schedule, 0)
@@ -100,11 +102,8 @@ def _bucket(order: Order, parts: Sequence[Part], head: int) -> tuple[Part, ...]:
 
 
 def saved_at_most(schedule: Schedule, seconds: float) -> float:
-    """The most seconds that fewer calls save: of two alike, a latency and the launches of copies into a buffer and out of it.
-
-    Args:
-        seconds: of the list; calls that save ``SHORT_SAVING`` of it do not count.
-    """
+    """Seconds that fewer calls save of so many, at most: where two of one kind follow one another, a latency and the launches of copies
+    into a buffer and out of it."""
     machine, saves, seen = schedule.machine, list[float](), set[object]()
     for item in schedule.instructions:
         call = schedule.collectives[item.of] if item.kind == "start" else None

@@ -1,99 +1,249 @@
-"""prefetch: a list scheduler for collectives. Each starts as early as data and memory allow, and is waited for before its first reader.
+"""prefetch: collectives start as early as data and memory allow, and are waited for just before their first reader.
 
-Operators keep their order.
+- What is there when the phase begins (weights to gather) starts ahead of its readers, just early enough
+  to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. It lets pass
+  what operators will wait for, where it can, by a clock of the operators alone.
+- What the phase makes starts as soon as it is made.
+- What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
+  the oldest is waited for, so that its buffers can be freed.
+- The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it.
 
-- A call may run ahead of its readers when its sources are there as its segment begins: a weight to gather. The call whose reader comes
-  first has priority, and starts as soon as calls ahead hold at most ``limits.ahead_bytes`` with it.
-- A call that reads what the segment makes starts as soon as that is made.
-- A call whose results nobody in the segment reads trails behind: gradients that leave. Beyond ``limits.ahead_bytes`` the oldest is waited
-  for, so that its buffers can be freed.
-- The next step of a reshard starts as soon as the one before has started: the link waits for it, not the operators.
-
-With ``limits.ahead_bytes`` of 0 only memory counts: nothing starts before it is needed, and what trails is waited for at once.
+With ``limits.ahead_bytes`` of 0 memory is all that counts: nothing starts before it is needed, and what trails is waited for at once.
+With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``headroom``).
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections import deque
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from autopar.schedule.instructions import Instruction, Segment
+from autopar.schedule.accumulating import accumulate
+from autopar.schedule.collectives import Collective
+from autopar.schedule.headroom import Headroom
+from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.windows import anchors, moving, windows
+from autopar.schedule.settings import LEAD
+from autopar.schedule.windows import Window, anchors, moving, windows
 
 
 def prefetch(schedule: Schedule) -> Schedule:
     """The schedule with starts and waits moved apart."""
-    return replace(schedule, instructions=tuple(_ListScheduler(schedule).run()))
+    found, limits, headroom = schedule.once(windows), schedule.limits, None
+    planned = schedule.once(times)
+    if limits.held_bytes and limits.ahead_bytes:
+        late = replace(schedule, limits=replace(limits, ahead_bytes=0))
+        headroom = Headroom(accumulate(replace(late, instructions=tuple(_Placing(late, found, planned).run()))), limits.held_bytes)
+    return replace(schedule, instructions=tuple(_Placing(schedule, found, planned, headroom).run()))
 
 
-class _ListScheduler:
+@dataclass(frozen=True)
+class StartTimes:
+    """When calls that may run ahead should start.
+
+    Args:
+        clock: see ``Clock``.
+        early, late: by instruction id the anchor before which a call may start, and the one before which it must.
+        others: for each link when others hold it for which operators wait, in order: the anchor before which what the phase makes starts
+            on it, or of an operator with collectives inside the next one, and when it begins.
+    """
+
+    clock: Clock
+    early: Mapping[int, int]
+    late: Mapping[int, int]
+    others: Mapping[str, Sequence[tuple[int, float]]]
+
+    def holds_up(self, item: Instruction, index: int) -> bool:
+        """Whether a call that starts before anchor ``index`` would keep its link from another for which operators wait, though
+        it could follow that one and still be in time."""
+        for link in item.streams:
+            starts = self.others.get(link, ())
+            place = bisect_right(starts, (index, math.inf))
+            after, begins = starts[place] if place < len(starts) else (math.inf, math.inf)
+            if after <= self.late[item.id] and self.clock.begins[index] + item.seconds > begins:
+                return True
+        return False
+
+
+class Clock(NamedTuple):
+    """When each anchor begins, and at last when all have ended; and when each ends."""
+
+    begins: Sequence[float]
+    ends: Sequence[float]
+
+
+def _alone(schedule: Schedule) -> Clock:
+    """Of the operators."""
+    clock = [0.0]
+    for item in schedule.once(anchors):
+        clock.append(clock[-1] + item.seconds)
+    return Clock(clock, clock[1:])
+
+
+def times(schedule: Schedule) -> StartTimes:
+    """By the clock of the operators. Links are filled from the end: each call ends before its deadline and before the next one on its link
+    begins, operators with collectives inside among them."""
+    clock, found, inside = _alone(schedule), schedule.once(windows), dict[str, list[int]]()
+    for number, item in enumerate(schedule.once(anchors)):
+        for link in item.streams if item.stream != COMPUTE else ():
+            inside.setdefault(link, []).append(number)
+    starts = [item for item in schedule.once(moving) if item.kind == "start"]
+    place = {item.id: found[item.id].ready + 1 if found[item.id].behind else found[item.id].deadline for item in starts}
+    backwards = sorted(starts, key=lambda item: (place[item.id], found[item.id].depth), reverse=True)
+    early, late = (_latest(backwards, found, place, clock, inside, lead) for lead in (LEAD, 1.0))
+    others = {link: [(number + 1, clock.begins[number]) for number in numbers] for link, numbers in inside.items()}
+    for item in starts:
+        if not found[item.id].ahead and not found[item.id].behind:
+            for link in item.streams:
+                ready = found[item.id].ready
+                others.setdefault(link, []).append((ready + 1, clock.ends[ready]))
+    return StartTimes(clock, early, late, {link: sorted(set(starts)) for link, starts in others.items()})
+
+
+def _latest(
+    starts: Sequence[Instruction], found: Mapping[int, Window], place: Mapping[int, int], clock: Clock,
+    inside: Mapping[str, Sequence[int]], lead: float,
+) -> Mapping[int, int]:  # fmt: skip
+    """For each call that may run ahead, the anchor before which it starts to be in time, ``lead`` times its length ahead.
+
+    Args:
+        starts: the last first.
+        inside: for each link the anchors that hold it themselves.
+    """
+    needed: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    latest: dict[int, int] = {}
+    for item in starts:
+        window, seconds, links, end = found[item.id], item.seconds, item.streams, clock.begins[place[item.id]]
+        for link in links:
+            if link in busy and busy[link] < end:
+                end = busy[link]
+        if not window.behind:
+            for value in item.writes:
+                if value in needed and needed[value] < end:
+                    end = needed[value]
+        for link in links:
+            if link in inside:
+                end = _free_until(end, seconds, inside[link], clock)
+        begin = end - seconds * lead
+        for link in links:
+            busy[link] = end - seconds
+        for value in item.reads:
+            if value not in needed or begin < needed[value]:
+                needed[value] = begin
+        if window.ahead:
+            latest[item.id] = max(bisect_right(clock.begins, begin) - 1, window.ready + 1)
+    return latest
+
+
+def _free_until(end: float, seconds: float, held: Sequence[int], clock: Clock) -> float:
+    """The latest time up to ``end`` before which a link is free for so many seconds, but for the anchors that hold it."""
+    for number in reversed(held[: bisect_left(held, end, key=clock.begins.__getitem__)]):
+        if clock.ends[number] <= end - seconds:
+            break
+        end = clock.begins[number]
+    return end
+
+
+class _Placing:
     """One sweep over the operators; ``out`` grows."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule, self.limit = schedule, schedule.limits.ahead_bytes
-        self.found, self.soft = schedule.once(windows), schedule.once(moving)
+    def __init__(self, schedule: Schedule, found: Mapping[int, Window], times: StartTimes, headroom: Headroom | None = None) -> None:
+        self.schedule, self.found, self.times, self.limit, self.headroom = schedule, found, times, schedule.limits.ahead_bytes, headroom
+        self.soft = schedule.once(moving)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
-        self.unread: dict[tuple[Segment, str], list[Instruction]] = {}
+        self.unread: dict[tuple[str, str], list[Instruction]] = {}
         for item in self.soft:
-            if item.kind == "slice" and self.found[item.id].deadline == self.found[item.id].end:
+            if item.kind == "slice" and found[item.id].deadline == found[item.id].end:
                 for value in item.reads:
-                    self.unread.setdefault((item.segment, value), []).append(item)
+                    self.unread.setdefault((item.half, value), []).append(item)
         self.out: list[Instruction] = []
         self.started: set[int] = set()
         self.done: set[int] = set()
         self.ahead = self.behind = 0
-        """Bytes of ``leading`` and ``trailing``."""
         self.leading: list[Instruction] = []
         self.trailing: deque[Instruction] = deque()
-        self.queue: deque[Instruction] = deque()
-        """The calls of the segment that may run ahead, in order of priority."""
+        self.held_back: list[Instruction] = []
 
     def run(self) -> list[Instruction]:
+        fixed, early = self.schedule.once(anchors), self.times.early
         made: dict[int, list[Instruction]] = {}
         for item in self.soft:
             if not self.found[item.id].ahead:
                 made.setdefault(self.found[item.id].ready, []).append(item)
-        place = {item.id: index for index, item in enumerate(self.schedule.once(anchors))}
+        place = {item.id: index for index, item in enumerate(fixed)}
         for segment in self.schedule.segments:
             soft = segment.among(self.soft)
-            ahead = [item for item in soft if item.kind == "start" and self.found[item.id].ahead]
-            self.queue = deque(sorted(ahead, key=self._priority))
-            for item in segment.among(self.schedule.once(anchors)):
-                index, arrived = place[item.id], len(self.done)
-                self._run_ahead(index)
+            gathers = [item for item in soft if item.kind == "start" and self.found[item.id].ahead]
+            gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
+            self.queue = deque(gathers)
+            for item in segment.among(fixed):
+                index = place[item.id]
+                if self.headroom is not None or (self.queue and early[self.queue[0].id] <= index):
+                    self._run_ahead(index)
+                arrived = len(self.done)
                 for value in item.reads:
                     self._arrive(value)
                 if len(self.done) > arrived:
                     self._run_ahead(index)
                 self.out.append(item)
                 for other in made.get(index, ()):
-                    self._hand_over(other)
+                    self._made(other, index + 1)
+            self.held_back.clear()
             for item in soft:
                 self._finish(item)
         return self.out
 
-    def _priority(self, item: Instruction) -> tuple[int, int, int]:
-        window = self.found[item.id]
-        return window.ready, window.deadline, window.depth
-
     def _run_ahead(self, index: int) -> None:
-        """Starts the calls that may be under way when an operator runs, as far as the limit allows."""
-        while self.queue and self.limit and self.found[self.queue[0].id].ready < index:
+        """Starts what must be under way when the operator ``index`` runs, as far as the limit allows."""
+        if self.headroom is not None:
+            self._keep_room(index)
+        while self.queue and self.limit:
             first = self.queue[0]
             if first.id not in self.started:
-                if self.ahead and self.ahead + self._held(first) > self.limit:
+                full = self.ahead and self.ahead + self._held(first) > self.limit
+                if full or self.times.early[first.id] > index or self.times.holds_up(first, index) or not self._has_room(first, index):
                     return
                 self._start(first)
             self.queue.popleft()
 
-    def _hand_over(self, item: Instruction) -> None:
-        """Starts a call whose sources were just made. A slice that nobody in the segment reads is cut, so that the whole can go."""
-        behind = self.found[item.id].behind
-        if item.kind == "start" and self.limit:
+    def _keep_room(self, index: int) -> None:
+        """Starts what was held back where there is room now, and waits for what trails where there is none."""
+        assert self.headroom is not None
+        for item in [item for item in self.held_back if item.id in self.started or self._has_room(item, index)]:
+            self.held_back.remove(item)
             self._start(item)
-        elif behind:
+        while self._trailing() and not self.headroom.allows(self._trailing(), index):
+            self._finish(self.trailing.popleft())
+
+    def _has_room(self, item: Instruction, index: int) -> bool:
+        """Whether a call may start before the anchor ``index``, ahead of its readers. What leads to it must have started."""
+        if self.headroom is None:
+            return True
+        makers = [self.producer[value] for value in item.reads if value in self.producer]
+        ready = all(maker.id in (self.started if maker.kind == "start" else self.done) for maker in makers)
+        deadline = self.found[item.id].deadline
+        return ready and self.headroom.reserve(self.schedule.collectives[item.of], min(index, deadline), deadline, self._trailing())
+
+    def _trailing(self) -> list[Collective]:
+        return [self.schedule.collectives[item.of] for item in self.trailing]
+
+    def _made(self, item: Instruction, index: int) -> None:
+        """What reads only what is there now: calls start, and slices that nobody in the phase reads are cut, so that the whole can go."""
+        if item.kind == "start":
+            if not self.limit:
+                if self.found[item.id].behind:
+                    self._finish(item)
+                return
+            if not self.found[item.id].behind and not self._has_room(item, index):
+                self.held_back.append(item)
+                return
+            self._start(item)
+        elif self.found[item.id].behind:
             self._finish(item)
 
     def _held(self, item: Instruction) -> int:
@@ -123,8 +273,8 @@ class _ListScheduler:
             self.trailing.append(item)
 
     def _make_room(self, item: Instruction) -> None:
-        """Waits for other calls ahead, oldest first, until an urgent one is within the limit. The last call that it reads may stay in
-        flight."""
+        """Waits for others that run ahead, oldest first, where an operator needs ``item`` now and the limit is reached: all but the last
+        of those that it reads, which it may follow in flight."""
         read = [other for other in self.leading if set(other.writes) & set(item.reads)]
         for other in (*(other for other in self.leading if other not in read), *read[:-1]):
             if self.ahead + self._held(item) > self.limit:
@@ -132,11 +282,10 @@ class _ListScheduler:
 
     def _arrive(self, value: str) -> None:
         maker = self.producer.get(value)
-        if maker is not None:
+        if maker is not None and maker.id not in self.done:
             self._finish(maker)
 
     def _finish(self, item: Instruction) -> None:
-        """Waits for a call, or cuts a slice, once what it reads is there. Slices of it that nobody in the segment reads follow."""
         if item.id in self.done:
             return
         if item.kind == "start":
@@ -144,14 +293,21 @@ class _ListScheduler:
         self.done.add(item.id)
         for value in item.reads:
             self._arrive(value)
-        self.out.append(self.waits[item.of] if item.kind == "start" else item)
-        for value in item.writes:
-            for other in self.unread.get((item.segment, value), ()):
-                self._finish(other)
-        if item.kind != "start":
+        if item.kind == "slice":
+            self.out.append(item)
+            self._cut(item)
             return
-        if self.found[item.id].ahead:
+        self.out.append(self.waits[item.of])
+        self._cut(item)
+        window = self.found[item.id]
+        if window.ahead:
             self.ahead -= self._held(item)
             self.leading.remove(item)
-        elif self.found[item.id].behind:
+        elif window.behind:
             self.behind -= self._held(item)
+
+    def _cut(self, item: Instruction) -> None:
+        """Slices of what was just made that nobody in the phase reads, so that the whole can go."""
+        for value in item.writes:
+            for other in self.unread.get((item.half, value), ()):
+                self._finish(other)

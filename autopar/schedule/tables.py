@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.schedule.kernels import clock, memory, moves, views
+from autopar.schedule import kernels
 from solvers.arrays import VIEWS, Floats, Ints, on_arrays
 
 
 class Rows(NamedTuple):
-    """Lists of numbers: the list of ``one`` is ``entries[begins[one] : begins[one + 1]]``."""
+    """Numbers of each of a count: those of ``one`` are ``entries[begins[one] : begins[one + 1]]``."""
 
     begins: Ints
     entries: Ints
@@ -27,7 +27,7 @@ class ClockTable(NamedTuple):
     Args:
         first: the microbatch from which each runs.
         works: 1 for runs and sums.
-        seconds: of runs and sums.
+        seconds: of those.
         links: that each holds, as bits.
         late: 1 for slots whose wait does not hold up operators.
         flying: of each slot the slots whose targets its start may read in flight.
@@ -122,8 +122,7 @@ class StorageTable(NamedTuple):
 
     Args:
         bytes: of each.
-        entered: 1 for storages that are there from the beginning.
-        stays: 1 for storages that are never given back.
+        entered, stays: 1 for those that are there from the beginning, and for those that are never given back.
     """
 
     bytes: Ints
@@ -161,7 +160,7 @@ class Order(NamedTuple):
 
 
 class CallCosts(NamedTuple):
-    """The costs of each call, at its head: they follow from who shares it.
+    """What follows for each call from who shares it, at its head.
 
     Args:
         seconds, copies: of its start and of its wait.
@@ -202,26 +201,34 @@ class Lives(NamedTuple):
     levels: Ints
 
 
-_TABLES = (
-    Rows, ClockTable, Timeline, CallTable, InstructionTable, StorageTable, ArraySchedule, Order, CallCosts, Lives,
-)  # fmt: skip
-VIEWS.update((table, getattr(views, table.__name__)) for table in _TABLES)
+VIEWS.update({
+    Rows: kernels.Rows,
+    ClockTable: kernels.ClockTable,
+    Timeline: kernels.Timeline,
+    CallTable: kernels.CallTable,
+    InstructionTable: kernels.InstructionTable,
+    StorageTable: kernels.StorageTable,
+    ArraySchedule: kernels.ArraySchedule,
+    Order: kernels.Order,
+    CallCosts: kernels.CallCosts,
+    Lives: kernels.Lives,
+})
 
-COMPILED = not any(str(module.__file__).endswith(".py") for module in (clock, memory, moves, views))
+COMPILED = not str(kernels.__file__).endswith(".py")
 """Whether the loops run as machine code."""
 
-_descend = on_arrays(moves.descend)
-number_of_call = on_arrays(moves.number_of_call)
-peak_bytes = on_arrays(memory.peak_bytes)
-price_calls = on_arrays(memory.price_calls)
-run_clock = on_arrays(clock.run_clock)
-step_of = on_arrays(clock.step_of)
+_descend = on_arrays(kernels.descend)
+number_of_call = on_arrays(kernels.number_of_call)
+peak_bytes = on_arrays(kernels.peak_bytes)
+price_calls = on_arrays(kernels.price_calls)
+run_clock = on_arrays(kernels.run_clock)
+step_of = on_arrays(kernels.step_of)
 
 
 def descend(
     arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, random: Ints, weights: Ints,
-    count: int, limit: int, captured: int,
+    moves: int, limit: int, captured: int,
 ) -> tuple[float, int]:  # fmt: skip
-    """See ``kernels.moves.descend``, which is given its scratch here."""
-    scratch = [np.empty(size, dtype=np.int64) for size in (len(order.items), len(order.items))]
-    return _descend(arrays, order, before, costs, timeline, lives, *scratch, random, weights, count, limit, captured)
+    """See ``kernels.descend``, which is given its scratch here."""
+    scratch = [np.empty(size, dtype=np.int64) for size in (len(order.items), len(order.items), 3 * len(order.head) + 2)]
+    return _descend(arrays, order, before, costs, timeline, lives, *scratch, random, weights, moves, limit, captured)

@@ -1,8 +1,8 @@
-"""The best schedule of an assignment: coordinate search over the limits of the passes, then local search.
+"""The best schedule of an assignment: the limits of the passes are tried, since nobody knows them in advance.
 
-More bytes ahead hide collectives and cost memory. Larger buckets save latency and start later. Deferred operators fill gaps and delay the
-reductions of gradients. One limit is changed at a time, from the best so far, while that helps. In the end ``improve_order`` changes the
-list itself.
+What is gathered ahead hides collectives and costs memory; large buckets save latency and start late; operators set aside fill gaps and
+delay the reductions of gradients. One limit is changed at a time, from the best so far, while that helps; in the end the list is changed
+one move after another (``improve_order``).
 """
 
 from __future__ import annotations
@@ -15,29 +15,49 @@ from typing import Any
 
 from autopar.effort import Budget, unlimited
 from autopar.graph import Graph
-from autopar.schedule import Assignment, Limits, Memory, Schedule, Segment, Slot, between, memory, ordered, simulated, step_seconds
+from autopar.schedule import Assignment, Limits, Memory, Schedule, Slot, between, memory, ordered, simulated, step_seconds
 from autopar.schedule.bucketing import size
 from autopar.schedule.in_place import assign_in_place, clear_in_place
 from autopar.schedule.local_search import improve_order, saved_at_most, usual_moves
 from autopar.schedule.passes import Placed, default_limits
-from autopar.schedule.settings import BESIDE, EQUAL, HALVINGS, HOPELESS, LADDERS, LITTLE, MOVED, NEAR, PLACED, REORDERED
 from cost_models import Machine
 
+MIB = 2**20
+LADDERS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("ahead_bytes", (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400)))),
+    ("aside_bytes", tuple(size * MIB for size in (0, 50, 200, 800))),
+    ("bucket_bytes", tuple(size * MIB for size in (0, 1, 6, 25, 100))),
+)
+"""The values tried for each limit: from nothing, and one call at a time, to more than a large layer."""
+HALVINGS = 7
+"""Where the largest of them is more than the memory there is, each is half of the one above it, from all of the memory down: there some
+calls may share their latency, and few bytes decide how many. The same where there is little to send or to set aside: of small models all
+values would be one call, or each its own."""
+LITTLE = 100 * MIB
+"""Up to so many bytes it is."""
 LEAN = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
-"""The limits under which a schedule needs least memory."""
+"""What a schedule keeps to that is to need little memory."""
+HOPELESS = 1.5
+"""Limits that are tried one by one gain less than this."""
+NEAR = 1.02
+"""What trails by more than this after a limit's nearest rungs were tried, and by more than that has gained, is left, unless it would not
+with more memory; and beyond a rung that trails the best by as much no other is tried."""
+BESIDE = 2
+"""So many rungs are near."""
+REORDERED = 1.1
+"""What trails by more than this is not reordered (``improve_order``), unless fewer calls could save as much."""
+PLACED, HELD, MOVED = 16e-6, 16e-6, 6e-9
+"""Work seconds for each instruction that is placed and simulated; whose memory is asked; and for each that a judged move simulates."""
+EQUAL = 1e-9
+"""Relative difference of steps that are the same."""
 SIZES = ("peak", "parameters", "gradients", "optimizer", "activations", "temporaries")
-"""The sizes in ``Memory``."""
-Placements = tuple[tuple[float, Schedule], ...]
-"""Lists of samples, with their weights."""
+"""Of ``Memory``."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A graph to schedule, with its assignment and the weight of its schedule.
-
-    The graph that is planned has weight 1. Graphs with fewer of its equal layers have weights of both signs: their sum is the line through
-    them at full depth.
-    """
+    """A graph to schedule, with its assignment, and how much of what its schedule takes counts: the graph that is planned counts whole;
+    of shorter ones, with fewer of its equal layers, one counts negative, so that their sum is the line through them at full depth."""
 
     weight: float
     graph: Graph
@@ -50,12 +70,12 @@ class ScheduledPlan:
 
     Args:
         assignment: of the graph that is searched.
-        schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers. The list has no ``free``
-            yet.
-        limits: those of the passes; the schedule's own allow for calls that were joined later.
+        schedule, slots: of the graph that is planned; if ``estimated`` of one with fewer of its equal layers. The list does not say yet
+            when values go (``free``).
+        limits: what the passes kept to that placed everything; the schedule's own allow for calls that were joined later.
         seconds: the objective: the step, or under the communication model the sum of its collectives; of several microbatches the
             share of one.
-        placed_seconds: before local search: others are compared with it while limits are tried.
+        placed_seconds: as it was placed, before it was reordered: what others are compared with while limits are tried.
         samples: the schedules from which seconds and memory follow, with their weights: see ``Sample``.
     """
 
@@ -75,7 +95,8 @@ class ScheduledPlan:
         return len(self.samples) > 1
 
     def busiest_seconds(self) -> float:
-        """Seconds of work of the busiest stream, without latencies, which buckets share. No order takes less."""
+        """How long the operators or the busiest link have something to do, without latencies, which buckets share: whatever the order, what
+        is done takes no less."""
         found: dict[str, float] = {}
         for weight, schedule in self.samples:
             calls = {call.id: call for call in schedule.calls}
@@ -87,11 +108,8 @@ class ScheduledPlan:
         return max(found.values(), default=0.0)
 
     def better(self, other: ScheduledPlan | None, limit: int) -> bool:
-        """Whether this plan is the one to keep.
-
-        A plan that fits comes first, then the faster one, then the one of less memory, then the one that defers less: its operators read
-        what is still in the cache.
-        """
+        """Whether this is the one to keep: what fits before what does not, then the shorter, or where neither fits or both take as long
+        the smaller, or where that is equal too the one that sets less aside: what is used soon is still in the cache."""
         if other is None:
             return True
         fits = self.memory.peak <= limit
@@ -103,15 +121,35 @@ class ScheduledPlan:
         return mine < theirs
 
 
-class LimitSearch:
-    """Coordinate search over the limits of the passes, for one assignment.
-
-    Memory is counted only for lists that are fast enough to be kept.
+@dataclass(frozen=True)
+class _Looked:
+    """Lists under some limits and how long they take; what they hold was not asked.
 
     Args:
-        samples: the graphs that are scheduled for it.
-        limit: bytes of a rank.
-        budget: counts the work; other limits are tried while it lasts.
+        placed: of each sample, with its weight.
+        seconds, step: see ``ScheduledPlan``.
+    """
+
+    limits: Limits
+    placed: tuple[tuple[float, Schedule], ...]
+    seconds: float
+    step: float
+
+    def same(self, other: _Looked) -> bool:
+        """Whether other limits have led to the same lists."""
+        return all(mine.instructions == theirs.instructions for (_, mine), (_, theirs) in zip(self.placed, other.placed, strict=True))
+
+
+class LimitSearch:
+    """One assignment under one limits after another.
+
+    When values go, and so memory, is asked of what was fast enough to be kept, and where there is room for all that limits let be in
+    flight only in the end: of many that are each faster than the one before, the last is asked.
+
+    Args:
+        samples: what is scheduled for it.
+        limit: of bytes on a rank.
+        budget: what counts the work; other limits are tried while it lasts.
     """
 
     def __init__(
@@ -122,11 +160,22 @@ class LimitSearch:
         self.samples = [(one.weight, Placed(ordered(one.graph, one.assignment, machine))) for one in samples]
         self.assignment, self.machine, self.optimizer, self.limit = assignment, machine, optimizer, limit
         self.best: ScheduledPlan | None = None
+        self.ahead: _Looked | None = None
+        """The fastest so far; ``best`` is this one's or, until it is asked what it holds, an earlier one's: that of ``kept``."""
+        self.kept: _Looked | None = None
+        self.asked: set[Limits] = set()
+        """Those that were asked what they hold."""
         self.looked: set[Limits] = set()
-        self.least_seconds = math.inf
-        """Seconds of the fastest list, whether it fits or not."""
-        self._improved: tuple[ScheduledPlan, ScheduledPlan] | None = None
-        """The best plan that local search was last given, and its result."""
+        self.hoped = math.inf
+        """Seconds of the fastest looked at, whatever it holds."""
+        self.beside = math.inf
+        """``placed_seconds`` of the best schedule known, of whatever assignment: what trails does not have to hold less as well."""
+        self.trusts = True
+        """Whether nothing that should have fit did not."""
+        self._hurried: tuple[ScheduledPlan, ScheduledPlan] | None = None
+        """The best that was hurried last, and what became of it."""
+        self.left_out = [0] * len(samples)
+        """What layers that a sample does not have hold at the peak."""
 
     @cached_property
     def least(self) -> int:
@@ -135,12 +184,13 @@ class LimitSearch:
 
     @cached_property
     def most(self) -> Mapping[str, int]:
-        """The bytes beyond which a limit changes nothing: of all calls of the segment that has most, and of all values."""
-        first, sent = self.samples[-1][1].first, dict[Segment, int]()
+        """Bytes beyond which a limit is none: of all calls of the half of a step that has more of them, and of all that is made."""
+        first, sent = self.samples[-1][1].first, dict[str, int]()
         for item in first.instructions:
             if item.kind == "start":
-                sent[item.segment] = sent.get(item.segment, 0) + size(first.collectives[item.of])
-        calls, made = max(sent.values(), default=0), sum(value.bytes for value in first.values.values())
+                sent[item.half] = sent.get(item.half, 0) + size(first.collectives[item.of])
+        made = sum(value.bytes for value in first.values.values())
+        calls = max(sent.values(), default=0)
         return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls}
 
     @cached_property
@@ -153,95 +203,173 @@ class LimitSearch:
         return found
 
     def _at_best(self, gain: float) -> bool:
-        """Whether the best takes hardly longer than its operators alone."""
-        return gain > 0.0 and self.best is not None and self.best.seconds * (1 - gain) <= self.working
+        """Whether the fastest so far takes hardly longer than its operators alone."""
+        return gain > 0.0 and self.ahead is not None and self.ahead.seconds * (1 - gain) <= self.working
 
     def _ladder(self, name: str, rungs: Sequence[int]) -> Sequence[int]:
-        """The values that are tried for a limit. A small model has the same under every memory limit that is enough for them."""
+        """The values that are tried for a limit: where there is little, the same whatever memory there is, as long as that is enough."""
         if self.most[name] > LITTLE:
             return _within(rungs, self.limit)
         return tuple(value for value in _within(rungs, self.most[name]) if value <= self.limit)
 
     def look(self, limits: Limits) -> float:
-        """Schedules under some limits and keeps the result if it is better; its seconds."""
+        """Takes a schedule in if it is better; its seconds."""
         self.looked.add(limits)
-        placed = tuple((weight, sample.under(limits)) for weight, sample in self.samples)
-        self.budget.charge(PLACED * sum(len(one.instructions) for _, one in placed))
-        step, seconds = self._seconds(placed)
-        self.least_seconds = min(self.least_seconds, seconds)
-        best = self.best
-        if best is None or best.memory.peak > self.limit or seconds <= best.seconds * (1 + EQUAL):
-            self._keep(self._timed(limits, placed, step, seconds))
-        return seconds
+        one = self._placed(limits)
+        self.hoped = min(self.hoped, one.seconds)
+        self._take(limits, one)
+        return one.seconds
 
-    def _keep(self, found: ScheduledPlan) -> None:
-        """Takes a plan in if it is better. One of several microbatches that does not fit is tried with smaller sums."""
+    def _take(self, limits: Limits, one: _Looked) -> None:
+        if self.best is None or self.ahead is None or self.best.memory.peak > self.limit:
+            self._ask(one)
+        elif one.seconds <= self.ahead.seconds * (1 - EQUAL):
+            if self.trusts and self.best.memory.peak + _in_flight(limits) <= self.limit:
+                self.ahead = one
+            else:
+                self.settle()
+                self._ask(one)
+        elif one.seconds <= self.ahead.seconds * (1 + EQUAL) and _in_flight(limits) < _in_flight(self.ahead.limits):
+            if one.seconds > NEAR * self.beside:
+                return
+            self.settle()
+            if not one.same(self.ahead):
+                self._ask(one)
+            elif limits.aside_bytes < self.ahead.limits.aside_bytes:
+                self.asked.add(limits)
+                self.ahead, self.kept, self.best = one, one, _under(self.best, limits)
+
+    def settle(self) -> ScheduledPlan:
+        """Asks the fastest what it holds; the best."""
+        while self.ahead is not None and self.ahead.limits not in self.asked:
+            one = self.ahead
+            self._ask(one)
+            if self.best is None or self.best.memory.peak > self.limit or self.best.seconds > one.seconds:
+                self.trusts = False
+        assert self.best is not None
+        return self.best
+
+    def _placed(self, limits: Limits) -> _Looked:
+        placed = tuple(
+            (weight, sample.under(_without(limits, left_out)))
+            for (weight, sample), left_out in zip(self.samples, self.left_out, strict=True)
+        )
+        self.budget.charge(PLACED * sum(len(one.instructions) for _, one in placed))
+        return self._looked(limits, placed)
+
+    def _looked(self, limits: Limits, placed: tuple[tuple[float, Schedule], ...]) -> _Looked:
+        step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
+        whole_seconds = step
+        if not self.machine.overlaps:
+            whole_seconds = sum(weight * one.communication_seconds() for weight, one in placed)
+        return _Looked(limits, placed, whole_seconds / placed[-1][1].graph.microbatches, step)
+
+    def _ask(self, one: _Looked) -> None:
+        """What it holds; it is kept if it is better than the best."""
+        limits = one.limits
+        self.asked.add(limits)
+        found, parts = self._timed(one)
+        whole, held = found.schedule, found.memory
+        self.left_out = [(held.peak - held.optimizer) - (part.peak - part.optimizer) for part in parts]
         if found.better(self.best, self.limit):
-            self.best = found
-        excess = found.memory.peak - self.limit
-        if excess > 0 and found.limits.summed_bytes and found.schedule.sums and not found.estimated:
-            less = replace(found.limits, summed_bytes=max(_summed(found.schedule) - excess, 0))
+            self.best, self.kept = found, one
+        self.ahead = self.kept
+        if found.memory.peak > self.limit and limits.ahead_bytes and self.least <= self.limit:
+            within = replace(limits, held_bytes=max(self.limit - found.memory.optimizer, 1))
+            if within not in self.looked:
+                self.look(within)
+        if found.memory.peak > self.limit and limits.summed_bytes and whole.sums and not found.estimated:
+            excess = found.memory.peak - self.limit
+            less = replace(limits, summed_bytes=max(_summed(whole) - excess, 0))
             if less not in self.looked:
                 self.look(less)
 
-    def _seconds(self, placed: Placements) -> tuple[float, float]:
-        """Seconds of the step, and of the objective."""
-        step = sum(weight * step_seconds(one, self.optimizer) for weight, one in placed)
-        whole = step if self.machine.overlaps else sum(weight * one.communication_seconds() for weight, one in placed)
-        return step, whole / placed[-1][1].graph.microbatches
+    def _timed(self, one: _Looked) -> tuple[ScheduledPlan, Sequence[Memory]]:
+        """With what is written over, and what each sample holds."""
+        self.budget.charge(HELD * sum(len(schedule.instructions) for _, schedule in one.placed))
+        reused = [(weight, assign_in_place(schedule)) for weight, schedule in one.placed]
+        parts = [memory(schedule, self.optimizer) for _, schedule in reused]
+        held = _sum_of([(weight, part) for (weight, _), part in zip(reused, parts, strict=True)])
+        whole = reused[-1][1] if len(reused) == 1 else replace(reused[-1][1], limits=one.limits)
+        return ScheduledPlan(
+            self.assignment, whole, one.limits, simulated(whole), one.seconds, one.step, one.seconds, held, tuple(reused)
+        ), parts
 
-    def _timed(self, limits: Limits, placed: Placements, step: float, seconds: float) -> ScheduledPlan:
-        """The plan of lists in which everything has its place."""
-        self.budget.charge(PLACED * sum(len(schedule.instructions) for _, schedule in placed))
-        made = tuple((weight, assign_in_place(schedule)) for weight, schedule in placed)
-        held = _sum_of([(weight, memory(schedule, self.optimizer)) for weight, schedule in made])
-        whole = made[-1][1]
-        return ScheduledPlan(self.assignment, whole, limits, simulated(whole), seconds, step, seconds, held, made)
+    def hurried(self) -> ScheduledPlan:
+        """The best reordered, where that fits."""
+        assert self.best is not None and self.kept is not None
+        if self.best.estimated:
+            return self.best
+        if self._hurried is None or self._hurried[0] is not self.best:
+            ((weight, placed),) = self.kept.placed
+            improved = improve_order(placed.under(self.kept.limits), self.optimizer, self.limit)
+            changed = improved.schedule
+            self.budget.charge(MOVED * improved.moves * len(changed.instructions))
+            one = self._looked(self.kept.limits, ((weight, changed),))
+            hopeful = one.seconds < self.best.seconds * (1 - EQUAL) or self.best.memory.peak > self.limit
+            made = self._timed(one)[0] if hopeful else self.best
+            gains = made.memory.peak <= self.limit and made.better(self.best, self.limit)
+            self._hurried = self.best, replace(made, placed_seconds=self.best.seconds) if gains else self.best
+        return self._hurried[1]
 
     def run(self, start: Limits | None, tries: int, beside: float = math.inf, gain: float = 0.0, *, improve: bool = True) -> ScheduledPlan:
-        """The best of the limits tried so far and a few more: see ``best_schedule``.
+        """The best of those looked at before and a few more: see ``best_schedule``. Where what should have had room had none, the same
+        again with each asked at once.
 
         Args:
-            gain: relative; a plan that could gain no more has no other limits tried, though some may hold less.
+            gain: the relative one for which no other limits are tried, though some of them may hold less.
             improve: whether local search follows, where it may make this the best.
         """
+        before, trusted = (self.best, self.ahead, self.kept, set(self.asked), set(self.looked)), self.trusts
         found = self._run(start, tries, beside, gain)
+        if self.trusts is not trusted:
+            self.best, self.ahead, self.kept, self.asked, self.looked = before
+            found = self._run(start, tries, beside, gain)
         hopeful = found.seconds <= REORDERED * beside or found.seconds - saved_at_most(found.schedule, found.step_seconds) <= beside
-        if not (hopeful and improve):
-            return found
-        if self._improved is None or self._improved[0] is not found:
-            self._improved = found, improved(found, self.optimizer, self.limit, self.budget)
-        return self._improved[1]
+        return self.hurried() if hopeful and improve else found
 
     def _run(self, start: Limits | None, tries: int, beside: float, gain: float) -> ScheduledPlan:
-        before, timed = len(self.looked), self.machine.overlaps
+        before, trusted, self.beside = len(self.looked), self.trusts, beside
+        timed = self.machine.overlaps
         first = LEAN if timed and self.least > self.limit else start or default_limits(self.machine)
         if first in self.looked:
             before -= 1
         else:
             self.look(first)
-        assert self.best is not None
-        if self.best.memory.peak > self.limit and timed and LEAN not in self.looked:
+        best = self.settle()
+        if best.memory.peak > self.limit and timed and LEAN not in self.looked:
             self.look(LEAN)
             tries += 1
-        begun = self.best
-        if (begun.memory.peak > self.limit and begun.limits == LEAN) or begun.seconds > HOPELESS * beside:
-            return begun
+            best = self.settle()
+        if (best.memory.peak > self.limit and best.limits == LEAN) or best.seconds > HOPELESS * beside:
+            return best
         while timed and not self._at_best(gain):
-            last = self.best
-            for name, ladder in LADDERS.items():
-                value, low, high = getattr(self.best.limits, name), -math.inf, math.inf
-                for step, limits in enumerate(_steps(self.best.limits, name, self._ladder(name, ladder))):
-                    rung, left = getattr(limits, name), len(self.looked) - before <= tries and not self.budget.over
-                    if limits not in self.looked and low < rung < high and left and self.look(limits) > NEAR * self.best.seconds:
-                        low, high = (max(low, rung), high) if rung < value else (low, min(high, rung))
-                    now = self.best.seconds
-                    trails = step + 1 >= BESIDE and self.least_seconds > NEAR * beside and begun.seconds - now < now - beside
-                    if trails or self._at_best(gain):
-                        return self.best
-            if self.best is last:
+            last = self.ahead
+            for name, ladder in LADDERS:
+                assert self.ahead is not None
+                begun, low, high = getattr(self.ahead.limits, name), -math.inf, math.inf
+                for step, limits in enumerate(_steps(self.ahead.limits, name, self._ladder(name, ladder))):
+                    value, left = getattr(limits, name), len(self.looked) - before <= tries and not self.budget.over
+                    if limits not in self.looked and low < value < high and left and self.look(limits) > NEAR * self.ahead.seconds:
+                        low, high = (max(low, value), high) if value < begun else (low, min(high, value))
+                    now = self.ahead.seconds
+                    trails = step + 1 >= BESIDE and self.hoped > NEAR * beside and best.seconds - now < now - beside
+                    if self.trusts is not trusted or trails or self._at_best(gain):
+                        return self.settle()
+            if self.ahead is last:
                 break
-        return self.best
+        return self.settle()
+
+
+def _under(found: ScheduledPlan, limits: Limits) -> ScheduledPlan:
+    """The same, found under other limits."""
+    whole = found.schedule.under(limits)
+    return replace(found, schedule=whole, limits=limits, samples=found.samples if found.estimated else ((found.samples[0][0], whole),))
+
+
+def _without(limits: Limits, left_out: int) -> Limits:
+    """The limits for a graph that holds so many bytes less."""
+    return replace(limits, held_bytes=max(limits.held_bytes - left_out, 1)) if limits.held_bytes else limits
 
 
 def _sum_of(found: Sequence[tuple[float, Memory]]) -> Memory:
@@ -259,42 +387,33 @@ def best_schedule(
     """The best schedule found for an assignment within ``limit`` bytes a rank.
 
     Args:
-        samples: the graphs scheduled for it, where that is not the assignment of ``graph`` itself.
+        samples: what is scheduled for it, where that is not the assignment of ``graph`` itself.
         start: the limits to begin from.
         tries: how many others are looked at, at most, beside the leanest where the first needs too much memory; none under the
             communication model, where nothing overlaps.
-        beside: ``placed_seconds`` of the best schedule known. A plan that takes ``HOPELESS`` times as long has no other limits tried. One
-            that trails by more than it gains is left early (``NEAR``).
+        beside: ``placed_seconds`` of the best schedule known; of what takes ``HOPELESS`` times as long at first nothing more is looked at,
+            and of what then trails by more than it gains little (``NEAR``).
         budget: see ``LimitSearch``.
     """
     tuning = LimitSearch(assignment, samples or (Sample(1.0, graph, assignment),), machine, optimizer, limit, budget=budget)
     return tuning.run(start, tries, beside)
 
 
-def improved(
-    found: ScheduledPlan, optimizer: str, limit: int, budget: Budget, effort: int = 1, *, keep_program_order: bool = True
-) -> ScheduledPlan:  # fmt: skip
-    """A plan after local search (``improve_order``) where the result fits and is better; an estimated plan as it is.
-
-    Args:
-        effort: times as many moves as usual.
-    """
-    if found.estimated or not found.schedule.machine.overlaps:
+def reordered(found: ScheduledPlan, machine: Machine, optimizer: str, limit: int, effort: int, budget: Budget) -> ScheduledPlan:
+    """The same reordered with more effort (``improve_order``), where it takes less and fits; not what is estimated."""
+    if found.estimated or not machine.overlaps:
         return found
     before = clear_in_place(found.schedule)
-    changed = improve_order(before, optimizer, limit, effort * usual_moves(before), keep_program_order=keep_program_order)
+    changed = improve_order(before, optimizer, limit, effort * usual_moves(before), keep_program_order=False)
     budget.charge(MOVED * changed.moves * len(before.instructions))
-    step = step_seconds(changed.schedule, optimizer)
-    seconds = step / changed.schedule.graph.microbatches
-    if seconds >= found.seconds * (1 - EQUAL) and found.memory.peak <= limit:
-        return found
     made = assign_in_place(changed.schedule)
-    weight = found.samples[0][0]
-    plan = replace(
-        found, schedule=made, slots=simulated(made), seconds=seconds, step_seconds=step, memory=memory(made, optimizer),
-        samples=((weight, made),),
+    step, held = step_seconds(made, optimizer), memory(made, optimizer)
+    if step >= found.step_seconds * (1 - EQUAL) or held.peak > limit:
+        return found
+    seconds = step / made.graph.microbatches
+    return replace(
+        found, schedule=made, slots=simulated(made), seconds=seconds, step_seconds=step, memory=held, samples=((found.samples[0][0], made),)
     )  # fmt: skip
-    return plan if plan.memory.peak <= limit and plan.better(found, limit) else found
 
 
 def _summed(schedule: Schedule) -> int:
@@ -302,6 +421,10 @@ def _summed(schedule: Schedule) -> int:
     leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
     sizes = (sum(schedule.values[name].bytes for name in names) for names in (schedule.sums, leaving))
     return max(next(sizes) - next(sizes), 0)
+
+
+def _in_flight(limits: Limits) -> int:
+    return limits.bucket_bytes + limits.ahead_bytes + limits.aside_bytes
 
 
 def _within(ladder: Sequence[int], most: int) -> Sequence[int]:

@@ -193,7 +193,7 @@ def test_diff_of_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     second.save(tmp_path / "second.json")
     out = autopar(capsys, "diff", tmp_path / "first.json", tmp_path / "second.json").out
     assert "all_gather over dp, forward: 1 call for 6 values, 1536 bytes in all -> 3 calls for 6 values, 1536 bytes in all" in out
-    assert "limits: bucket_bytes 1000000, ahead_bytes 1000000, aside_bytes 0, summed_bytes " in out
+    assert "limits: bucket_bytes 1000000, ahead_bytes 1000000, aside_bytes 0, held_bytes 0, summed_bytes " in out
     assert " -> bucket_bytes 600, ahead_bytes 1000000" in out
     assert "first at instruction 0: start of w0@whole+5 -> start of w0@whole+1" in out
     data = json.loads(first.to_json())

@@ -10,14 +10,14 @@ import pytest
 from autopar import zoo
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.importer import capture_graph
-from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, step_seconds
+from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, simulated, step_seconds
 from autopar.schedule.bucketing import JOINED, size
 from autopar.schedule.legality import check_legal
 from autopar.schedule.windows import windows
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from tests.graphs import machine
 from tests.schedule.cases import CASES, Case
 from tests.search.brute_force import schedule_seconds
@@ -249,3 +249,38 @@ def test_what_was_set_aside_and_would_wait_for_a_collective_lets_others_pass() -
     schedule = make_schedule(graph, assignment, machine("x=4"), Limits(aside_bytes=4 * size * size * 3 // 2))
     ran = [item.of for item in schedule.instructions if item.kind == "run"]
     assert ran[:2] == ["gradient", "other"] and "widened" in ran[2:]
+
+
+def test_a_gather_lets_an_operator_with_a_collective_inside_pass() -> None:
+    """last needs a weight that can be gathered while middle runs, after statistic, which needs the link itself."""
+    whole, rows = ShardingSpec.parse("R R"), ShardingSpec.parse("S0 R")
+    square, names = (4096, 4096), ("x", "v", "w", "first", "statistic", "middle", "last")
+    product = (Ref(0), Ref(1), "m k, k n -> m n")
+    graph = Graph(
+        "inference",
+        {name: Tensor(name, square, "float32") for name in names},
+        (GraphInput("x", "input", "x"), GraphInput("v", "parameter", "v"), GraphInput("w", "parameter", "w")),
+        (
+            Op("first", "aten.relu.default", ("x",), ("first",), (Ref(0),)),
+            Op("statistic", "aten.relu.default", ("first",), ("statistic",), (Ref(0),)),
+            Op("middle", "autopar.contract.default", ("statistic", "v"), ("middle",), product),
+            Op("last", "autopar.contract.default", ("middle", "w"), ("last",), product),
+        ),
+        (GraphOutput("last", "output", "0"),),
+    )
+    inside = (InnerCollective("all_reduce", (0,), 2**20),)
+    contraction = Strategy((rows, whole), (rows,), 8)
+    assignment = Assignment(
+        {"x": rows, "v": whole, "w": rows},
+        {
+            "first": Strategy((rows,), (rows,), 8), "statistic": Strategy((rows,), (rows,), 8, inside),
+            "middle": contraction, "last": contraction,
+        },
+        (Layout("w@whole", "w", "w", whole, "forward", "last"),),
+        {("last", 1): "w@whole"},
+    )  # fmt: skip
+    slots = simulated(make_schedule(graph, assignment, machine("x=8"), Limits()))
+    runs = {slot.instruction.of: slot for slot in slots if slot.instruction.kind == "run"}
+    first = next(slot for slot in slots if slot.instruction.kind == "start")
+    assert runs["statistic"].begin == runs["first"].end
+    assert first.begin == runs["statistic"].end

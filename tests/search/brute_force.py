@@ -28,9 +28,8 @@ from autopar import pricing
 from autopar.graph import Graph, Phase
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
-from autopar.schedule.deferred_loss import may_be_deferred
+from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import steps_of
-from autopar.schedule.settings import DEFERRED_BYTES
 from autopar.search.ilp.decode import extract_site
 from autopar.search.ilp.model import Model, Site
 from autopar.sharding import ShardingSpec, Strategy
@@ -384,6 +383,10 @@ class Timing:
         return frozenset(may_be_deferred(self.graph))
 
     @cached_property
+    def _most_deferred_bytes(self) -> float:
+        return most_deferred_bytes(self.graph)
+
+    @cached_property
     def rules(self) -> Rules:
         hardware = self.machine.hardware
         return Rules(hardware.overlap_slowdown, hardware.launch_overlaps, self.machine.copy_seconds)
@@ -438,7 +441,7 @@ class Timing:
         if not readers <= self._deferrable or not (readers or made) or not all(self._late(way, other) for other in made):
             return False
         spec = next(item[3] for item in way.made if item[0] == value)
-        return pricing.local_bytes(self.graph.tensors[way.tensor], spec, self.machine) <= DEFERRED_BYTES
+        return pricing.local_bytes(self.graph.tensors[way.tensor], spec, self.machine) <= self._most_deferred_bytes
 
     def _own(self, way: Way, source: str, phase: Phase) -> bool:
         """Whether a value is memory of its own, made in a phase."""

@@ -16,7 +16,7 @@ from autopar import zoo
 from autopar.effort import Budget, unlimited
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
-from autopar.schedule import make_schedule, memory
+from autopar.schedule import Limits, make_schedule, memory, step_seconds
 from autopar.schedule.local_search import improve_order
 from autopar.schedule.passes import ENDING, PLACING, ordered, run_passes
 from autopar.schedule.tuning import LEAN
@@ -32,7 +32,7 @@ from autopar.search.memory.memory_repair import CoverRows, counted, held_by_time
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from solvers import INFINITE, Problem, Solution, evaluate, solve
-from tests.graphs import random_graph
+from tests.graphs import random_graph, random_schedule
 
 MESHES = ("x=4", "x=2,y=2")
 SEEDS = range(6)
@@ -119,6 +119,19 @@ def test_what_is_left_free_is_what_a_schedule_held_beyond() -> None:
     assert reserves.learn(problem, choices, ((1.0, schedule),))
     _, peak, _ = evaluate(reserves.applied(problem), reserves.completed(choices))
     assert limit < peak <= limit * 1.01, "the same choices do not fit any more"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_go_ahead_only_where_there_is_room(seed: int) -> None:
+    graph, where = random_graph(seed, layers=6), machine("x=2,y=2")
+    least = memory(random_schedule(graph, where, seed, LEAN), "none").peak
+    steps = []
+    for more in (0, 200, 800, 2**30):
+        within = random_schedule(graph, where, seed, Limits(0, 2**40, 0, held_bytes=least + more))
+        assert memory(within, "none").peak <= least + more
+        steps.append(step_seconds(within, "none"))
+    lean = step_seconds(random_schedule(graph, where, seed, LEAN), "none")
+    assert steps[-1] < lean
 
 
 def ladder(graph: Graph, mesh: str, rungs: int) -> list[float]:

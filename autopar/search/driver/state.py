@@ -11,7 +11,7 @@ import numpy as np
 
 from autopar.effort import Budget
 from autopar.schedule import Assignment, Limits
-from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, improved
+from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, reordered
 from autopar.search.bounds.surrogate import floor
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.decode import extract
@@ -200,7 +200,7 @@ class SearchState:
         late = self.interrupted or (self.long and self.left <= 0)
         if self.draft or late or found.memory.peak > self.limit or self.reached <= self.gap:
             return found
-        return improved(found, self.model.space.optimizer, self.limit, self.budget, effort, keep_program_order=False)
+        return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> ScheduledPlan | None:
         """One solve, its schedule taken in; None without choices.

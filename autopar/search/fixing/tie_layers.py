@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment
-from autopar.schedule.settings import EQUAL
-from autopar.schedule.tuning import ScheduledPlan
+from autopar.schedule.tuning import EQUAL, ScheduledPlan
 from autopar.search.driver.state import CLOSE, PROOF, SearchState
 from autopar.search.folding.layer_groups import Group, grouped
 from autopar.search.folding.tied_model import TiedModel

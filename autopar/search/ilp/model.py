@@ -32,9 +32,8 @@ from autopar import pricing
 from autopar.effort import Budget
 from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
-from autopar.schedule.deferred_loss import may_be_deferred
+from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import phases_in_order
-from autopar.schedule.settings import DEFERRED_BYTES
 from autopar.schedule.tuning import Sample
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.critical_path import Dependencies
@@ -262,13 +261,14 @@ class Model:
     def late(self) -> Mapping[int, np.ndarray]:
         """Of the edges whose reshards may be for the loss alone, the target's choices in which no operator waits for them."""
         graph, found, ends = self.space.graph, dict[int, np.ndarray](), self.ends_late
+        kept = most_deferred_bytes(graph)
         for number, edge in enumerate(self.edges):
             target = self.nodes[edge.target]
             if edge.tensor is None or edge.phase != "forward" or target.kind not in ("op", "output", "layout"):
                 continue
             readers = [target.name] if target.kind != "layout" else [one.name for one in self.sites[target.name].phases(graph)[0]]
             if ends and ends.issuperset(readers):
-                small = np.array([pricing.local_bytes(edge.tensor, spec, self.space.machine) <= DEFERRED_BYTES for spec in edge.targets])
+                small = np.array([pricing.local_bytes(edge.tensor, spec, self.space.machine) <= kept for spec in edge.targets])
                 found[number] = small & np.array(target.late) if target.late else small
         return found
 

@@ -1,0 +1,647 @@
+# cython: infer_types=True, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The loops over a list as arrays: its clock, its memory, and the moves of the local search. All hot code of ``schedule`` is here.
+
+Each part of a collective has a *slot*, whether it is a call of its own or shares a bucket. The start of slot n has number 2n, its wait
+2n + 1; all other instructions have the numbers behind those. The first slot of a bucket is its *head*: its start and wait are the call's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autopar.schedule.settings import (
+    ALONE,
+    DRAW_BITS,
+    FIXED_ORDER,
+    GAIN_OF_SPLIT,
+    MEMORY_LAST,
+    NEAR_BUCKETS,
+    NEAR_PLACES,
+    NEAR_SHIFTS,
+    ROUNDING,
+    STALL_REACH,
+    STALLS_AFTER,
+    TRIES,
+)  # fmt: skip
+from solvers.arrays import Floats, Ints
+
+MULTIPLIER, INCREMENT, MASK = 1103515245, 12345, (1 << DRAW_BITS) - 1
+"""Linear congruential generator of the C standard's example: the high bits of its 31 are used."""
+SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE = range(5)
+"""The kinds of moves, as ``settings.MOVE_WEIGHTS`` lists them."""
+NEAR_MOVES = round(64 * NEAR_SHIFTS)
+"""Of 64."""
+
+
+class Rows:
+    """See ``tables.Rows``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.begins, self.entries = fields
+
+
+class ClockTable:
+    """See ``tables.ClockTable``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.first, self.works, self.seconds, self.links, self.late, self.flying, self.link_count, self.slowdown, self.overlaps = fields
+
+
+class Timeline:
+    """See ``tables.Timeline``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.since, self.begins, self.ends, self.stalls, self.free, self.arrives = fields
+
+
+class CallTable:
+    """See ``tables.CallTable``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.classes, self.latency, self.beyond, self.launch, self.slope, self.sent, self.came, self.target, *rest = fields
+        self.packs, self.unpacks, self.gathers, self.reduces, self.storage, self.source, self.in_place = rest
+
+
+class InstructionTable:
+    """See ``tables.InstructionTable``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.segment, self.before, self.after, self.needs, self.makes, self.takes, self.workspace = fields
+
+
+class StorageTable:
+    """See ``tables.StorageTable``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.bytes, self.entered, self.stays = fields
+
+
+class ArraySchedule:
+    """See ``tables.ArraySchedule``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.clock, self.items, self.calls, self.storages, self.rounds = fields
+
+
+class Order:
+    """See ``tables.Order``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.items, self.length, self.head, self.after = fields
+
+
+class CallCosts:
+    """See ``tables.CallCosts``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.seconds, self.copies, self.staging, self.target, self.packs, self.unpacks, self.home = fields
+
+
+class Lives:
+    """See ``tables.Lives``."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.begins, self.ends, self.lies, self.size, self.started, self.over, self.levels = fields
+
+
+def number_of_call(order: Order, slots: int, item: int) -> int:
+    """The number of the call's own start or wait, of one of a slot; any other is itself."""
+    return item if item >= 2 * slots else 2 * order.head[item >> 1] + (item & 1)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- the clock
+
+
+def run_clock(clock: ClockTable, order: Order, starts: Floats, copies: Floats, last: int, timeline: Timeline) -> float:
+    """Seconds of one microbatch, in which everything runs that does up to microbatch ``last``: see ``simulation``.
+
+    Args:
+        starts, copies: seconds of each call and of its copies, at its head.
+        timeline: written to.
+    """
+    slots = len(order.head)
+    now, busy, until, rate = 0.0, 0.0, 0.0, 1.0 - clock.slowdown
+    for link in range(clock.link_count):
+        timeline.free[link] = 0.0
+    for slot in range(slots):
+        timeline.arrives[slot] = 0.0
+    for at in range(order.length[0]):
+        item = order.items[at]
+        timeline.since[at], timeline.begins[at], timeline.ends[at], timeline.stalls[at] = now, now, now, 0.0
+        if clock.first[item] > last:
+            continue
+        links, slot, seconds = clock.links[item], item >> 1, 0.0
+        if item >= 2 * slots:
+            if not clock.works[item]:
+                continue
+            seconds = clock.seconds[item]
+            if links:
+                for link in range(clock.link_count):
+                    if (links >> link) & 1:
+                        now = max(now, timeline.free[link])
+                timeline.begins[at] = now
+                now = now + seconds
+                for link in range(clock.link_count):
+                    if (links >> link) & 1:
+                        timeline.free[link] = now
+                timeline.ends[at] = now
+                busy, until = max(busy, now), max(until, now)
+                continue
+        elif item & 1:
+            if not clock.late[slot] and timeline.arrives[slot] > now:
+                timeline.stalls[at] = timeline.arrives[slot] - now
+                now = timeline.arrives[slot]
+            seconds = copies[slot]
+        else:
+            begin, part = now, slot
+            while part >= 0:
+                for place in range(clock.flying.begins[part], clock.flying.begins[part + 1]):
+                    begin = max(begin, timeline.arrives[order.head[clock.flying.entries[place]]])
+                part = order.after[part]
+            if not clock.overlaps:
+                timeline.stalls[at] = begin - now
+                now = begin
+            for link in range(clock.link_count):
+                if (links >> link) & 1:
+                    begin = max(begin, timeline.free[link])
+            end = begin + starts[slot]
+            for link in range(clock.link_count):
+                if (links >> link) & 1:
+                    timeline.free[link] = end
+            timeline.arrives[slot] = end
+            timeline.begins[at], timeline.ends[at] = begin, end
+            busy, until = max(busy, end) if links else busy, max(until, end)
+            continue
+        if busy <= now or clock.slowdown == 0.0 or seconds == 0.0:
+            now = now + seconds
+        elif seconds <= rate * (busy - now):
+            now = now + seconds / rate
+        else:
+            now = busy + seconds - rate * (busy - now)
+        timeline.ends[at] = now
+        until = max(until, now)
+    return until
+
+
+def step_of(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline) -> float:
+    """Seconds of a step without the optimizer's: all microbatches, each begun when the one before has ended."""
+    total = 0.0
+    for number in range(0, len(arrays.rounds), 2):
+        seconds = run_clock(arrays.clock, order, costs.seconds, costs.copies, arrays.rounds[number], timeline)
+        total += arrays.rounds[number + 1] * seconds
+    return total
+
+
+# ------------------------------------------------------------------------------------------------------------------------- its memory
+
+
+def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int) -> None:
+    """Says anew what follows from who shares a call."""
+    beyond, sent, came, target, unpacks = 0.0, 0, 0, 0, 0
+    shared = order.after[head] >= 0
+    slot = head
+    while slot >= 0:
+        beyond += arrays.calls.beyond[slot]
+        sent += arrays.calls.sent[slot]
+        came += arrays.calls.came[slot]
+        target += arrays.calls.target[slot]
+        unpacks = max(unpacks, arrays.calls.unpacks[slot])
+        slot = order.after[slot]
+    packs = 1 if shared else arrays.calls.packs[head]
+    if shared and arrays.calls.gathers[head] > 0:
+        unpacks = 1
+    copied = (sent if packs else 0) + (came if unpacks else 0)
+    copies = arrays.calls.slope[head] * copied
+    copies = max(copies, arrays.calls.launch[head]) if arrays.clock.overlaps else copies + arrays.calls.launch[head]
+    costs.seconds[head] = arrays.calls.latency[head] + beyond
+    costs.copies[head] = copies if copied else 0.0
+    costs.staging[head] = (sent if packs > arrays.calls.reduces[head] else 0) + (came if unpacks else 0)
+    costs.target[head], costs.packs[head], costs.unpacks[head] = target, packs, unpacks
+    slot = head
+    while slot >= 0:
+        own = arrays.calls.storage[slot]
+        costs.home[own] = own if unpacks else arrays.calls.storage[head]
+        slot = order.after[slot]
+    if arrays.calls.in_place[head] > 0 and not shared:
+        costs.home[arrays.calls.storage[head]] = arrays.calls.source[head]
+
+
+def price_calls(arrays: ArraySchedule, order: Order, costs: CallCosts) -> None:
+    """Says what follows from who shares a call, of all."""
+    for slot in range(len(order.head)):
+        if order.head[slot] == slot:
+            price_call(arrays, order, costs, slot)
+
+
+def home_of(costs: CallCosts, storage: int) -> int:
+    """The storage that one is a part of in the end."""
+    while costs.home[storage] != storage:
+        storage = costs.home[storage]
+    return storage
+
+
+def peak_bytes(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives) -> int:
+    """Bytes of a rank at the peak without what rests, once memory is taken over where it may be (``InstructionTable.takes``).
+
+    Args:
+        lives: written to.
+    """
+    count, slots = order.length[0], len(order.head)
+    for storage in range(len(lives.begins)):
+        lives.begins[storage] = -1 if arrays.storages.entered[storage] else -2
+        lives.ends[storage] = -1
+        lives.size[storage] = arrays.storages.bytes[storage]
+    for storage in range(len(lives.begins)):
+        home = home_of(costs, storage)
+        lives.lies[storage] = home
+        if arrays.storages.stays[storage]:
+            lives.ends[home] = count
+    for at in range(count + 2):
+        lives.levels[at] = 0
+    for at in range(count):
+        item = order.items[at]
+        part, called = item, item < 2 * slots
+        slot = item >> 1
+        lives.over[at] = -1
+        while True:
+            for place in range(arrays.items.needs.begins[part], arrays.items.needs.begins[part + 1]):
+                needed = lives.lies[arrays.items.needs.entries[place]]
+                lives.ends[needed] = max(lives.ends[needed], at)
+            if not called or costs.unpacks[slot] == (item & 1):
+                for place in range(arrays.items.makes.begins[part], arrays.items.makes.begins[part + 1]):
+                    made = lives.lies[arrays.items.makes.entries[place]]
+                    if lives.begins[made] == -2:
+                        lives.begins[made] = at
+            if not called or order.after[part >> 1] < 0:
+                break
+            part = 2 * order.after[part >> 1] + (item & 1)
+        if not called:
+            if arrays.items.workspace[item] > 0:
+                lives.levels[at] += arrays.items.workspace[item]
+                lives.levels[at + 1] -= arrays.items.workspace[item]
+        elif item & 1:
+            lives.levels[lives.started[slot]] += costs.staging[slot]
+            lives.levels[at + 1] -= costs.staging[slot]
+            if not costs.packs[slot]:
+                source = lives.lies[arrays.calls.source[slot]]
+                lives.ends[source] = max(lives.ends[source], at)
+        else:
+            lives.started[slot] = at
+            if not costs.unpacks[slot] and lives.lies[arrays.calls.storage[slot]] == arrays.calls.storage[slot]:
+                lives.size[arrays.calls.storage[slot]] = costs.target[slot]
+    for at in range(count):
+        item = order.items[at]
+        for place in range(arrays.items.takes.begins[item], arrays.items.takes.begins[item + 1]):
+            storage = lives.lies[arrays.items.takes.entries[place]]
+            if lives.ends[storage] == at:
+                result = arrays.items.makes.entries[arrays.items.makes.begins[item]]
+                lives.lies[result], lives.ends[storage] = storage, lives.ends[result]
+                lives.over[at] = arrays.items.takes.entries[place]
+                break
+    for storage in range(len(lives.begins)):
+        if lives.begins[storage] >= -1 and lives.lies[storage] == storage:
+            if lives.ends[storage] < 0:
+                lives.ends[storage] = count
+            lives.levels[max(lives.begins[storage], 0)] += lives.size[storage]
+            lives.levels[lives.ends[storage] + 1] -= lives.size[storage]
+    held, most = 0, 0
+    for at in range(count + 1):
+        held += lives.levels[at]
+        lives.levels[at] = held
+        most = max(most, held)
+    return most
+
+
+# -------------------------------------------------------------------------------------------------------------------------- its moves
+
+
+def draw(random: Ints, count: int) -> int:
+    """A number below a count."""
+    random[0] = (random[0] * MULTIPLIER + INCREMENT) & MASK
+    return (random[0] * count) >> DRAW_BITS
+
+
+def draw_kind(random: Ints, weights: Ints) -> int:
+    """The kind of a move."""
+    drawn, kind = draw(random, weights[len(weights) - 1]), 0
+    while drawn >= weights[kind]:
+        kind += 1
+    return kind
+
+
+def descend(
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, stamps: Ints, places: Ints,
+    stalls: Ints, random: Ints, weights: Ints, moves: int, limit: int, captured: int,
+) -> tuple[float, int]:  # fmt: skip
+    """Makes moves as long as the list takes no more seconds and holds no more bytes than it may; the seconds, and the moves judged.
+
+    Moves that gain nothing are made too, but for more calls: others may come to something after them. A list that holds more than it may
+    is changed as long as it holds no more than before, and takes no more where it holds as much. The last moves may not raise the peak.
+
+    What the search proves of memory, it proves of operators as they were captured. So operators change their order only where a rank
+    holds no less then than with them as captured.
+
+    Args:
+        order: written to.
+        before: room for a copy of the order.
+        stamps, places, stalls: scratch: a number for each instruction, twice, and two for each place where operators may stand still.
+        random: the state of the generator of moves.
+        weights: how often each kind of move is drawn, that of those before it added.
+        moves: judged at most.
+        limit: bytes on a rank, without what rests.
+        captured: 1 where operators are in captured order; otherwise no less is held than now.
+    """
+    slots, room = len(order.head), len(order.items)
+    least, held = step_of(arrays, order, costs, timeline), peak_bytes(arrays, order, costs, lives)
+    for item in range(room):
+        stamps[item] = -1
+    cap, lighter = limit, moves - moves // MEMORY_LAST
+    fixed, lightest, floor = captured, held, 0 if captured > 0 else held
+    judged, tried, found, looked = 0, 0, 0, 0
+    while judged < moves and tried < TRIES * moves:
+        tried += 1
+        if fixed > 0 and judged >= moves // FIXED_ORDER and held <= limit:
+            held = peak_bytes(arrays, order, costs, lives)
+            lightest = min(lightest, held)
+            fixed, floor = 0, lightest
+        if judged >= lighter and cap == limit:
+            held = peak_bytes(arrays, order, costs, lives)
+            cap = min(held, limit)
+        if judged >= looked:
+            found, looked = find_stalls(arrays, order, costs, timeline, places, stalls), judged + STALLS_AFTER
+        kind, seconds = SHIFT if slots == 0 else draw_kind(random, weights), -2.0
+        if kind <= PULL_TO_STALL:
+            begin, earlier = draw(random, order.length[0]), draw(random, 2)
+            reach = 1 + draw(random, NEAR_PLACES if draw(random, 64) < NEAR_MOVES else order.length[0])
+            if found > 0 and kind > SHIFT:
+                at = min(stalls[draw(random, found)], order.length[0] - 1)  # calls may have gone since they were looked for
+                begin = at + (draw(random, 2 * STALL_REACH) - STALL_REACH if draw(random, 2) > 0 else 0)
+                if kind == PULL_TO_STALL:
+                    begin, earlier = at + draw(random, order.length[0] - at), 1
+                    reach = max(begin - at, 1)
+                begin = min(max(begin, 0), order.length[0] - 1)
+            end = shifted(arrays, order, stamps, tried, begin, reach, earlier, fixed)
+            if end != begin:
+                seconds = accept(arrays, order, costs, timeline, lives, least, held, floor, cap)
+                if seconds < 0.0:
+                    slide(order, end, begin)
+        else:
+            seconds = regrouped(arrays, order, before, costs, timeline, lives, places, random, kind, least, held, floor, cap)
+        judged += 1 if seconds > -2.0 else 0
+        if seconds >= 0.0:
+            least = min(least, seconds)
+            if held > limit or judged >= lighter:
+                held = peak_bytes(arrays, order, costs, lives)
+                cap = min(held, limit) if judged >= lighter else limit
+    return least, judged
+
+
+def accept(
+    arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline, lives: Lives, most: float, held: int, least: int, limit: int
+) -> float:  # fmt: skip
+    """Seconds that a list takes; -1 where that is more than it may be, or it holds more, or less.
+
+    Args:
+        most: seconds that it may take.
+        held: bytes that it held before.
+        least, limit: bytes that it may hold: where it held more, less is worth any time.
+    """
+    seconds = step_of(arrays, order, costs, timeline)
+    if held <= limit and seconds > most * ROUNDING:
+        return -1.0
+    now = peak_bytes(arrays, order, costs, lives)
+    if held <= limit:
+        return seconds if now >= least and now <= limit else -1.0
+    return seconds if now < held or (now == held and seconds <= most * ROUNDING) else -1.0
+
+
+def find_stalls(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline, places: Ints, stalls: Ints) -> int:
+    """Where operators stand still: the places of waits and of the starts of their calls, and of starts that wait for what they read; how
+    many places.
+
+    Args:
+        places, stalls: written to: where each instruction is, and what is found.
+    """
+    slots, found = len(order.head), 0
+    step_of(arrays, order, costs, timeline)
+    for at in range(order.length[0]):
+        item = order.items[at]
+        places[item] = at
+        if item < 2 * slots and timeline.stalls[at] > 0.0:
+            stalls[found] = at
+            found += 1
+            if item & 1:
+                stalls[found] = places[item - 1]
+                found += 1
+    return found
+
+
+def stamp_rows(rows: Rows, order: Order, stamps: Ints, stamp: int, part: int) -> None:
+    """Stamps the instructions that one must follow, or those that it must precede."""
+    for place in range(rows.begins[part], rows.begins[part + 1]):
+        stamps[number_of_call(order, len(order.head), rows.entries[place])] = stamp
+
+
+def shifted(arrays: ArraySchedule, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int, fixed: int) -> int:
+    """Moves an instruction so many places, or as many as what it must follow or precede allows; the place where it then is.
+
+    Args:
+        fixed: 1 where operators stay in their order.
+    """
+    slots, item, end = len(order.head), order.items[begin], begin
+    part = item
+    while part >= 0:
+        if earlier:
+            stamp_rows(arrays.items.before, order, stamps, stamp, part)
+        else:
+            stamp_rows(arrays.items.after, order, stamps, stamp, part)
+        part = 2 * order.after[part >> 1] + (item & 1) if item < 2 * slots and order.after[part >> 1] >= 0 else -1
+    segment, step, last = arrays.items.segment[item], -1 if earlier else 1, 0 if earlier else order.length[0] - 1
+    while end != last and (end - begin) * step < reach:
+        other = order.items[end + step]
+        kept = fixed * arrays.clock.works[item] * arrays.clock.works[other] > 0
+        if stamps[other] == stamp or arrays.items.segment[other] != segment or kept:
+            break
+        end += step
+    slide(order, begin, end)
+    return end
+
+
+def slide(order: Order, begin: int, end: int) -> None:
+    """Moves the instruction at one place to another, those between by one."""
+    item = order.items[begin]
+    at = begin
+    while at < end:
+        order.items[at] = order.items[at + 1]
+        at += 1
+    while at > end:
+        order.items[at] = order.items[at - 1]
+        at -= 1
+    order.items[end] = item
+
+
+def copy(order: Order, to: Order) -> None:
+    """Writes an order over another."""
+    to.length[0] = order.length[0]
+    for at in range(order.length[0]):
+        to.items[at] = order.items[at]
+    for slot in range(len(order.head)):
+        to.head[slot] = order.head[slot]
+        to.after[slot] = order.after[slot]
+
+
+def regrouped(
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, places: Ints, random: Ints,
+    kind: int, most: float, held: int, least: int, limit: int,
+) -> float:  # fmt: skip
+    """A part of a call becomes a call of its own, or two calls become one; what the list takes then, -1 where that was undone, -2 where
+    nothing was tried. All-reduces do not part: alone each may be made where its source lies, which only the passes tell.
+
+    Args:
+        before, places: written to: the order before, and where everything was in it.
+        kind: of the move.
+        most, held, least, limit: see ``accept``.
+    """
+    slot = draw(random, len(order.head))
+    mine = order.head[slot]
+    other = slot if kind == UNBUCKET else draw_partner(arrays, order, mine, random)
+    if other < 0 or (kind == UNBUCKET and (order.after[mine] < 0 or arrays.calls.reduces[slot] > 0)):
+        return -2.0
+    copy(order, before)
+    for at in range(order.length[0]):
+        places[order.items[at]] = at
+    rest = -1
+    if kind == UNBUCKET:
+        rest = before.after[mine] if slot == mine else mine
+        leave(order, slot, rest)
+    else:
+        append(order, other, mine)
+    seconds = -2.0
+    if place_call(arrays, order, before, places, mine, rest, other, random):
+        if rest >= 0:
+            price_call(arrays, order, costs, rest)
+        price_call(arrays, order, costs, other)
+        most = most * GAIN_OF_SPLIT if kind == UNBUCKET else most
+        seconds = accept(arrays, order, costs, timeline, lives, most, held, least, limit)
+    if seconds < 0.0:
+        copy(before, order)
+        price_call(arrays, order, costs, mine)
+        if order.head[other] != mine:
+            price_call(arrays, order, costs, other)
+    return seconds
+
+
+def draw_partner(arrays: ArraySchedule, order: Order, mine: int, random: Ints) -> int:
+    """Another call that this one may share a buffer with, mostly one near it; -1 where there is none."""
+    slots = len(order.head)
+    if arrays.calls.classes[mine] == ALONE:
+        return -1
+    at = mine + draw(random, min(NEAR_BUCKETS, slots) if draw(random, 2) > 0 else slots)
+    for _ in range(slots):
+        at = at + 1 if at + 1 < slots else at + 1 - slots
+        if order.head[at] == at and at != mine and arrays.calls.classes[at] == arrays.calls.classes[mine]:
+            return at
+    return -1
+
+
+def leave(order: Order, slot: int, rest: int) -> None:
+    """Makes a slot a call of its own.
+
+    Args:
+        rest: the head of the call that it leaves, once it is gone.
+    """
+    if slot == order.head[slot]:
+        one = rest
+        while one >= 0:
+            order.head[one] = rest
+            one = order.after[one]
+    else:
+        one = rest
+        while order.after[one] != slot:
+            one = order.after[one]
+        order.after[one] = order.after[slot]
+    order.head[slot], order.after[slot] = slot, -1
+
+
+def append(order: Order, first: int, second: int) -> None:
+    """Makes one call of two, by their heads."""
+    last = first
+    while order.after[last] >= 0:
+        last = order.after[last]
+    order.after[last] = second
+    one = second
+    while one >= 0:
+        order.head[one] = first
+        one = order.after[one]
+
+
+def place_call(
+    arrays: ArraySchedule, order: Order, before: Order, places: Ints, mine: int, rest: int, call: int, random: Ints
+) -> bool:  # fmt: skip
+    """Gives a call its place after who shares it has changed; whether there is one.
+
+    Args:
+        before, places: the order before, and where everything was in it.
+        mine, rest: the head of the call that was left then, and now; -1 where nothing is left of it.
+    """
+    slots, count = len(order.head), before.length[0]
+    segment, first, behind = arrays.items.segment[2 * call], 0, count
+    while arrays.items.segment[before.items[first]] != segment:
+        first += 1
+    while arrays.items.segment[before.items[behind - 1]] != segment:
+        behind -= 1
+    after_start, until_start = first - 1, behind
+    after_wait, until_wait = after_start, until_start
+    slot = call
+    while slot >= 0:
+        for wait in range(2):
+            one = 2 * slot + wait
+            for place in range(arrays.items.before.begins[one], arrays.items.before.begins[one + 1]):
+                other = arrays.items.before.entries[place]
+                if other >= 2 * slots or order.head[other >> 1] != call:
+                    stands = places[number_of_call(before, slots, other)]
+                    after_start = after_start if wait else max(after_start, stands)
+                    after_wait = max(after_wait, stands) if wait else after_wait
+            for place in range(arrays.items.after.begins[one], arrays.items.after.begins[one + 1]):
+                other = arrays.items.after.entries[place]
+                if other >= 2 * slots or order.head[other >> 1] != call:
+                    stands = places[number_of_call(before, slots, other)]
+                    until_start = until_start if wait else min(until_start, stands)
+                    until_wait = min(until_wait, stands) if wait else until_wait
+        slot = order.after[slot]
+    until_start = min(until_start, until_wait)
+    if after_start >= until_start or after_wait >= until_wait:
+        return False
+    here = call if before.head[call] == call else mine
+    start = places[2 * (here if draw(random, 2) > 0 else mine)]
+    wait = places[2 * (here if draw(random, 2) > 0 else mine) + 1]
+    if draw(random, 2) > 0:
+        start = after_start + draw(random, until_start - after_start)
+    start = min(max(start, after_start), until_start - 1)
+    if draw(random, 2) > 0:
+        wait = until_wait - draw(random, until_wait - after_wait)
+    wait = min(max(wait, max(after_wait, start) + 1), until_wait)
+    if wait <= start:
+        return False
+    made = 0
+    if start < 0:
+        order.items[0] = 2 * call
+        made = 1
+    for at in range(count + 1):
+        if at == wait:
+            order.items[made] = 2 * call + 1
+            made += 1
+        if at < count:
+            item = before.items[at]
+            led = item >> 1 if item < 2 * slots else -1
+            if led < 0 or (led != mine and led != call):
+                order.items[made] = item
+                made += 1
+            elif led == mine and rest >= 0:
+                order.items[made] = 2 * rest + (item & 1)
+                made += 1
+        if at == start:
+            order.items[made] = 2 * call
+            made += 1
+    order.length[0] = made
+    return True
