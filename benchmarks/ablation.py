@@ -47,6 +47,7 @@ CASES: dict[str, Case] = {
     "llama3-8b 10GiB": Case(LLAMA_8B, "dp=8,tp=8", "10GiB"),
     "llama3-8b 7GiB": Case(LLAMA_8B, "dp=8,tp=8", "7GiB"),
     "llama3-70b": Case("zoo:llama3-70b,batch=64,seq=8192", "dp=32,tp=8"),
+    "llama3-70b 74GiB": Case("zoo:llama3-70b,batch=64,seq=8192", "dp=32,tp=8", "74.5GiB"),
     "llama3-405b": Case("zoo:llama3-405b,batch=2048,seq=8192", "dp=16,cp=16,tp=16"),
     "llama3-8b 4x4x4": Case("zoo:llama3-8b,layers=4,batch=16,seq=8192", "dp=4,cp=4,tp=4"),
     "llama3-8b 8": Case("zoo:llama3-8b,batch=8,seq=8192", "dp=8"),

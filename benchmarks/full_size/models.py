@@ -47,7 +47,7 @@ def t5_11b(batch: int = 64, seq: int = 512) -> Target:
     inputs = {"input_ids": _tokens(batch, seq), "labels": _tokens(batch, seq)}
     return _transformers(
         "t5", "ForSeq2SeqLM", inputs, d_model=1024, d_ff=65536, d_kv=128, num_heads=128, num_layers=24,
-        vocab_size=32128, dropout_rate=0.0,
+        vocab_size=32128, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
 
 

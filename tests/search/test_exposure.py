@@ -71,6 +71,21 @@ def test_what_slows_less_costs_less() -> None:
     assert first.beliefs[place].mixed(half.beliefs[place]).slows == pytest.approx(0.8)
 
 
+def test_optimistic_prices_hide_all_but_what_stands_between_operators() -> None:
+    model = model_of(0)
+    first, hidden = LearnedOverlap.first(0.0).price(model), LearnedOverlap.optimistic(0.0).price(model)
+    cheaper = 0
+    for number, edge in enumerate(model.edges):
+        finite = np.isfinite(edge.seconds)
+        known, found = first.edges[number][finite], hidden.edges[number][finite]
+        if edge.tensor is None or edge.side == "between":
+            np.testing.assert_array_equal(found, known)
+        else:
+            np.testing.assert_allclose(found, np.broadcast_to(model.copies(edge), edge.seconds.shape)[finite], atol=1e-15)
+            cheaper += bool((found < known).any())
+    assert cheaper
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_more_time_beside_operators_never_costs_more_and_none_costs_all(seed: int) -> None:
     model = model_of(seed)

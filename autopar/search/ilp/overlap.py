@@ -63,6 +63,13 @@ class LearnedOverlap:
         phases: tuple[Phase, ...] = ("forward", "backward")
         return LearnedOverlap({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
 
+    @staticmethod
+    def optimistic(slowdown: float) -> LearnedOverlap:
+        """Collectives that may run beside operators are hidden, and share calls; the others are waited for."""
+        first = LearnedOverlap.first(slowdown)
+        hidden = {place: belief._replace(waited=0.0) if place[1] != "between" else belief for place, belief in first.beliefs.items()}
+        return LearnedOverlap(hidden, slowdown)
+
     def price(self, model: Model) -> Priced:
         made: dict[object, np.ndarray] = {}
         edges = []
@@ -75,7 +82,9 @@ class LearnedOverlap:
             if key not in made:
                 share = belief.waited + (1.0 - belief.waited) * self.slowdown * belief.slows
                 copies = model.copies(edge)
-                made[key] = share * (edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)) + copies
+                moved = edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)
+                # nothing times what cannot be is no number
+                made[key] = (share * moved if share else np.where(np.isfinite(moved), 0.0, moved)) + copies
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
