@@ -2,6 +2,7 @@
 
 phases       a phase is a row: name, share of the work, condition, function; a loop runs and records them
 telemetry    what each phase did: work, CPU seconds, step and bound before and after
+settings     the numbers that steer it: unit, meaning, and the case that set them
 solving      solves within a budget: the one place that calls the solvers
 driver       find_plan, the search on one model, the table of its phases, the state they work on, the result
 choices      strategies of operators, specs of inputs, prices of reshards, pins
@@ -18,7 +19,8 @@ A new phase is a function and a row of ``driver.phase_table``. ``benchmarks/abla
 
 from autopar.search.driver.find_plan import find_plan
 from autopar.search.driver.result import Baseline, Found, Shared
-from autopar.search.driver.state import PROOF, Progress
+from autopar.search.driver.state import Progress
+from autopar.search.settings import PROOF
 from autopar.search.telemetry import PhaseRecord
 
 __all__ = ["PROOF", "Baseline", "Found", "PhaseRecord", "Progress", "Shared", "find_plan"]

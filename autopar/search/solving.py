@@ -6,10 +6,8 @@ from typing import Any
 
 import solvers
 from autopar.effort import Budget
+from autopar.search.settings import LEAST_SOLVE_SECONDS
 from solvers import INTERRUPTED, Problem, Solution
-
-LEAST_SECONDS = 0.5
-"""Wall-clock seconds that a solve may take at least, however little the time limit leaves."""
 
 
 def solve(problem: Problem, budget: Budget, **options: Any) -> Solution:
@@ -27,7 +25,7 @@ def solve(problem: Problem, budget: Budget, **options: Any) -> Solution:
 def solve_interruptibly(problem: Problem, budget: Budget, **options: Any) -> Solution:
     """The same; after Ctrl-C the best so far, with ``INTERRUPTED`` as its message."""
     work = max(budget.ends - budget.meter.spent, 0.0)
-    seconds = max(budget.meter.seconds_left, LEAST_SECONDS)
+    seconds = max(budget.meter.seconds_left, LEAST_SOLVE_SECONDS)
     found = solvers.solve(problem, work=work, time_limit=seconds, **options)
     budget.charge(found.work)
     budget.meter.cut |= found.cut

@@ -181,7 +181,7 @@ def test_problems_that_are_too_large_for_all_at_once(seed: int, joint: int) -> N
     peaks = sorted({peak for _, peak in known})
     for limit in (peaks[0], peaks[len(peaks) // 2]):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
-        with patch.object(rounds, "SMALL", 0), patch.object(rounds, "JOINT", joint):
+        with patch.object(rounds, "SMALL_ENTRIES", 0), patch.object(rounds, "JOINT_ENTRIES", joint):
             found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
         assert found.memory.peak <= limit
         assert found.bound_seconds <= cheapest * (1 + EXACT)
@@ -195,18 +195,18 @@ def test_the_bound_of_a_coarser_problem_counts_what_has_to_be_made_again() -> No
     known = list(every_set(graph, extract(plain, _solved(plain, None)[0]), machine))
     limit = min(peak for _, peak in known)
     cheapest = min(seconds for seconds, peak in known if peak == limit)
-    with patch.object(rounds, "SMALL", 0), patch.object(rounds, "JOINT", 0):
+    with patch.object(rounds, "SMALL_ENTRIES", 0), patch.object(rounds, "JOINT_ENTRIES", 0):
         found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
     assert 1.2 * min(seconds for seconds, _ in known) < found.bound_seconds <= cheapest * (1 + EXACT)
 
 
 def test_where_no_answer_can_be_made_to_fit_all_is_chosen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a problem beyond ``JOINT``."""
+    """Also in a problem beyond ``JOINT_ENTRIES``."""
     graph, machine = drawn(0), small_machine(0, "x=1")
     plain = model_of(graph, machine, again=0)
     known = list(every_set(graph, extract(plain, _solved(plain, None)[0]), machine))
     limit = min(peak for _, peak in known)
-    for name in ("SMALL", "JOINT"):
+    for name in ("SMALL_ENTRIES", "JOINT_ENTRIES"):
         monkeypatch.setattr(rounds, name, 0)
     monkeypatch.setattr(rounds, "solve_restricted_plans", lambda *_: None)
     monkeypatch.setattr(trials, "fit", lambda space, plans, prices, *more: (None, prices))

@@ -19,6 +19,7 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import InSequence
 from autopar.search.memory.memory_repair import solve_fixed
+from autopar.search.settings import TIED_LAYERS_SHARE
 from cost_models import Machine, Mesh, load_hardware
 from tests.search.requests import asked
 
@@ -55,7 +56,7 @@ def test_a_layer_of_its_own_kind_joins_the_others() -> None:
     assert max(ways(search, odd.assignment)) > 1
     search.best = odd
     found = alike.tied(search)
-    assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + alike.SHARE)
+    assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + TIED_LAYERS_SHARE)
     entering = {found.assignment.inputs[item.tensor] for item in search.model.space.graph.inputs if item.name.endswith("up.weight")}
     assert len(entering) == 1
 
@@ -63,6 +64,6 @@ def test_a_layer_of_its_own_kind_joins_the_others() -> None:
 def test_layers_stay_as_they_are_where_alike_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     search = searched()
     assert search.best is not None
-    monkeypatch.setattr(alike, "SHARE", -0.5)
+    monkeypatch.setattr(alike, "TIED_LAYERS_SHARE", -0.5)
     monkeypatch.setattr(alike, "EQUAL", -0.5)
     assert alike.tied(search) is None

@@ -247,10 +247,10 @@ def every_list(tasks: tuple[Task, ...], rules: Rules) -> float:
 
 
 def test_of_a_large_problem_bounds_are_asked_for_while_the_gap_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "LARGE", 0)
+    monkeypatch.setattr(trials, "LARGE_ENTRIES", 0)
     graph, machine = small_graph(8), small_machine(8, "2x2")
     found = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
-    monkeypatch.setattr(rounds, "LOOSE", math.inf)
+    monkeypatch.setattr(rounds, "LOOSE_GAP", math.inf)
     first = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
     assert first.gap > 0.2
     assert found.gap < 0.1
@@ -262,7 +262,7 @@ def test_of_a_long_graph_only_the_first_bounds_answer_is_scheduled(long: float, 
     scheduled, solved, solve, choose = list[bool](), list[bool](), Search.solve, Search.choose
     monkeypatch.setattr(Search, "solve", lambda self, *of, **how: scheduled.append("proves" in how) or solve(self, *of, **how))
     monkeypatch.setattr(Search, "choose", lambda self, *of, **how: solved.append(how.get("proves", False)) or choose(self, *of, **how))
-    monkeypatch.setattr(trials, "LONG", long)
+    monkeypatch.setattr(trials, "LONG_GRAPH", long)
     find_plan(small_graph(9), small_machine(9, "2x2"), memory_bytes=trials.UNLIMITED, baselines=False)
     assert sum(solved) > 2
     assert sum(scheduled) == (1 if long == 0 else sum(solved))

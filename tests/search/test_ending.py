@@ -22,8 +22,8 @@ from autopar.search.choices.space import Late, Space
 from autopar.search.driver import find_plan as finding
 from autopar.search.driver import phase_table as rounds
 from autopar.search.driver import state as trials
-from autopar.search.driver.phase_table import BOUNDS
 from autopar.search.folding.fold import Folding
+from autopar.search.settings import BOUND_ROUNDS
 from cost_models import Machine
 from solvers import Problem, Solution
 from tests.search import test_folding
@@ -84,7 +84,7 @@ def ended(case: Callable[[], tuple[Graph, Machine]], last: float, end: Callable[
     """What a search gives that is ended at a moment; None where that is an error."""
     graph, machine = case()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finding, "MANY", 0)
+        patch.setattr(finding, "COARSE_ENTRIES", 0)
         moments = Moments(patch, last, end)
         try:
             return find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0), moments
@@ -144,7 +144,7 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
     def interrupted(self: trials.SearchState, *more: Any, **options: Any) -> Solution | None:
         scheduled = sys._getframe(1).f_code.co_name == "solve"
         chosen.append(scheduled)
-        self.idle = BOUNDS
+        self.idle = BOUND_ROUNDS
         found = choose(self, *more, **options)
         if not scheduled and found is not None:
             self.last = found = replace(found, message=solvers.INTERRUPTED)
@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
 
     best = Master.best
     monkeypatch.setattr(Master, "best", hopeful)
-    monkeypatch.setattr(trials, "LARGE", 0)
+    monkeypatch.setattr(trials, "LARGE_ENTRIES", 0)
     monkeypatch.setattr(trials.SearchState, "choose", interrupted)
     graph, machine = two_axes_folded()
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0)
@@ -173,7 +173,7 @@ def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: 
         return look(part, within, folding, *more) if folding is None else None
 
     graph, machine = many_axes_folded()
-    monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     monkeypatch.setattr(finding, "look", none_folded)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False)
     assert found.plan is not None and len(found.plan.strategies) == len(graph.ops)

@@ -21,19 +21,20 @@ from autopar.search.bounds.surrogate import PHASES, Answer, Master, Multipliers,
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.phase_table import Search
-from autopar.search.folding.fold import FEWEST, Folding, fold
-from autopar.search.folding.tied_model import ENOUGH, IDLE, OUTSIDE, Decomposition, TiedModel, folded
+from autopar.search.folding.fold import Folding, fold
+from autopar.search.folding.tied_model import Decomposition, TiedModel, folded
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import InSequence, Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.settings import DECOMPOSITION_ENOUGH, FEWEST_REPEATS, IDLE_ROUNDS, OUTSIDE_SHARE
 from cost_models import Machine, Mesh, load_hardware
 from solvers import evaluate, solve
 from tests.search.requests import asked, budget
 
 SPLIT_WIDTH = {"module:layers.[0-9]": "R R S0"}
 """What layers pass on is split as the next one cannot use it: what crosses from layer to layer costs."""
-DEEP = f"zoo:gpt2,layers={FEWEST + 1},width=64,heads=4,batch=8,seq=32,vocab=128"
+DEEP = f"zoo:gpt2,layers={FEWEST_REPEATS + 1},width=64,heads=4,batch=8,seq=32,vocab=128"
 
 
 @cache
@@ -65,8 +66,8 @@ def models(mesh: str) -> tuple[Model, TiedModel]:
 
 def test_four_repeats_are_left() -> None:
     found = folding()
-    assert len(graph().ops) - len(found.graph.ops) == (FEWEST + 1 - 4) * len(found.group.repeats[0])
-    assert found.between == FEWEST - 1
+    assert len(graph().ops) - len(found.graph.ops) == (FEWEST_REPEATS + 1 - 4) * len(found.group.repeats[0])
+    assert found.between == FEWEST_REPEATS - 1
     known = {item.tensor for item in found.graph.inputs}
     for op in found.graph.ops:
         assert set(op.inputs) <= known
@@ -117,7 +118,7 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     # steps by the layer alone come as far
     pieces = Decomposition(models("dp=4")[1], weights.price(tied))
     alone = pieces.bound(optimum, unlimited(), tied.expand(found.choices))
-    assert bound * (1 - 2 * ENOUGH) <= alone <= oracle.objective * free_unit * (1 + 1e-9)
+    assert bound * (1 - 2 * DECOMPOSITION_ENOUGH) <= alone <= oracle.objective * free_unit * (1 + 1e-9)
     # a bound that is wanted is reached with no more steps than it takes
     steps: list[int] = []
     for wanted in (0.5 * optimum, np.inf):
@@ -135,7 +136,7 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
 def test_the_outside_has_its_part_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where steps on the layer never agree with the outside; those that gain nothing end before."""
     tied = models("dp=4")[1]
-    for moves, steps in ((True, 0), (False, 1 + IDLE)):
+    for moves, steps in ((True, 0), (False, 1 + IDLE_ROUNDS)):
         pieces = Decomposition(tied, weights_of(tied)["mixture"].price(tied))
         given, inner, outer = budget(10.0), list[float](), list[float]()
         answers = [np.zeros(len(piece.costs), np.int64) for piece in (pieces.layer, pieces.outside)]
@@ -156,11 +157,11 @@ def test_the_outside_has_its_part_of_the_budget(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(pieces.outside, "solve", of_outside)
             patch.setattr(pieces.layer, "cost", lambda choices: 0.1)
             pieces.bound(100.0, given, answers[0])
-        assert len(outer) == 1 and outer[0] >= OUTSIDE * 10.0
-        assert len(inner) == (steps or (1 - OUTSIDE) * 10.0)
+        assert len(outer) == 1 and outer[0] >= OUTSIDE_SHARE * 10.0
+        assert len(inner) == (steps or (1 - OUTSIDE_SHARE) * 10.0)
 
 
-@pytest.mark.parametrize("target", [DEEP, f"zoo:resnet,blocks={FEWEST + 2},batch=8"])
+@pytest.mark.parametrize("target", [DEEP, f"zoo:resnet,blocks={FEWEST_REPEATS + 2},batch=8"])
 def test_the_longest_chain_of_equal_layers_is_that_of_the_whole_graph(target: str) -> None:
     """What stands for several layers is passed through once for each, in the same way in all."""
     found = load_target(target, "train", device="meta")
@@ -255,7 +256,7 @@ class Stack(nn.Module):
 
 def test_layers_that_give_outputs_fold() -> None:
     on = machine("dp=2,tp=2")
-    given = capture_graph(Stack(FEWEST + 2), (torch.randn(8, 16, 64),))
+    given = capture_graph(Stack(FEWEST_REPEATS + 2), (torch.randn(8, 16, 64),))
     found = fold(given)
     assert found is not None
     assert len(given.outputs) - len(found.graph.outputs) == len(found.group.left_out) * 5 > 0, "an output and four gradients a layer"
@@ -306,8 +307,8 @@ def test_pins_on_some_of_the_layers_are_kept() -> None:
 
 
 def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.folding.tied_model.SHORT", (5, 6))
-    monkeypatch.setattr("autopar.search.folding.tied_model.DEEP", FEWEST + 1)
+    monkeypatch.setattr("autopar.search.folding.tied_model.SHORT_DEPTHS", (5, 6))
+    monkeypatch.setattr("autopar.search.folding.tied_model.DEEP_LAYERS", FEWEST_REPEATS + 1)
     model = replace(models("dp=4")[1])
     limit = 2**33
     search = Search(model, asked(limit, work=60.0), False)

@@ -29,9 +29,10 @@ from autopar.search.ilp.model import InSequence, Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory import crossover as keeping
 from autopar.search.memory import reduced_limit as scarcity
-from autopar.search.memory.crossover import MOMENTS, Wanted, fit
+from autopar.search.memory.crossover import Wanted, fit
 from autopar.search.memory.memory_repair import counted
 from autopar.search.memory.reduced_limit import solve_restricted_plans
+from autopar.search.settings import CROSSOVER_MOMENTS
 from solvers import solve
 from tests.search.test_folding import folding, graph, machine
 
@@ -49,7 +50,7 @@ def plans() -> tuple[Assignment, ...]:
     return tuple(found[name] for name in PLANS)
 
 
-def tied(*some: Assignment, moments: int = MOMENTS) -> TiedModel:
+def tied(*some: Assignment, moments: int = CROSSOVER_MOMENTS) -> TiedModel:
     found = folded(build_model(space().restricted(some, folding().alike), again=moments, alike=folding().alike), folding())
     assert found is not None
     return found
@@ -72,7 +73,7 @@ def peak(assignment: Assignment) -> int:
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("moments", [0, MOMENTS])
+@pytest.mark.parametrize("moments", [0, CROSSOVER_MOMENTS])
 def test_a_folded_problem_counts_what_all_layers_hold(name: str, moments: int) -> None:
     """A little less than the schedule, which holds more while a reshard runs."""
     _, found, most = answer(tied(plans()[PLANS.index(name)], moments=moments), None)
@@ -105,8 +106,9 @@ def test_strategies_of_several_plans_are_no_worse_than_of_one() -> None:
 def test_what_is_fitted_fits() -> None:
     _, kept, most = answer(tied(*plans()), None)
     limit = int(0.8 * most)
-    with patch("autopar.search.memory.crossover.KEEPING_SECONDS", inf):
-        found, prices = fit(space(), plans(), LearnedOverlap.first(0.0), Wanted(limit, MOMENTS, 3, 0, unlimited(), (0.95,)), folding())
+    with patch("autopar.search.memory.crossover.CROSSOVER_SOLVE_WORK", inf):
+        wanted = Wanted(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (0.95,))
+        found, prices = fit(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
     assert found is not None and found.memory.peak <= limit < peak(kept)
     assert found.schedule.graph is graph() and prices != LearnedOverlap.first(0.0)
     check_legal(found.schedule, "fitted")
@@ -121,8 +123,8 @@ def test_a_draft_ends_with_the_first_that_fits(monkeypatch: pytest.MonkeyPatch, 
         return run(self, prices, share, best)
 
     monkeypatch.setattr(keeping._Keeping, "run", noted)
-    monkeypatch.setattr(keeping, "KEEPING_SECONDS", inf)
-    wanted = Wanted(limit, MOMENTS, 3, 0, unlimited(), (1e-6, 0.95, 0.9), first)
+    monkeypatch.setattr(keeping, "CROSSOVER_SOLVE_WORK", inf)
+    wanted = Wanted(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (1e-6, 0.95, 0.9), first)
     found, _ = fit(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
     assert found is not None and found.memory.peak <= limit
     assert shares == ([1e-6, 0.95, 0.95] if first else [1e-6, 0.95, 0.95, 0.9])  # of the first that has answers, other prices too
@@ -140,7 +142,7 @@ def test_no_problem_of_the_whole_depth_is_built_for_a_large_graph() -> None:
         seen.append(len(of.graph.ops))
         return real(of)
 
-    with patch("autopar.search.driver.state.LARGE", 0), patch("autopar.search.driver.search_model.build_model", build):
+    with patch("autopar.search.driver.state.LARGE_ENTRIES", 0), patch("autopar.search.driver.search_model.build_model", build):
         plan = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm", memory=limit, time_limit=600.0)
     assert seen == [len(folding().graph.ops)]
     assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()

@@ -17,7 +17,7 @@ from autopar.search.coarsening.merged_axes import AxisMerge, mergings
 from autopar.search.coarsening.one_axis import near
 from autopar.search.driver import find_plan as finding
 from autopar.search.driver import phase_table as rounds
-from autopar.search.driver.state import PROOF
+from autopar.search.settings import PROOF
 from autopar.sharding import Blocks, ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from tests.search.small_graphs import small_graph, small_machine
@@ -111,8 +111,8 @@ def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch
     merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
     looked, around = [], finding.near
     monkeypatch.setattr(finding, "near", lambda space, plans: (looked.append(plans), around(space, plans))[1])
-    monkeypatch.setattr(finding, "MANY", 0)
-    monkeypatch.setattr(finding, "WIDE", wide)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
+    monkeypatch.setattr(finding, "WHOLE_GAP", wide)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert bool(looked) == (wide > 1)
     written = find_baselines(Space(graph, machine, found.optimizer, Pins()))[0].values()
@@ -127,8 +127,8 @@ def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_all_plans(m
     """It was begun from on merged axes, and is not called optimal for having no other bound."""
     graph, machine = small_graph(0), small_machine(0, "2x2x2")
     merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
-    monkeypatch.setattr(finding, "MANY", 0)
-    monkeypatch.setattr(finding, "WIDE", -1.0)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
+    monkeypatch.setattr(finding, "WHOLE_GAP", -1.0)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert found.seconds < found.own_seconds, "what is tried here"
     assert found.floor_seconds == found.bound_seconds <= min(item.bound_seconds for item in merged) * ROOM
@@ -148,8 +148,8 @@ def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypat
         begin(self, *given)
         self.tries = 24 * (self.model.space.machine.mesh != machine.mesh)
 
-    monkeypatch.setattr(finding, "MANY", 0)
-    monkeypatch.setattr(finding, "WIDE", 2.0)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
+    monkeypatch.setattr(finding, "WHOLE_GAP", 2.0)
     monkeypatch.setattr(finding, "_of_merged_axes", noted)
     monkeypatch.setattr(rounds.Search, "__init__", impatient)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
@@ -166,14 +166,14 @@ def test_of_merged_axes_no_more_plans_are_asked_for_than_the_gap_wants(
         meshes.append(str(machine.mesh))
         return real(graph, machine, *more)
 
-    monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     monkeypatch.setattr(finding, "_find", counted)
     assert find_plan(graph, machine, memory_bytes=UNLIMITED, gap=gap).bound_seconds > 0
     assert len(meshes) == 1 + asked, meshes
 
 
 def test_what_nothing_nearby_fits_is_refused_by_the_search_over_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     with pytest.raises(InfeasibleError, match="least"):
         find_plan(small_graph(1), small_machine(1, "2x2x2"), memory_bytes=1)
 
@@ -181,14 +181,14 @@ def test_what_nothing_nearby_fits_is_refused_by_the_search_over_all_choices(monk
 def test_over_all_choices_it_goes_only_with_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine, looked, around = small_graph(1), small_machine(1, "2x2x2"), [], finding.near
     monkeypatch.setattr(finding, "near", lambda space, plans: (looked.append(plans), around(space, plans))[1])
-    monkeypatch.setattr(finding, "MANY", 0)
-    monkeypatch.setattr(finding, "WIDE", -1.0)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
+    monkeypatch.setattr(finding, "WHOLE_GAP", -1.0)
     peak = find_plan(graph, machine, memory_bytes=UNLIMITED).memory.peak
     assert not looked
     find_plan(graph, machine, memory_bytes=int(1.5 * peak))
     assert looked, "the best plan of merged axes holds more than half of the memory"
     looked.clear()
-    monkeypatch.setattr(finding, "PACE", 1)
+    monkeypatch.setattr(finding, "ENTRIES_PER_WORK", 1)
     find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert looked, "so many choices would take more than the time limit"
 
@@ -206,6 +206,6 @@ def test_blocks_of_a_fused_weight_are_split_by_no_merged_axis(monkeypatch: pytes
         specs = space.input_specs(inputs[1])
         assert any(any(spec.dims) for spec in specs)
         assert all(blocks.own_spec(merging.spec(spec), machine.mesh.sizes) is not None for spec in specs)
-    monkeypatch.setattr(finding, "MANY", 0)
+    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     limit = 4 * 8 * 16 + 4 * 8 * 48 + 4 * 3 * 16 * 16 // 2
     find_plan(graph, machine, memory_bytes=limit)  # the weight has to be split

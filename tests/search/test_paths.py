@@ -31,7 +31,7 @@ def model_of(seed: int, batch: int = 64, width: int = 32) -> Model:
 def answers(model: Model) -> list[Answer]:
     """Plans quite different: of what is waited for, more and more counts."""
     found = []
-    for share in (0.01, 0.1, 1.0):
+    for share in (0.001, 0.01, 0.1, 1.0):
         choices = solve(model.problem(None, uniform(share, 0.0))[0], time_limit=600.0, gap=1e-2).choices
         assert choices is not None
         found.append(Answer(model, choices))

@@ -14,7 +14,7 @@ from autopar.schedule.tuning import LEAN
 from autopar.search.baselines.checkpointing import with_policies
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.bounds import memory_dual as renting
-from autopar.search.bounds.memory_dual import ASKING, MemoryPriced, lagrangian_bound
+from autopar.search.bounds.memory_dual import MemoryPriced, lagrangian_bound
 from autopar.search.bounds.surrogate import Master, Multipliers, Path, Term
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
@@ -24,6 +24,7 @@ from autopar.search.folding.tied_model import TiedModel, folded
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import Model
+from autopar.search.settings import DUAL_PRICE_SHARE
 from solvers import Problem, Solution, solve
 from tests.search.requests import asked, budget
 from tests.search.small_graphs import small_machine
@@ -160,7 +161,7 @@ def test_work_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renting, "solve", slow)
     monkeypatch.setattr(TiedModel, "proved", proved)
     assert lagrangian_bound(model, first(model), 1.0, rests(model), given) != 0.0
-    assert left == [pytest.approx((1 - ASKING) * 10.0)]
+    assert left == [pytest.approx((1 - DUAL_PRICE_SHARE) * 10.0)]
 
 
 def searched(spent: float) -> Search:

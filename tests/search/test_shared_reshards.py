@@ -17,8 +17,9 @@ from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import extract
-from autopar.search.ilp.model import TIES, InSequence, Model
+from autopar.search.ilp.model import InSequence, Model
 from autopar.search.ilp.shared_reshards import FEW, SharedReshard, SharingProblem
+from autopar.search.settings import TIES
 from cost_models import Machine, Mesh, load_hardware
 from solvers import INFINITE, Problem, evaluate, solve
 from tests.search.brute_force import BruteForce

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from autopar.search.driver import state as trials
 from autopar.search.driver.phase_table import close_enough
+from autopar.search.settings import CLOSE_GAP
 
 
 def test_solves_for_a_bound_come_as_close_as_any_weights_still_can() -> None:
@@ -15,4 +15,4 @@ def test_solves_for_a_bound_come_as_close_as_any_weights_still_can() -> None:
     assert close_enough(1.0, 100.0, math.inf) == 0.02
     assert close_enough(0.04, 100.0, math.inf) == pytest.approx(0.01)
     assert close_enough(1.0, 99.0, 100.0) == pytest.approx(0.005)
-    assert close_enough(1.0, 99.9, 100.0) == trials.CLOSE
+    assert close_enough(1.0, 99.9, 100.0) == CLOSE_GAP

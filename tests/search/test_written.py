@@ -16,10 +16,10 @@ from autopar.search.driver import find_plan as finding
 from autopar.search.driver import phase_table as rounds
 from autopar.search.driver.state import SearchState
 from autopar.search.folding import tied_model as folded
-from autopar.search.folding.fold import FEWEST
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model
+from autopar.search.settings import FEWEST_REPEATS
 from tests.search.requests import asked as request
 from tests.search.test_folding import folding, graph, machine
 
@@ -72,8 +72,8 @@ def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better:
         return before(search, plan)
 
     monkeypatch.setattr(rounds.Search, "exact", noted)
-    monkeypatch.setattr(folded, "SHORT", (5, 6))
-    monkeypatch.setattr(folded, "DEEP", FEWEST + 1)
+    monkeypatch.setattr(folded, "SHORT_DEPTHS", (5, 6))
+    monkeypatch.setattr(folded, "DEEP_LAYERS", FEWEST_REPEATS + 1)
     model = folded.folded(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
     assert model is not None
     search = rounds.Search(model, request(2**36, work=60.0, gap=0.0, baselines=True), False)

@@ -20,14 +20,11 @@ from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.baselines.experts import Terms, by_expert, terms_of, weight_of_experts
 from autopar.search.choices.reshard_tables import FREE, places, words
 from autopar.search.choices.space import CONTRACTION, OpChoices, Space
+from autopar.search.settings import FORCED_RESHARD_WEIGHT, SLICE_WEIGHT
 from autopar.sharding import ALL_ORDERS, ShardingSpec, Strategy
 
 Specs = tuple[ShardingSpec, ...]
 EMBEDDING = "autopar.embedding.default"
-FORCED = 1e6
-"""Weight on the seconds of a reshard that the baseline does not mean to make, so that it is the last resort."""
-SLICED = 1e-3
-"""What a slice weighs beside that: values stay as they are where that costs no communication."""
 
 
 @dataclass(frozen=True)
@@ -320,10 +317,10 @@ class Walk:
             offered = self._offered(tensor)
             return np.array([0.0 if spec in offered else math.inf for spec in specs]), none
         if tensor in self.parameters and self.recipe.stored:
-            return np.array([0.0 if spec.is_replicated else FORCED for spec in specs]), none
+            return np.array([0.0 if spec.is_replicated else FORCED_RESHARD_WEIGHT for spec in specs]), none
         _, current = self.current[tensor]
         if tensor in self.parameters and self.recipe.experts is not None:
-            return np.array([0.0 if spec == current else FORCED for spec in specs]), none
+            return np.array([0.0 if spec == current else FORCED_RESHARD_WEIGHT for spec in specs]), none
         rank, axes = len(current.dims), len(self.space.sizes)
         own = places((current,), axes)
         dims, whole = coded == words(own, axes, rank), (codes >= FREE).all(axis=1)
@@ -331,7 +328,7 @@ class Walk:
         meant = reached & whole & (costs > 0.0)
         meant[meant] = self._means(op, tensor, current, [specs[place] for place in np.flatnonzero(meant)], dims[meant])
         same = dims.all(axis=1) & (np.minimum(codes, FREE) == np.minimum(own, FREE)).all(axis=1)
-        total = np.where(reached, np.where(meant | same, 0.0, FORCED * costs + SLICED), math.inf)
+        total = np.where(reached, np.where(meant | same, 0.0, FORCED_RESHARD_WEIGHT * costs + SLICE_WEIGHT), math.inf)
         if self.recipe.experts is not None:
             there = {spec for name, spec, _ in self.made if name == tensor}
             known = np.array([spec in there and bool(self._known(tensor, spec, op.phase)) for spec in specs], dtype=bool)
@@ -346,10 +343,10 @@ class Walk:
             return math.inf
         terms = terms_of(op)
         if terms is not None:
-            return 0.0 if self._columns_or_rows(op, terms, spec) else FORCED
+            return 0.0 if self._columns_or_rows(op, terms, spec) else FORCED_RESHARD_WEIGHT
         whole = axis is not None and all(extent % self.space.sizes[axis] for extent in self.graph.tensors[tensor].shape)
         wanted = {CONTRACTION: bool(spec.split_axes), EMBEDDING: bool(spec.dims) and bool(spec.dims[0])}
-        return 0.0 if whole or wanted.get(op.target, True) else FORCED
+        return 0.0 if whole or wanted.get(op.target, True) else FORCED_RESHARD_WEIGHT
 
     def _columns_or_rows(self, op: Op, terms: Terms, spec: ShardingSpec) -> bool:
         """Whether a spec splits experts' matrices by rows where the columns of what they multiply are split, else by columns."""

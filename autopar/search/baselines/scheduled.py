@@ -17,11 +17,7 @@ from autopar.search.driver.state import SearchState
 from autopar.search.folding.fold import Folding
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.model import Model
-
-ROOMY = 0.8
-"""Share of the memory limit below which a plan that gathers less ahead does not do so for want of memory."""
-TUNED = 2
-"""Of a large problem, or a long graph, so many of the best have limits of their own tried."""
+from autopar.search.settings import ROOMY_BASELINE, TUNED_BASELINES
 
 
 @dataclass
@@ -84,7 +80,7 @@ class ScheduledBaselines:
         if again:
             rivals.update(_leaner(rivals, search))
         if few:
-            self._tune(search, TUNED, apart=False)
+            self._tune(search, TUNED_BASELINES, apart=False)
 
     def _assignments(self, model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
         """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
@@ -143,4 +139,4 @@ def _leaner(rivals: Mapping[str, ScheduledPlan], search: SearchState) -> dict[st
 def _binds(rival: ScheduledPlan, search: SearchState) -> bool:
     """Whether memory keeps a plan from fitting, or from gathering ahead as it would."""
     short = rival.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
-    return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY * search.limit)
+    return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY_BASELINE * search.limit)

@@ -17,26 +17,24 @@ import numpy as np
 
 from autopar.effort import Budget
 from autopar.search.bounds.surrogate import Answer, Master, Multipliers, blend
-from autopar.search.ilp.model import TIES, Model, Node, Priced, Weights
+from autopar.search.ilp.model import Model, Node, Priced, Weights
+from autopar.search.settings import (
+    DUAL_GAIN,
+    DUAL_PRICE_SHARE,
+    DUAL_ROUNDS,
+    DUAL_SOLVE_MOST,
+    DUAL_SOLVE_WORK,
+    DUAL_STEP,
+    DUAL_STEP_DECAY,
+    DUAL_STEP_LEAST,
+    FIRST_PRICE_SHARE,
+    IDLE_ROUNDS,
+    PRICE_CEILING,
+    PRICE_GROWTH,
+    TIES,
+)
 from autopar.search.solving import solve
 from solvers import Status
-
-SECONDS, MOST = 3.0, 12.0
-"""For one solve, and where that is too short for an answer on the machine."""
-ASKING = 0.65
-"""Share of the time for the prices; the rest is for the proof that what they give holds for layers left free."""
-ASKED, IDLE = 14, 3
-"""Prices tried, at most, and so many of which none has raised the bound or lowered what the cuts leave to be reached: prices that are too
-high tell that, and what follows them comes to more."""
-FIRST, FURTHER = 0.06, 4.0
-"""The highest first price, as the share of the seconds that renting all that is allowed costs, and by how much others may be higher than
-those of the best bound."""
-HIGHEST = 0.99
-"""Share of the highest prices from which others may have been left out."""
-GAIN = 5e-4
-"""The gap at which a solve stops, and the relative gain for which no other price is tried at all."""
-SHARE, LESS, LEAST = 0.5, 0.6, 0.1
-"""Of what the answers so far want; the rest is what gave the best bound. By how much less after each that gave none, and at least."""
 
 
 @dataclass(frozen=True)
@@ -90,35 +88,35 @@ def lagrangian_bound(
     best: _Asked | None = None
     prices: Mapping[int, float] = {}
     within = math.inf
-    idle, still, seconds, asking = 0, 0, SECONDS, budget.share(ASKING)
-    while len(cuts.answers) < ASKED and still < IDLE and (left := asking.left) > 0:
+    idle, still, seconds, asking = 0, 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
+    while len(cuts.answers) < DUAL_ROUNDS and still < IDLE_ROUNDS and (left := asking.left) > 0:
         problem, unit = model.problem(None, MemoryPriced(weights, prices))
-        found = solve(problem, asking.at_most(seconds), gap=GAIN, patient=False)
+        found = solve(problem, asking.at_most(seconds), gap=DUAL_GAIN, patient=False)
         if found.choices is None or found.objective is None:
-            if found.status is Status.INFEASIBLE or seconds >= min(MOST, left):
+            if found.status is Status.INFEASIBLE or seconds >= min(DUAL_SOLVE_MOST, left):
                 break
-            seconds = min(2 * seconds, MOST)
+            seconds = min(2 * seconds, DUAL_SOLVE_MOST)
             continue
         charged = allowed * sum(prices.values())
         choices = model.expand(found.choices)
         asked = _Asked(weights, prices, found.bound * unit / (1 + TIES) - charged, found.objective * unit, choices)
-        idle = 0 if best is None or asked.bound > best.bound * (1 + GAIN) else idle + 1
+        idle = 0 if best is None or asked.bound > best.bound * (1 + DUAL_GAIN) else idle + 1
         best = asked if best is None or asked.bound > best.bound else best
         cuts.add(Answer(model, choices))
         if not prices and cuts.beyond[-1].max() <= 0.0:
             break
-        highest = max(FIRST * best.least / allowed, FURTHER * sum(best.prices.values()))
+        highest = max(FIRST_PRICE_SHARE * best.least / allowed, PRICE_GROWTH * sum(best.prices.values()))
         wanted, most, dear = cuts.best(highest)
-        bounded = sum(dear.values()) > HIGHEST * highest  # higher prices may bring more than ``most``
-        if most <= best.bound * (1 + (GAIN if bounded else max(enough, GAIN))):
+        bounded = sum(dear.values()) > PRICE_CEILING * highest  # higher prices may bring more than ``most``
+        if most <= best.bound * (1 + (DUAL_GAIN if bounded else max(enough, DUAL_GAIN))):
             break
-        still = 0 if idle == 0 or most < within * (1 - GAIN) else still + 1
+        still = 0 if idle == 0 or most < within * (1 - DUAL_GAIN) else still + 1
         within = min(within, most)
-        share = max(SHARE * LESS**idle, LEAST)
+        share = max(DUAL_STEP * DUAL_STEP_DECAY**idle, DUAL_STEP_LEAST)
         weights = blend(wanted, best.weights, share)
         prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in dear.items()}
     if best is None:
         return 0.0
     charged = allowed * sum(best.prices.values())
     rented = MemoryPriced(best.weights, best.prices)
-    return model.proved(rented, best.bound + charged, best.least, budget.at_most(MOST), best.choices) - charged
+    return model.proved(rented, best.bound + charged, best.least, budget.at_most(DUAL_SOLVE_MOST), best.choices) - charged

@@ -33,6 +33,7 @@ from autopar.search.choices.space import Space
 from autopar.search.folding.fold import Folding
 from autopar.search.ilp.critical_path import Path
 from autopar.search.ilp.model import Edge, Model, Priced
+from autopar.search.settings import PATH_GAIN
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 RUNS = ("op", "again")
@@ -49,8 +50,6 @@ class Term:
     path: Path | None = None
 
 
-LONGER = 1e-4
-"""Relative gain for which a path comes in."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +298,7 @@ class Master:
                 path = self.longest(phase, seconds, edges * (1.0 - (self.slowdown if link else 0.0)))
                 term = Term(phase, link, path=path)
                 mean = sum(share * answer.sum_of(term, self.slowdown) for share, answer in zip(mix, self.answers, strict=True))
-                if mean > known * (1 + LONGER) and term not in self.terms:
+                if mean > known * (1 + PATH_GAIN) and term not in self.terms:
                     entering.append(term)
         self.terms += entering
         if self.times:

@@ -21,11 +21,10 @@ from autopar.schedule import OUTPUT, Assignment
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.reshard_tables import Resharding, places, words
 from autopar.search.choices.uneven import Uneven, find_uneven, signature
+from autopar.search.settings import RESHARD_WORK, STRATEGY_WORK
 from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
 from cost_models import Machine
 
-STRATEGY_WORK, RESHARD_WORK = 35e-6, 8e-6
-"""Work seconds to enumerate and price one strategy, and one reshard between two specs: measured on Llama-3-8B, 8x8 and 4x4x4."""
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
 

@@ -1,6 +1,7 @@
 """Which dims a search may split in unequal parts, over one axis or several.
 
-Waste is bounded (``MOST_WASTE``, ``LARGEST``), and so are the choices: a dim that the axes do not divide is offered where it is, through
+Waste is bounded (``UNEVEN_WASTE``, ``UNEVEN_LARGEST``), and so are the choices.
+A dim that the axes do not divide is offered where it is, through
 operators that may split it so, one with a dim of what enters the model: a weight's vocabulary or odd width, a batch. Any other would have
 to be cut just before an operator and gathered just after it. Operators of equal shapes are offered alike, so that equal layers stay equal.
 """
@@ -14,13 +15,9 @@ from dataclasses import dataclass, field
 
 from autopar.graph import Graph, Op
 from autopar.rules import ShardingRule, find_rule
+from autopar.search.settings import UNEVEN_LARGEST, UNEVEN_WASTE
 from autopar.sharding import ShardingSpec
 from cost_models import Machine
-
-MOST_WASTE = 4 / 3
-"""The largest part times the number of parts, over the whole: 6 rows on 4 ranks are 2, 2, 2 and none."""
-LARGEST = 3 / 5
-"""Of the whole, the largest part at most: 2 of 3 elements on one of 2 ranks are little gained."""
 
 Shape = tuple[int, ...]
 
@@ -32,7 +29,7 @@ def is_offered(extent: int, size: int) -> bool:
     [True, True, False, False, False]
     """
     each = -(-extent // size)
-    return extent % size != 0 and extent > size and each * size <= extent * MOST_WASTE and each <= extent * LARGEST
+    return extent % size != 0 and extent > size and each * size <= extent * UNEVEN_WASTE and each <= extent * UNEVEN_LARGEST
 
 
 @dataclass(frozen=True)

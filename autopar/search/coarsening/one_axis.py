@@ -13,10 +13,8 @@ import numpy as np
 from autopar.schedule import Assignment
 from autopar.search.choices.reshard_tables import FREE, places
 from autopar.search.choices.space import Space
+from autopar.search.settings import CHANGED_AXES
 from autopar.sharding import ShardingSpec
-
-CHANGED = 1
-"""So many axes may be used in another way than the best plan does."""
 
 
 def near(space: Space, plans: Sequence[Assignment]) -> Space:
@@ -32,12 +30,12 @@ def near(space: Space, plans: Sequence[Assignment]) -> Space:
         best = next(iter(mine))
         uses = _uses(space, [*best.inputs, *best.outputs])
         changed = (known[id(offered)] != uses).any(axis=1).sum(axis=1)
-        strategies[op.name] = tuple({**mine, **dict.fromkeys(offered[number] for number in np.flatnonzero(changed <= CHANGED))})
+        strategies[op.name] = tuple({**mine, **dict.fromkeys(offered[number] for number in np.flatnonzero(changed <= CHANGED_AXES))})
     for item in space.graph.inputs:
         specs = space.input_specs(item)
         own = dict.fromkeys(plan.inputs[item.tensor] for plan in plans)
         changed = (_uses(space, specs) != _uses(space, [next(iter(own))])).sum(axis=1)
-        inputs[item.tensor] = tuple({**own, **dict.fromkeys(specs[number] for number in np.flatnonzero(changed <= CHANGED))})
+        inputs[item.tensor] = tuple({**own, **dict.fromkeys(specs[number] for number in np.flatnonzero(changed <= CHANGED_AXES))})
     return space.among(inputs, strategies)
 
 

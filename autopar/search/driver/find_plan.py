@@ -27,30 +27,27 @@ from autopar.search.coarsening.merged_axes import AxisMerge, mergings
 from autopar.search.coarsening.one_axis import entries, near
 from autopar.search.driver.result import Clock, Found, Shared
 from autopar.search.driver.search_model import look, model_of, only_plan, search_model
-from autopar.search.driver.state import GAIN, PROOF, TURN, Progress, SearchRequest
+from autopar.search.driver.state import Progress, SearchRequest
 from autopar.search.folding.fold import Folding, fold
 from autopar.search.folding.tied_model import folded
+from autopar.search.settings import (
+    COARSE_ENTRIES,
+    COARSE_LOOKS,
+    ENTRIES_PER_WORK,
+    ENUMERATION_SHARE,
+    GAIN,
+    HURRIED_SHARE,
+    PROOF,
+    ROOMY,
+    SOLVE_SHARE,
+    USED_UP_SHARE,
+    WHOLE_ENTRIES,
+    WHOLE_GAP,
+)
 from autopar.search.telemetry import Telemetry
 from autopar.sharding import ALL_ORDERS
 from cost_models import Machine
 from solvers import TooLargeError
-
-MANY = 1_000_000
-"""Edge entries of a problem over all choices of three and more axes from which the search goes from plan to plan (``near``)."""
-MOST, PACE, WIDE, ROOMY = 25_000_000, 600_000, 0.02, 0.5
-"""Edge entries up to which it goes over all choices after all, of a work second and altogether; where the gap of the best plan
-of merged axes is at least so wide, and that plan holds at most this share of the memory."""
-LOOKS = 3
-"""So many times it looks around the best plan, at most."""
-ENUMERATING = 1 / 3
-"""Share of the time left for enumerating all choices where there are merged axes to go by: where that is too short, their plans are the
-answer."""
-HURRIED = 0.5
-"""Share of the work after which the best plan of merged axes is scheduled before it is looked around."""
-
-
-USED_UP = 0.9
-"""Share of its work from which a search counts as stopped by it: the last phases are skipped or shortened."""
 
 
 @young_garbage_only()
@@ -98,7 +95,7 @@ def find_plan(
     known = list(shared.known)
     try:
         found = _find(graph, machine, pins, asked, clock, shared, known)
-        used_up = meter.spent >= USED_UP * budget.ends
+        used_up = meter.spent >= USED_UP_SHARE * budget.ends
         return shared.took(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut, used_up=used_up))
     except InfeasibleError:
         shared.known += known[len(shared.known) :]
@@ -169,10 +166,10 @@ def _many_axes(machine: Machine) -> bool:
 
 def _too_many(space: Space) -> bool:
     """Whether a problem over all choices would be too large."""
-    return _many_axes(space.machine) and entries(space) > MANY
+    return _many_axes(space.machine) and entries(space) > COARSE_ENTRIES
 
 
-def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = ENUMERATING) -> bool:
+def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = ENUMERATION_SHARE) -> bool:
     """Whether all choices could be enumerated in time; where there are no merged axes to go by they have to be."""
     many = _many_axes(space.machine) and share < 1.0
     meter = asked.budget.meter
@@ -206,7 +203,7 @@ def _nearby(
     bound = floor_of(space, folding) if enumerated else 0.0
     if enumerated and asked.recompute and graph.mode == "train" and "aggregated memory" not in asked.telemetry.skip:
         with asked.telemetry.phase("aggregated memory", lambda: (math.inf, bound)):
-            bound = max(bound, pooled(space, folding, asked.limit, asked.budget.share(TURN)))
+            bound = max(bound, pooled(space, folding, asked.limit, asked.budget.share(SOLVE_SHARE)))
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated, telemetry=asked.telemetry.within("merged axes"))
     ways = list(mergings(space.machine, ALL_ORDERS))
@@ -218,7 +215,7 @@ def _nearby(
     least = min(least, reached)
     whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
     clock.lap("merged")
-    hurried = asked.budget.left < (1 - HURRIED) * whole_budget
+    hurried = asked.budget.left < (1 - HURRIED_SHARE) * whole_budget
     written, by_hand = ScheduledBaselines(), list[Assignment]()
     if enumerated and not (plans and (whole or hurried or interrupted)):
         try:
@@ -230,7 +227,7 @@ def _nearby(
     plans = plans or by_hand
     best: Found | None = None
     last = interrupted or not enumerated
-    for number in range(LOOKS + hurried if plans else 0):
+    for number in range(COARSE_LOOKS + hurried if plans else 0):
         last = last or asked.budget.over
         alone, looking = last or number < hurried, asked.budget.left
         budget = asked.budget.at_most(0.0) if interrupted or (alone and enumerated) else asked.budget
@@ -274,9 +271,9 @@ def _nearby(
 
 def _over_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: SearchRequest) -> bool:
     """Whether a search over all choices is worth its time, and has it."""
-    if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WIDE) <= bound:
+    if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WHOLE_GAP) <= bound:
         return False
-    return entries(space) <= min(MOST, PACE * asked.budget.left)
+    return entries(space) <= min(WHOLE_ENTRIES, ENTRIES_PER_WORK * asked.budget.left)
 
 
 def _of_merged_axes(
@@ -299,7 +296,7 @@ def _of_merged_axes(
             continue
         if left <= 0 or reached * (1 - asked.gap) <= bound:
             continue
-        budget = asked.budget.share(1 / (len(ways) - number + LOOKS))
+        budget = asked.budget.share(1 / (len(ways) - number + COARSE_LOOKS))
         less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True)
         try:
             found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])

@@ -11,57 +11,49 @@ from autopar.effort import Budget
 from autopar.search.bounds.memory_dual import lagrangian_bound
 from autopar.search.bounds.surrogate import Answer, Master, Multipliers, blend
 from autopar.search.choices.space import Late
-from autopar.search.driver.state import CLOSE, GAIN, SMALL, TURN, UNLIMITED, SearchRequest, SearchState
+from autopar.search.driver.state import UNLIMITED, SearchRequest, SearchState
 from autopar.search.folding.tied_model import TiedModel, folded
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import extract
-from autopar.search.ilp.model import TIES, InSequence, Model
+from autopar.search.ilp.model import InSequence, Model
 from autopar.search.ilp.overlap import LearnedOverlap
-from autopar.search.ilp.rematerialization import MOMENTS, without_kept
+from autopar.search.ilp.rematerialization import without_kept
 from autopar.search.ilp.shared_reshards import SharingProblem
 from autopar.search.memory.memory_repair import CoverRows, solve_fixed
-from autopar.search.memory.reduced_limit import (
-    TIGHT,
-    fitting,
-    flip_recomputation,
-    minimise_or_raise,
-    out_of_budget,
-    solve_restricted_plans,
-)
+from autopar.search.memory.reduced_limit import fitting, flip_recomputation, minimise_or_raise, out_of_budget, solve_restricted_plans
 from autopar.search.phases import Phase, run_phases
+from autopar.search.settings import (
+    BOUND_ROUNDS,
+    BOUND_SOLVE_GAP,
+    BOUND_SOLVE_GAP_SHARE,
+    BOUND_SOLVE_RISE_SHARE,
+    CLOSE_GAP,
+    CUT_STEP,
+    DUAL_ENOUGH,
+    DUAL_LEAST_SHARE,
+    EXACT_MOMENTS,
+    GAIN,
+    HUGE_ENTRIES,
+    HUGE_GAIN,
+    JOINT_ENTRIES,
+    JOINT_EXACT_ENTRIES,
+    LAST_PROOF_SHARE,
+    LAST_PROOF_SOLVES,
+    LAST_PROOF_WORK,
+    LAST_TRIES,
+    LAST_TRIES_DEEP,
+    LOOSE_GAP,
+    PATIENT_ROUNDS,
+    PRICE_ROUNDS,
+    PROVED_CLAIMS,
+    SLIGHT_GAIN,
+    SMALL_ENTRIES,
+    SOLVE_SHARE,
+    TIES,
+    TIGHT_GAP,
+)
 from autopar.search.solving import solve
 from solvers import INTERRUPTED
-
-EXPOSURES = 8
-"""Rounds of prices by exposure, at most."""
-BOUNDS = 30
-"""Rounds of weights for the bound, at most."""
-JOINT, MOST_JOINT = 100_000, 60_000
-"""Edge entries of a problem up to which second runs are chosen in it, together with everything else; and of the larger problem that it
-becomes then, up to which all times of theirs are told apart."""
-PATIENT = 6
-"""The like for weights where memory is short: the first say nothing about plans of little memory."""
-HUGE, LITTLE = 10_000_000, 0.015
-"""Edge entries from which a solve takes seconds, and the relative gain of a bound for which no other is asked there."""
-FINER, ROUGHER = 0.25, 0.02
-"""Solves for a bound stop at this share of the gap that is open, and at the latter at most: what is chosen then suggests other weights as
-well as the best would, which take many times as long."""
-HALFWAY = 0.5
-"""And of how much more any weights may come to: else the bound stays as much below what they do come to."""
-BEYOND, SETTLING = (0.1, 0.5), 2
-"""Share of the effort, and work seconds, by which a last proof may pass it, and how many times as long as a solve it may take."""
-ENOUGH = 0.01
-"""Share of the gap that is open for which no other price of memory is tried."""
-LOOSE = 0.1
-"""The gap from which others are asked for of a large problem too, each a solve of seconds."""
-BRIEF = 0.1
-"""Share of the effort that a bound for which memory is paid needs at least."""
-SLIGHT = 1e-5
-"""Relative gain for which a bound is proved, but of a long graph, where that takes a second."""
-SETTLED = 2
-"""So many of the best bounds that hold for tied layers are proved for free ones."""
-SHARE = 0.3
-"""Share of the weights that the cuts ask for in what is asked next; the rest is the best so far."""
 
 
 def close_enough(left_open: float, bound: float, most: float) -> float:
@@ -71,7 +63,7 @@ def close_enough(left_open: float, bound: float, most: float) -> float:
         left_open: the gap of the best plan.
         bound, most: seconds of the best bound so far, and those that any weights may come to by the answers so far.
     """
-    return max(min(FINER * left_open, ROUGHER, HALFWAY * (1 - bound / most)), CLOSE)
+    return max(min(BOUND_SOLVE_GAP_SHARE * left_open, BOUND_SOLVE_GAP, BOUND_SOLVE_RISE_SHARE * (1 - bound / most)), CLOSE_GAP)
 
 
 class Search(SearchState):
@@ -115,7 +107,7 @@ class Search(SearchState):
 
     def solve_in_sequence(self, budget: Budget) -> None:
         """The exact problem of a model without overlap: its bound is the plan's."""
-        gap = CLOSE if self.large else self.gap
+        gap = CLOSE_GAP if self.large else self.gap
         exact = all(edge.readers <= 2 for edge in self.model.edges)
         found = self.solve(InSequence(), gap, proves=exact)
         if found is not None and found.memory.peak > self.limit:
@@ -147,21 +139,21 @@ class Search(SearchState):
     @property
     def joint(self) -> bool:
         """Whether the problem stays small with recomputation in it."""
-        return len(self.problem.edge_costs) <= JOINT
+        return len(self.problem.edge_costs) <= JOINT_ENTRIES
 
     def solve_free(self, budget: Budget) -> None:
         """The best plan without a memory limit, where recomputation may come in."""
         if self.best is not None:
             self.prices = self.prices.learn(self.best.schedule, self.best.slots)
-        free = self.solve(self.prices, CLOSE, limit=UNLIMITED)
+        free = self.solve(self.prices, CLOSE_GAP, limit=UNLIMITED)
         if free is not None and free.memory.peak > self.limit:
             self.plain = free
 
     def allow_recomputation(self, budget: Budget) -> None:
         """Recomputation comes into the model: its times told apart, or one, or none in a large problem, whose answers are made to fit."""
         space, entries = self.model.space, len(self.problem.edge_costs)
-        exact = build_model(space, again=MOMENTS) if entries <= SMALL else None
-        if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= MOST_JOINT:
+        exact = build_model(space, again=EXACT_MOMENTS) if entries <= SMALL_ENTRIES else None
+        if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= JOINT_EXACT_ENTRIES:
             self.model, self.start = exact, None
         elif self.joint or not (self.fits or self.large):
             self.model, self.start = build_model(space, again=1), None
@@ -180,12 +172,12 @@ class Search(SearchState):
         prices = self.prices
         if self.best is not None and self.plain is None:
             prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
-        begins = self.fits and not self.keeping and not self.folded and len(self.problem.edge_costs) > SMALL
+        begins = self.fits and not self.keeping and not self.folded and len(self.problem.edge_costs) > SMALL_ENTRIES
         if begins and self.best is not None:
             self.start = solve_fixed(self.model, self.problem, self.best.assignment, self.seed, self.budget)
         idle, seen = 0, list[np.ndarray]()
-        for _ in range(EXPOSURES):
-            found = fitting(self, prices, CLOSE)
+        for _ in range(PRICE_ROUNDS):
+            found = fitting(self, prices, CLOSE_GAP)
             if found is None or found.memory.peak > self.limit:
                 break
             idle = 0 if self.gained else idle + 1
@@ -203,15 +195,15 @@ class Search(SearchState):
         they give are plans to try as well: those of operators alone, whatever waits for what, are like no others. The others have gained
         nothing where a schedule takes long, and are left there."""
         cuts = Master(self.model, self.slowdown)
-        huge = len(self.problem.edge_costs) > HUGE
-        center, idle, little, most = cuts.first(), 0, LITTLE if huge else GAIN, math.inf
+        huge = len(self.problem.edge_costs) > HUGE_ENTRIES
+        center, idle, little, most = cuts.first(), 0, HUGE_GAIN if huge else GAIN, math.inf
         mixture = center
         for model, choices in self.chosen:
             if model is self.model:
                 cuts.add(Answer(model, choices))
         if cuts.answers and huge:
-            mixture = blend(cuts.best()[0], center, SHARE)
-        for number in range(BOUNDS):
+            mixture = blend(cuts.best()[0], center, CUT_STEP)
+        for number in range(BOUND_ROUNDS):
             before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.choose
             left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
             found = ask(mixture, close_enough(left_open, self.aim, most), proves=True, limit=UNLIMITED if self.again else None)
@@ -225,20 +217,20 @@ class Search(SearchState):
                 center = mixture
             idle = 0 if gained or self.gained else idle + 1
             wanted, most, _ = cuts.best()
-            patience = PATIENT if self.plain is not None and not self.large else self.idle
-            settled = self.large and not self.folded and self.reached <= LOOSE
+            patience = PATIENT_ROUNDS if self.plain is not None and not self.large else self.idle
+            settled = self.large and not self.folded and self.reached <= LOOSE_GAP
             if settled or idle >= patience or most <= self.aim * (1 + little):
                 return
-            mixture = blend(wanted, center, SHARE)
+            mixture = blend(wanted, center, CUT_STEP)
 
     @property
     def _last_proofs(self) -> Budget:
         """Work for last proofs: what is left, and a little beyond."""
-        return Budget(self.budget.meter, self.budget.ends + BEYOND[0] * self.effort + BEYOND[1])
+        return Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.effort + LAST_PROOF_WORK)
 
     def rent(self, budget: Budget) -> None:
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
-        if budget.left < BRIEF * self.effort:
+        if budget.left < DUAL_LEAST_SHARE * self.effort:
             return
         weights = self.weights if isinstance(self.weights, Multipliers) else Master(self.model, self.slowdown).first()
         model = self.model
@@ -249,7 +241,7 @@ class Search(SearchState):
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
-        enough = ENOUGH * self.reached if self.fits else 0.0
+        enough = DUAL_ENOUGH * self.reached if self.fits else 0.0
         self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget, enough))
 
     def polish(self, budget: Budget) -> None:
@@ -258,20 +250,21 @@ class Search(SearchState):
         if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
             deep = bool(self.model.short(best.assignment))
             if deep:
-                self.offer(self._schedule(best.assignment, False, best.limits, tries=4 * self.tries), self.method)
+                self.offer(self._schedule(best.assignment, False, best.limits, tries=LAST_TRIES * self.tries), self.method)
                 self.settle_best()
                 best = self.best or best
-            self.offer(self._schedule(best.assignment, deep, best.limits, tries=(2 if deep else 4) * self.tries), self.method)
+            more = LAST_TRIES_DEEP if deep else LAST_TRIES
+            self.offer(self._schedule(best.assignment, deep, best.limits, tries=more * self.tries), self.method)
             self.polished = self.best
 
     def settle_claims(self, budget: Budget) -> None:
         """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the effort."""
-        if self._last_proofs.left < SETTLING * self.proving:
+        if self._last_proofs.left < LAST_PROOF_SOLVES * self.proving:
             self.claims.clear()
-        least = GAIN if self.long else SLIGHT
-        for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:SETTLED]:
+        least = GAIN if self.long else SLIGHT_GAIN
+        for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:PROVED_CLAIMS]:
             if bound > self.bound * (1 + least):
-                turn = self.budget.at_most(min(self.left, TURN * self.effort)).at_least(1.0)
+                turn = self.budget.at_most(min(self.left, SOLVE_SHARE * self.effort)).at_least(1.0)
                 self.bound = max(self.bound, self.model.proved(weights, bound, optimum, turn, choices))
         self.claims.clear()
 
@@ -287,7 +280,7 @@ BY_STEP: tuple[Phase[Search], ...] = (
     Phase("crossover", 0.4, lambda s: s.opening and not s.joint and (s.large or not s.fits), Search.cross_over),
     Phase("recomputation", 1.0, lambda s: s.opening, Search.allow_recomputation),
     Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
-    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and s.reached > TIGHT, Search.rent),
+    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and s.reached > TIGHT_GAP, Search.rent),
     Phase("surrogate bound", 0.5, lambda s: s.proves and (s.left > 0 or s.best is None), Search.prove),
     Phase("memory dual", 0.35, lambda s: s.proves and s.folded and s.short, Search.rent),
     Phase("decomposition", 1.0, lambda s: bool(s.claims), Search.settle_claims),

@@ -21,13 +21,14 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Late, Space
 from autopar.search.driver.phase_table import Search
 from autopar.search.driver.result import Baseline, Clock, Found
-from autopar.search.driver.state import PROOF, SearchRequest
+from autopar.search.driver.state import SearchRequest
 from autopar.search.fixing.tie_layers import tied
 from autopar.search.folding.fold import Folding
 from autopar.search.folding.tied_model import folded
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model
 from autopar.search.phases import Phase, run_phases
+from autopar.search.settings import PROOF
 
 
 def search_model(

@@ -15,48 +15,40 @@ from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, reordere
 from autopar.search.bounds.surrogate import floor
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.decode import extract
-from autopar.search.ilp.model import TIES, Model, Weights
+from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
-from autopar.search.memory.crossover import MOMENTS, SHARES, Wanted, fit
+from autopar.search.memory.crossover import Wanted, fit
 from autopar.search.memory.memory_repair import CoverRows
+from autopar.search.settings import (
+    CLOSE_GAP,
+    CROSSOVER_MOMENTS,
+    ESTIMATE_ERROR,
+    FINAL_MOVES,
+    FIRST_SOLVE_WORK,
+    GAIN,
+    IDLE_ROUNDS,
+    LARGE_ENTRIES,
+    LARGE_TRIES,
+    LEAST_SOLVE_WORK,
+    LIMIT_SHARES,
+    LONG_GRAPH,
+    LONG_TRIES,
+    NEAR_BEST,
+    NEAR_LIMIT,
+    REMEMBERED_PLANS,
+    ROOMY,
+    SMALL_ENTRIES,
+    SOLVE_SHARE,
+    TIES,
+    UNLIKELY_PLAN,
+    USUAL_TRIES,
+)
 from autopar.search.solving import solve_interruptibly
 from autopar.search.telemetry import Telemetry
 from solvers import INTERRUPTED, Problem, Solution, Status
 
-PROOF = 1e-6
-"""A plan is called optimal when its gap is at most this."""
-CLOSE = 2e-3
-"""The gap at which one solve of a large problem, or the search for one plan's limits, stops: the last tenths of a percent would cost more
-time than all before."""
-SMALL, LARGE = 30_000, 1_000_000
-"""Edge entries up to which a problem is small, and from which it is large."""
-LONG = 1_500
-"""Operators from which a schedule takes so long that a search of the whole graph, which makes hundreds, would hardly begin, and that few
-plans are scheduled of which little is hoped."""
-IDLE = 3
-"""Rounds without a gain after which prices, or weights, are left alone; of a large problem one."""
-GAIN = 1e-3
-"""Relative change that counts as a gain."""
 UNLIMITED = 2**62
 """Bytes that no plan needs."""
-TURN = 1 / 6
-"""Share of the effort that one solve may take, so that there are several; the first may take half."""
-FIRST, LEAST = 1.0, 0.1
-"""Work seconds of a solve, at least: where there is no plan that fits yet, and where there is."""
-NEAR, HOPE = 5e-3, 5e-3
-"""Where an estimate of memory is so near the limit, and one of seconds so near the best, the whole schedule is made."""
-ROUGHLY = 0.03
-"""Relative error of estimated seconds, at most: what is so much better than a whole schedule is the better one anyhow."""
-ROOMY = 0.5
-"""Where the best plan holds at most this share of the limit, answers are asked for without it, until one does not keep to it: those that
-do are found sooner so."""
-UNLIKELY = 1.06
-"""What a bound's weights choose and takes so many times as long as the best under the best's limits has no others tried: in 30 plans
-none of those became the best by them."""
-EFFORT = 5
-"""So many times as many moves are tried of the list that is the answer as of others."""
-REMEMBERED = 8
-"""So many assignments, the last that were scheduled, keep what was tried of them."""
 
 Progress = Callable[[float, float, float, float], None]
 """Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
@@ -89,7 +81,7 @@ class SearchState:
     def __init__(self, model: Model, asked: SearchRequest, again: bool) -> None:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
         self.budget, self.effort, self.telemetry, self.interrupted = asked.budget, asked.budget.left, asked.telemetry, False
-        self.apart = MOMENTS if again else 0
+        self.apart = CROSSOVER_MOMENTS if again else 0
         """Times told apart of second runs, in problems that have them from the start."""
         self.problem, self.unit = model.problem(asked.limit)
         self.sizes = {
@@ -107,12 +99,12 @@ class SearchState:
         """The choices of answers so far, one for each node of their model."""
         self.short = False
         """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
-        self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE
-        self.long = len(model.whole_graph.ops) >= LONG
-        self.small = len(self.problem.edge_costs) <= SMALL and not self.long
+        self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE_ENTRIES
+        self.long = len(model.whole_graph.ops) >= LONG_GRAPH
+        self.small = len(self.problem.edge_costs) <= SMALL_ENTRIES and not self.long
         self.keeping = False
         """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
-        self.tries, self.idle = (3, 1) if self.large else (8 if self.long else 24, IDLE)
+        self.tries, self.idle = (LARGE_TRIES, 1) if self.large else (LONG_TRIES if self.long else USUAL_TRIES, IDLE_ROUNDS)
         self.reserves = CoverRows(model, asked.limit, pairs=not self.large)
         self.best: ScheduledPlan | None = None
         self.close: list[ScheduledPlan] = []
@@ -127,7 +119,7 @@ class SearchState:
         self.proving = 0.0
         """Work seconds that the longest solve for a bound has taken."""
         self.rivals: tuple[ScheduledPlan, ...] = ()
-        self.tunings: deque[tuple[bool, LimitSearch]] = deque(maxlen=REMEMBERED)
+        self.tunings: deque[tuple[bool, LimitSearch]] = deque(maxlen=REMEMBERED_PLANS)
         """The last assignments scheduled, and whether at full depth."""
         self.plain: ScheduledPlan | None = None
         """The best plan without a limit and without second runs, where that does not fit."""
@@ -170,14 +162,14 @@ class SearchState:
     def offer(self, found: ScheduledPlan, method: str) -> bool:
         """Takes a schedule in; whether it is a gain."""
         known = self.best
-        rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ROUGHLY)
+        rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ESTIMATE_ERROR)
         found = self.sure(found) if rivals or self._unsure(found) else found
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
         self.best, self.method = found, method
         self.budget.meter.has_plan |= self.fits
-        self.close = [one for one in self.close if not one.estimated or one.seconds <= found.seconds * (1 + ROUGHLY)]
+        self.close = [one for one in self.close if not one.estimated or one.seconds <= found.seconds * (1 + ESTIMATE_ERROR)]
         self.close = [*(self.close if found.estimated else ()), found]
         return gain
 
@@ -195,7 +187,7 @@ class SearchState:
         assert self.best is not None
         self.best = self.finished(self.best)
 
-    def finished(self, found: ScheduledPlan, effort: int = EFFORT) -> ScheduledPlan:
+    def finished(self, found: ScheduledPlan, effort: int = FINAL_MOVES) -> ScheduledPlan:
         """A plan after local search with ``effort`` times the moves of others, where anything is left to gain."""
         late = self.interrupted or (self.long and self.left <= 0)
         if self.draft or late or found.memory.peak > self.limit or self.reached <= self.gap:
@@ -217,7 +209,7 @@ class SearchState:
         tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
         begun = 0 if proves and self.long else tries
         found = self.schedule(self.answers[-1], limits, begun, beside)
-        if begun < tries and found.placed_seconds <= UNLIKELY * beside:
+        if begun < tries and found.placed_seconds <= UNLIKELY_PLAN * beside:
             found = self.schedule(self.answers[-1], limits, tries, beside)
         self.short |= self.folded and found.memory.peak > self.limit
         self.gained = self.offer(found, solution.method)
@@ -247,12 +239,12 @@ class SearchState:
 
         most = self.effort
         if space.machine.overlaps:
-            most *= TURN if self.start is not None else 0.5
+            most *= SOLVE_SHARE if self.start is not None else 0.5
         if self.folded and start is not None:
             start = self.model.restrict(start)
 
         def answer(problem: Problem) -> Solution:
-            turn = self.budget.at_most(min(self.left, most)).at_least(LEAST if self.fits else FIRST)
+            turn = self.budget.at_most(min(self.left, most)).at_least(LEAST_SOLVE_WORK if self.fits else FIRST_SOLVE_WORK)
             patient = self.small  # of others a little more is soon said by other prices
             found = solve_interruptibly(problem, turn, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
@@ -289,7 +281,7 @@ class SearchState:
         plans: Sequence[Assignment],
         prices: LearnedOverlap,
         budget: Budget,
-        shares: tuple[float, ...] = SHARES,
+        shares: tuple[float, ...] = LIMIT_SHARES,
         best: ScheduledPlan | None = None,
     ) -> tuple[ScheduledPlan | None, LearnedOverlap]:
         """The strategies of plans with less kept, if that fits; and the prices learnt.
@@ -307,20 +299,20 @@ class SearchState:
 
     def fit(self, plan: ScheduledPlan, prices: LearnedOverlap) -> ScheduledPlan | None:
         """A plan's strategies with less kept, if that fits."""
-        return self.kept((plan.assignment,), prices, self.budget.at_most(min(self.left, self.effort * TURN)))[0]
+        return self.kept((plan.assignment,), prices, self.budget.at_most(min(self.left, self.effort * SOLVE_SHARE)))[0]
 
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> ScheduledPlan:
         """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
-        found = self._schedule(assignment, False, start, tries, beside, CLOSE)
+        found = self._schedule(assignment, False, start, tries, beside, CLOSE_GAP)
         return self.exact(found) if self._unsure(found) else found
 
     def _unsure(self, found: ScheduledPlan) -> bool:
         """Whether it is so near the limit that an estimate does not tell whether it fits."""
-        return found.estimated and not self.draft and abs(found.memory.peak - self.limit) < NEAR * self.limit
+        return found.estimated and not self.draft and abs(found.memory.peak - self.limit) < NEAR_LIMIT * self.limit
 
     def sure(self, found: ScheduledPlan) -> ScheduledPlan:
         """The same at full depth, where it may be the best."""
-        hopeful = replace(found, seconds=found.seconds * (1 - HOPE))
+        hopeful = replace(found, seconds=found.seconds * (1 - NEAR_BEST))
         return self.exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
 
     def exact(self, found: ScheduledPlan) -> ScheduledPlan:

@@ -11,18 +11,13 @@ from autopar.schedule import Assignment, Schedule, simulated
 from autopar.schedule.tuning import best_schedule
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.driver.state import CLOSE
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
+from autopar.search.settings import ALTERNATIVE_TRIES, CLOSE_GAP, LEAST_SOLVE_SECONDS
 from autopar.sharding import ShardingSpec, Strategy
-
-TRIES = 6
-"""Limits of schedules looked at for each choice."""
-LEAST_SECONDS = 0.5
-"""For one solve."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +68,13 @@ def alternatives(
         if budget.over:
             break
         fixed = Assignment({name: choice}, {}) if isinstance(choice, ShardingSpec) else Assignment({}, {name: choice})
-        turn = budget.share(1 / (len(choices) - number)).at_least(LEAST_SECONDS)
-        made = solve_fixed(model, problem, fixed, seed, turn, gap=CLOSE)
+        turn = budget.share(1 / (len(choices) - number)).at_least(LEAST_SOLVE_SECONDS)
+        made = solve_fixed(model, problem, fixed, seed, turn, gap=CLOSE_GAP)
         if made is None:
             continue
-        timed = best_schedule(graph, extract(model, made), machine, optimizer, limit, start=schedule.limits, tries=TRIES, budget=budget)
+        timed = best_schedule(
+            graph, extract(model, made), machine, optimizer, limit, start=schedule.limits, tries=ALTERNATIVE_TRIES, budget=budget
+        )
         if timed.memory.peak <= limit:
             found[_words(choice)] = Alternative(_words(choice), timed.seconds, timed.memory.peak)
     return tuple(sorted(found.values(), key=lambda one: (one.seconds, one.peak)))

@@ -2,7 +2,8 @@
 
 After the search the strategies and the specs of what enters are those of the commonest repeat in every repeat of a group, and reshards are
 chosen anew around them; where that is dear (the first layer may read something else than those after it), the specs of what enters alone,
-and all else is chosen anew. The answer is taken if it fits in memory and its step is at most ``SHARE`` longer; a plan that was proved
+and all else is chosen anew. The answer is taken if it fits in memory and its step is at most ``TIED_LAYERS_SHARE`` longer.
+A plan that was proved
 optimal stays optimal. Where operators run a second time, how much backward keeps may well differ from layer to layer, and is left alone; a
 folded problem ties its layers from the start.
 """
@@ -16,19 +17,15 @@ from dataclasses import replace
 from autopar.graph import Graph
 from autopar.schedule import Assignment
 from autopar.schedule.tuning import EQUAL, ScheduledPlan
-from autopar.search.driver.state import CLOSE, PROOF, SearchState
+from autopar.search.driver.state import SearchState
 from autopar.search.folding.layer_groups import Group, grouped
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
+from autopar.search.settings import CLOSE_GAP, PROOF, TIED_LAYERS_SHARE, TIED_LAYERS_TRIED
 from autopar.sharding import ShardingSpec
-
-SHARE = 5e-3
-"""Relative increase of the objective that equal layers are worth."""
-TRIED = 3
-"""So many of the ways in which layers lie are tried for all, the commonest first."""
 
 
 def tied(search: SearchState) -> ScheduledPlan | None:
@@ -36,7 +33,7 @@ def tied(search: SearchState) -> ScheduledPlan | None:
     best, model = search.best, search.model
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
-    share = EQUAL if search.reached <= PROOF else SHARE
+    share = EQUAL if search.reached <= PROOF else TIED_LAYERS_SHARE
     communication = not model.space.machine.overlaps
     weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
     problem, _ = model.problem(search.limit, weights)
@@ -45,7 +42,7 @@ def tied(search: SearchState) -> ScheduledPlan | None:
     for wanted in (*whole, *(replace(one, strategies={}) for one in candidates)):
         if search.left <= 0:
             break
-        choices = solve_fixed(model, problem, wanted, search.seed, search.budget.at_least(1.0), gap=CLOSE)
+        choices = solve_fixed(model, problem, wanted, search.seed, search.budget.at_least(1.0), gap=CLOSE_GAP)
         if choices is None:
             continue
         made = search.schedule(extract(model, choices), best.limits, search.tries, best.placed_seconds)
@@ -58,7 +55,7 @@ def _candidates(graph: Graph, given: Assignment) -> Iterator[Assignment]:
     """What enters the repeats of all groups, and their strategies, as in the commonest of them, the next common ...; nothing where all are
     alike."""
     groups = [grouped(graph, repeats) for repeats in graph.groups]
-    ways = [Counter(_way(group, repeat, given) for repeat in range(len(group.repeats))).most_common(TRIED) for group in groups]
+    ways = [Counter(_way(group, repeat, given) for repeat in range(len(group.repeats))).most_common(TIED_LAYERS_TRIED) for group in groups]
     for number in range(max((len(way) for way in ways if len(way) > 1), default=0)):
         inputs, strategies = dict[str, ShardingSpec](), dict(given.strategies)
         for group, way in zip(groups, ways, strict=True):

@@ -17,10 +17,8 @@ from autopar.graph import Graph, GraphOutput, Op
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
 from autopar.search.choices.pins import Pins
 from autopar.search.folding.layer_groups import PATTERN, Group, Key, grouped
+from autopar.search.settings import FEWEST_REPEATS
 from autopar.sharding import ShardingSpec
-
-FEWEST = 6
-"""Repeats from which a group is folded: of fewer, hardly any would be left out."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,13 @@ class Folding:
 
     @cached_property
     def _with_one_left_out(self) -> Folding:
-        return shortened(self, FEWEST - 1)
+        return shortened(self, FEWEST_REPEATS - 1)
 
 
 def fold(whole: Graph) -> Folding | None:
     """The graph with the repeats of its largest group left out; None when it has none that folds."""
     for repeats in sorted(whole.groups, key=lambda group: -len(group) * len(group[0])):
-        if len(repeats) >= FEWEST:
+        if len(repeats) >= FEWEST_REPEATS:
             group = grouped(whole, repeats)
             toward = _toward(whole, group)
             if toward is not None and _leave_alike(whole, group):

@@ -26,22 +26,20 @@ from autopar.search.folding.fold import Folding, shortened
 from autopar.search.folding.layer_groups import PATTERN
 from autopar.search.ilp.model import Model, Priced, Weights
 from autopar.search.ilp.scaling import Item, scale_to_integers
+from autopar.search.settings import (
+    DECOMPOSITION_ENOUGH,
+    DECOMPOSITION_GAIN,
+    DECOMPOSITION_LITTLE,
+    DECOMPOSITION_SOLVE_GAP,
+    DECOMPOSITION_STEPS,
+    DEEP_LAYERS,
+    IDLE_ROUNDS,
+    OUTSIDE_SHARE,
+    SHORT_DEPTHS,
+)
 from autopar.search.solving import solve
 
 Table = np.ndarray
-STEPS = 12
-"""Subgradient steps on the potentials, at most."""
-GAIN, IDLE = 0.1, 3
-"""Share of what the layer lacks that a step has to gain, and so many that do not after which steps end."""
-OUTSIDE = 0.5
-"""Share of the time that is for the outside, without which steps on the layer bound nothing."""
-ENOUGH, LITTLE = 1e-4, 5e-4
-"""Shares of the tied optimum: what may be missing from the bound when the steps end, and from the layers' for the outside to be solved."""
-CLOSE = 2e-4
-"""The gap at which the solve of a piece stops."""
-SHORT, DEEP = (8, 14), 44
-"""From ``DEEP`` equal layers on, schedules are tried on graphs with so many of them, and what they take at full depth is read off the line
-through both: a schedule in its steady state takes as long for each further layer."""
 
 
 @dataclass
@@ -118,7 +116,7 @@ class TiedModel(Model):
         if not self._short or len(assignment.strategies) == len(self.whole_graph.ops):
             return ()
         found = [fold.unfold(assignment) for fold in self._short]
-        share = (len(self.fold.group.repeats) - SHORT[0]) / (SHORT[1] - SHORT[0])
+        share = (len(self.fold.group.repeats) - SHORT_DEPTHS[0]) / (SHORT_DEPTHS[1] - SHORT_DEPTHS[0])
         weights = 1.0 - share, share
         return tuple(
             Sample(weight, fold.whole, one) for weight, fold, one in zip(weights, self._short, found, strict=True) if one is not None
@@ -127,8 +125,8 @@ class TiedModel(Model):
     @cached_property
     def _short(self) -> tuple[Folding, ...]:
         """The shorter graphs whose schedules stand for the whole one, where they are much shorter together."""
-        deep = len(self.fold.group.repeats) >= DEEP
-        return tuple(shortened(self.fold, repeats) for repeats in SHORT) if deep else ()
+        deep = len(self.fold.group.repeats) >= DEEP_LAYERS
+        return tuple(shortened(self.fold, repeats) for repeats in SHORT_DEPTHS) if deep else ()
 
     @property
     def whole_graph(self) -> Graph:
@@ -293,7 +291,7 @@ class _Piece:
                     costs[node] = costs[node] + sign * potentials[source]
         least = [float(cost[np.isfinite(cost)].min(initial=0.0)) for cost in costs]
         problem, unit = scale_to_integers([cost - low for cost, low in zip(costs, least, strict=True)], self.edges, None, None)
-        found = solve(problem, budget, gap=CLOSE, patient=False)
+        found = solve(problem, budget, gap=DECOMPOSITION_SOLVE_GAP, patient=False)
         return found.bound * unit + sum(least), found.choices
 
 
@@ -354,20 +352,20 @@ class Decomposition:
                 solved in every step.
             wanted: a bound that is as good as any higher one.
         """
-        wanted = min(wanted, optimum * (1 - ENOUGH))
-        inside = budget.share(1 - OUTSIDE)
+        wanted = min(wanted, optimum * (1 - DECOMPOSITION_ENOUGH))
+        inside = budget.share(1 - OUTSIDE_SHARE)
         start = self.model.potentials
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
         best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
         most, idle = -np.inf, 0
-        for step in range(STEPS):
+        for step in range(DECOMPOSITION_STEPS):
             inner, chosen = self.layer.solve(potentials, inside.at_least(1.0))
             lacks = self.times * (aim - inner)
-            idle = 0 if step == 0 or inner > most + GAIN * (aim - most) else idle + 1
+            idle = 0 if step == 0 or inner > most + DECOMPOSITION_GAIN * (aim - most) else idle + 1
             most = max(most, inner)
-            last = step + 1 == STEPS or idle == IDLE or inside.over or chosen is None
+            last = step + 1 == DECOMPOSITION_STEPS or idle == IDLE_ROUNDS or inside.over or chosen is None
             found = {id(self.layer): chosen}
-            little = lacks <= max(LITTLE * optimum, (optimum - wanted) / 2)
+            little = lacks <= max(DECOMPOSITION_LITTLE * optimum, (optimum - wanted) / 2)
             agrees = little or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:
                 outer, around = self.outside.solve(potentials, budget.at_least(1.0))

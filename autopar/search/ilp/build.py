@@ -13,21 +13,12 @@ from autopar.schedule import OUTPUT
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.memory_items import add_lives
 from autopar.search.ilp.model import Model, Node, Reader, Side, Site
-from autopar.search.ilp.rematerialization import (
-    SMALL_SHARE,
-    Runs,
-    add_runs,
-    add_saved,
-    find_runs,
-    made_from,
-    may_be_kept,
-    once_gone,
-    read_table,
-)
+from autopar.search.ilp.rematerialization import Runs, add_runs, add_saved, find_runs, made_from, may_be_kept, once_gone, read_table
+from autopar.search.settings import SMALL_TENSOR_SHARE
 from autopar.sharding import ShardingSpec
 
 
-def build_model(space: Space, *, again: int = 0, alike: Mapping[str, str] | None = None, share: float = SMALL_SHARE) -> Model:
+def build_model(space: Space, *, again: int = 0, alike: Mapping[str, str] | None = None, share: float = SMALL_TENSOR_SHARE) -> Model:
     """All nodes and edges of ``space.graph``.
 
     Args:

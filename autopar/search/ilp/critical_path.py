@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from autopar.search.settings import SPAN_NODES
+
 if TYPE_CHECKING:
     from autopar.graph import Phase
     from autopar.search.ilp.model import Model
 
-MOST = 2_000
-"""Nodes of a phase up to which spans are looked for: they cost a matrix product."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Dependencies:
     def _reach(self, homes: Sequence[int | None]) -> None:
         """``leads[i, j]``: place j waits for place i, by what is in their repeat alone. A span from a place with one follower is no longer
         than the way over that, and so to one that follows one alone: they go from ``forks`` to ``joins``."""
-        count = len(self.order) if len(self.order) <= MOST else 0
+        count = len(self.order) if len(self.order) <= SPAN_NODES else 0
         self.leads = np.zeros((count, count), dtype=bool)
         followers, follows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         for here in range(count):

@@ -38,11 +38,9 @@ from autopar.schedule.tuning import Sample
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.critical_path import Dependencies
 from autopar.search.ilp.scaling import Item, integers, largest
+from autopar.search.settings import TIES
 from autopar.sharding import ShardingSpec
 from solvers import Problem
-
-TIES = 1e-7
-"""Share of the cost of every plan that bytes times life may add to a problem, so that ties go to less memory."""
 
 Kind = Literal["input", "op", "output", "layout", "saved", "again"]
 Side = Literal["ahead", "between", "behind"]

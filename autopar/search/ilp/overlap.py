@@ -20,6 +20,7 @@ from autopar.schedule import Schedule, Slot
 from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.windows import windows
 from autopar.search.ilp.model import Edge, Model, Priced, Side
+from autopar.search.settings import BELIEF_KEPT, FIRST_CALLS, FIRST_WAITED
 
 PhaseSide = tuple[Phase, Side]
 
@@ -34,15 +35,16 @@ class OverlapStats(NamedTuple):
 
     def mixed(self, seen: OverlapStats | None) -> OverlapStats:
         """Part of what is seen in the place of what was believed."""
-        return self if seen is None else OverlapStats(*(KEPT * mine + (1 - KEPT) * its for mine, its in zip(self, seen, strict=True)))
+        if seen is None:
+            return self
+        return OverlapStats(*(BELIEF_KEPT * mine + (1 - BELIEF_KEPT) * its for mine, its in zip(self, seen, strict=True)))
 
 
-FIRST: Mapping[Side, OverlapStats] = {"ahead": OverlapStats(0.5, 0.2), "between": OverlapStats(1.0, 1.0), "behind": OverlapStats(0.5, 0.2)}
+BESIDE = OverlapStats(FIRST_WAITED, FIRST_CALLS)
+FIRST: Mapping[Side, OverlapStats] = {"ahead": BESIDE, "between": OverlapStats(1.0, 1.0), "behind": BESIDE}
 """What is believed before the first schedule."""
 HALF = 0.5
 """What each of two calls that are under way at the same time slows operators."""
-KEPT = 0.6
-"""Share of the old belief in the new one."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,8 @@ from autopar.graph import Graph, Op
 from autopar.rules import is_alias, why_once
 from autopar.search.choices.space import IMPOSSIBLE
 from autopar.search.ilp.model import Model, Node, Reader, Site
+from autopar.search.settings import SMALL_TENSOR_SHARE
 from autopar.sharding import ShardingSpec
-
-MOMENTS = 16
-"""Times at which one operator may run again that are told apart where a problem is to be exact."""
-SMALL_SHARE = 1e-3
-"""Tensors that are a smaller share of all that backward reads of forward are not made again for their own sake."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Runs:
 
 
 def find_runs(
-    graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, share: float = SMALL_SHARE
+    graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, share: float = SMALL_TENSOR_SHARE
 ) -> Runs:  # fmt: skip
     """The operators whose second run could save memory: those that may run twice and make what backward reads, or lead there.
 
@@ -65,7 +61,7 @@ def find_runs(
         times: the place of each operator, forward first.
         moments: so many times are told apart.
         alike: names of operators by which several go together: of each as many times are told apart as of the one that has fewest.
-        share: see ``SMALL_SHARE``.
+        share: see ``SMALL_TENSOR_SHARE``.
     """
     needed: dict[str, int] = {}
     for op in graph.ops:

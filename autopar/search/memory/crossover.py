@@ -30,19 +30,8 @@ from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import IsolatedOverlap, LearnedOverlap
 from autopar.search.memory.memory_repair import CoverRows
+from autopar.search.settings import CROSSOVER_GAP, CROSSOVER_SOLVE_WORK, CROSSOVER_SOLVES, FIRST_ANSWER_TRIES, LIMIT_SHARES
 from autopar.search.solving import solve
-
-MOMENTS = 6
-"""Times of second runs that are told apart."""
-SHARES = (0.95, 1.0)
-"""Shares of the limit that answers may hold. The first leaves room to prefetch. Set on Llama-3-8B, 8x8, 14 and 7 GiB: 0.9 bought nothing."""
-FITTINGS = 8
-"""Times that a problem is solved under one share, each with more left free, at most."""
-KEEPING_GAP = 5e-3
-KEEPING_SECONDS = 6.0
-"""The gap at which one solve stops, and its work seconds."""
-MORE = 4
-"""Times as many limits are tried for the first answer: others begin from its."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class Wanted:
     tries: int
     seed: int
     budget: Budget
-    shares: tuple[float, ...] = SHARES
+    shares: tuple[float, ...] = LIMIT_SHARES
     first: bool = False
 
 
@@ -116,11 +105,11 @@ class _Keeping:
         """The best schedule of answers that hold ``share`` of the limit; the first that fits."""
         model, wanted, found = self.model, self.wanted, None
         problem, _ = model.problem(int(share * wanted.limit), prices)
-        for _ in range(FITTINGS):
+        for _ in range(CROSSOVER_SOLVES):
             if wanted.budget.over:
                 break
             solution = solve(
-                self.reserves.applied(problem), wanted.budget.at_most(KEEPING_SECONDS), gap=KEEPING_GAP, seed=wanted.seed,
+                self.reserves.applied(problem), wanted.budget.at_most(CROSSOVER_SOLVE_WORK), gap=CROSSOVER_GAP, seed=wanted.seed,
                 start=None if self.start is None else self.reserves.completed(self.start),
             )  # fmt: skip
             if solution.choices is None:
@@ -139,7 +128,7 @@ class _Keeping:
         assignment = extract(model, model.expand(choices))
         return best_schedule(
             model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
-            tries=wanted.tries * (MORE if best is None else 1),
+            tries=wanted.tries * (FIRST_ANSWER_TRIES if best is None else 1),
             start=best.limits if best is not None else None, beside=best.placed_seconds if best is not None else math.inf,
             samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),), budget=wanted.budget,
         )  # fmt: skip

@@ -19,11 +19,9 @@ from autopar.schedule import Assignment, Schedule
 from autopar.schedule.liveness import held
 from autopar.search.ilp.model import Model
 from autopar.search.ilp.pair_memory import Pair, pairs_at
+from autopar.search.settings import RESERVE_GRAIN
 from autopar.search.solving import solve
 from solvers import INFINITE, Problem
-
-COARSE = 1000
-"""What is reserved is rounded up to such a part of the limit."""
 
 
 def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
@@ -124,7 +122,7 @@ class CoverRows:
                 learnt |= bool(self.pairs[time])
         if learnt:
             return True
-        step = max(self.limit // COARSE, 1)
+        step = max(self.limit // RESERVE_GRAIN, 1)
         missing = -(-(real - known) // step) * step
         self.bytes = np.where(over, np.maximum(missing, self.bytes), self.bytes)
         return bool((self.bytes > self.solved).any())
@@ -133,7 +131,7 @@ class CoverRows:
         """Halfway back to what had choices, where what is left free now leaves none; whether that changes anything."""
         before = self.bytes
         self.bytes = (self.solved + self.bytes) // 2
-        return bool((before - self.bytes > self.limit // COARSE).any())
+        return bool((before - self.bytes > self.limit // RESERVE_GRAIN).any())
 
 
 def solve_fixed(

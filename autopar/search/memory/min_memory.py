@@ -14,18 +14,16 @@ from autopar.schedule.tuning import LEAN, ScheduledPlan, best_schedule
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import Model
 from autopar.search.memory.memory_repair import CoverRows
+from autopar.search.settings import (
+    LEAST_MEMORY_FIRST_WORK,
+    LEAST_MEMORY_GAP,
+    LEAST_MEMORY_LAST_WORK,
+    LEAST_MEMORY_SOLVE_WORK,
+    LEAST_MEMORY_SOLVES,
+    LEAST_MEMORY_STEPS,
+)
 from autopar.search.solving import solve
 from solvers import INFINITE, Problem, Status
-
-HALVINGS = 6
-HALVING_SECONDS = 3.0
-"""Tries, and seconds for each solve, of the search for the least memory that would do."""
-FIRST_SECONDS, LEAST = 30.0, 0.5
-"""For choices of little memory without a limit, which there always are; and seconds for each solve where the time is up."""
-NEAR = 0.01
-"""Share of the least memory known at which the one that is not ruled out is near enough."""
-FITTINGS = 2
-"""Solves at one limit."""
 
 
 def smallest(
@@ -42,15 +40,15 @@ def smallest(
     """
     light = _light(model, problem)
     plans = [rival.assignment for rival in rivals]
-    held = solve(light, _turn(budget, FIRST_SECONDS), gap=NEAR, seed=seed).choices
+    held = solve(light, _turn(budget, LEAST_MEMORY_FIRST_WORK), gap=LEAST_MEMORY_GAP, seed=seed).choices
     if held is not None:
         plans.append(extract(model, held))
     assert plans, "without a limit every graph has a plan"
     best = min((_measured(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
     ruled_out = low = limit if proved else 0
     target = limit
-    for _ in range(HALVINGS):
-        if best.memory.peak <= limit or budget.over or best.memory.peak - low <= NEAR * best.memory.peak:
+    for _ in range(LEAST_MEMORY_STEPS):
+        if best.memory.peak <= limit or budget.over or best.memory.peak - low <= LEAST_MEMORY_GAP * best.memory.peak:
             break
         if low or proved:
             target = (max(low, limit) + best.memory.peak) // 2
@@ -68,9 +66,9 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, b
     """The smallest plan found where the problem is limited to ``target``, and whether none keeps to that."""
     reserves, best = CoverRows(model, target), None
     problem = replace(light, limit=target)
-    for _ in range(FITTINGS):
+    for _ in range(LEAST_MEMORY_SOLVES):
         asked = reserves.applied(problem)
-        solution = solve(asked, _turn(budget, HALVING_SECONDS), gap=0.05, seed=seed)
+        solution = solve(asked, _turn(budget, LEAST_MEMORY_SOLVE_WORK), gap=0.05, seed=seed)
         if solution.choices is None:
             if asked is problem:
                 return best, solution.status is Status.INFEASIBLE
@@ -87,7 +85,7 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, b
 
 
 def _turn(budget: Budget, most: float) -> Budget:
-    return budget.at_most(most).at_least(LEAST)
+    return budget.at_most(most).at_least(LEAST_MEMORY_LAST_WORK)
 
 
 def _measured(model: Model, assignment: Assignment, limit: int, budget: Budget) -> ScheduledPlan:

@@ -15,33 +15,30 @@ from autopar.rules import why_once
 from autopar.schedule import Assignment
 from autopar.schedule.tuning import ScheduledPlan
 from autopar.search.baselines.checkpointing import full, recompute
-from autopar.search.driver.state import TURN, SearchState
+from autopar.search.driver.state import SearchState
 from autopar.search.ilp.decode import extract
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.ilp.rematerialization import without_kept
-from autopar.search.memory.crossover import KEEPING_GAP, SHARES
 from autopar.search.memory.min_memory import infeasible, readable, smallest
+from autopar.search.settings import (
+    CROSSOVER_GAP,
+    CROSSOVER_PASSES,
+    FITTING_SOLVES,
+    FLIPS,
+    LIGHT_ANSWERS,
+    LIGHT_GAP,
+    LIMIT_SHARES,
+    SOLVE_SHARE,
+)
 from autopar.search.solving import solve
 from solvers import Status
-
-FITTINGS = 6
-"""Solves under the same prices until an answer fits as a schedule, at most."""
-PASSES = 4
-"""Times that what plans keep is chosen, at most."""
-LIGHTER, ROUGH = 2, 1e-2
-"""Answers of a large problem in which nothing counts that may be made again, before any is made to fit, at most; and the gap at which one
-solve stops: exact answers under a memory limit cost much, and what they keep is chosen later."""
-FLIPS = 200
-"""Sets of recomputed operators that are scheduled at most, in a small problem."""
-TIGHT = 0.02
-"""The gap up to which bounds that pay for memory are left out."""
 
 
 def fitting(trials: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:
     """Solves until an answer fits as a schedule; the last one found, None without choices."""
     found, gained = None, False
-    for _ in range(FITTINGS):
+    for _ in range(FITTING_SOLVES):
         answer = trials.solve(weights, gap)
         gained |= trials.gained
         found = answer or found
@@ -68,19 +65,19 @@ def solve_restricted_plans(trials: SearchState, prices: LearnedOverlap, budget: 
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
     light = without_kept(model) if trials.apart else model
-    shares: tuple[float, ...] = SHARES
+    shares: tuple[float, ...] = LIMIT_SHARES
     if trials.large and trials.apart:
         prices = _without_kept(trials, light, prices, budget)
         if trials.draft and trials.best is not None and trials.best.memory.peak <= trials.limit:
             return
     estimate: ScheduledPlan | None = None
-    for _ in range(PASSES):
+    for _ in range(CROSSOVER_PASSES):
         trials.gained = False
         found, prices = trials.kept((*trials.answers, *written), prices, budget, shares, estimate)
         if found is None or not trials.gained or trials.draft or budget.over:
             break
-        shares, estimate = SHARES[:1], found if found.estimated else None
-        answer = _answer(trials, light, prices, int(SHARES[0] * trials.limit), KEEPING_GAP, budget)
+        shares, estimate = LIMIT_SHARES[:1], found if found.estimated else None
+        answer = _answer(trials, light, prices, int(LIMIT_SHARES[0] * trials.limit), CROSSOVER_GAP, budget)
         if answer is None:
             break
         trials.answers.append(answer)
@@ -89,7 +86,7 @@ def solve_restricted_plans(trials: SearchState, prices: LearnedOverlap, budget: 
 def _answer(trials: SearchState, light: Model, prices: Weights, limit: int, gap: float, budget: Budget) -> Assignment | None:
     """The answer of a problem within so many bytes; None where there is none."""
     problem, _ = light.problem(limit, prices)
-    turn = budget.at_most(TURN * trials.effort).at_least(1.0)
+    turn = budget.at_most(SOLVE_SHARE * trials.effort).at_least(1.0)
     choices = solve(problem, turn, gap=gap, seed=trials.seed, patient=False).choices
     return None if choices is None else extract(light, light.expand(choices))
 
@@ -98,9 +95,9 @@ def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, bud
     """Answers that fit when all is made again that may be, each under the prices of the one before; the last prices.
 
     Where what is kept is all that does not fit, answers without a limit say little of how parameters are to be split."""
-    graph, machine, limit = light.space.graph, light.space.machine, int(SHARES[0] * trials.limit)
-    for _ in range(LIGHTER):
-        answer = _answer(trials, light, prices, limit, ROUGH, budget)
+    graph, machine, limit = light.space.graph, light.space.machine, int(LIMIT_SHARES[0] * trials.limit)
+    for _ in range(LIGHT_ANSWERS):
+        answer = _answer(trials, light, prices, limit, LIGHT_GAP, budget)
         if answer is None or answer in trials.answers or budget.over:
             break
         trials.answers.append(answer)
