@@ -3,7 +3,7 @@
     python benchmarks/solvers.py FOLDER [A B ...] [--share 0.5] [--seeds 1] [--json FILE]
     python benchmarks/solvers.py --layered 8x40x30 32x60x35 [--time-limit 120]
     python benchmarks/solvers.py --planned zoo:gpt2@dp=2,tp=4 --keep FOLDER
-    python benchmarks/solvers.py FOLDER K U --work 15 --without dominance momentum=0 dive_steps=0+elimination_share=0
+    python benchmarks/solvers.py FOLDER K U --work 15 --without dominance momentum=0 dominance+momentum=0
 
 FOLDER holds ``*-X.json`` or ``*-X.json.gz``. ``--planned`` writes the three largest integer programs of a search there.
 Each run is a process of its own: seconds count from its start, and the peak memory is its own.
@@ -21,7 +21,7 @@ import resource
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
@@ -162,6 +162,13 @@ def main() -> int:
     options.add_argument("--without", nargs="+", default=[], metavar="PART|NAME=VALUE", help="joined by + where both are meant")
     options.add_argument("--json", type=Path)
     chosen = options.parse_args()
+    from solvers.settings import PARTS, SETTINGS
+
+    known = {field.name for field in fields(SETTINGS)}
+    for part in [part for without in chosen.without for part in without.split("+")]:
+        name, changed, _ = part.partition("=")
+        if name not in (known if changed else PARTS):
+            options.error(f"--without {part}: use one of {', '.join(PARTS)}, or NAME=VALUE of solvers/settings.py")
     for target in chosen.planned:
         save_planned(target, chosen.keep)
     files = sorted(str(path) for path in chosen.folder.glob("*.json*")) if chosen.folder else []

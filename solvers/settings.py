@@ -142,7 +142,7 @@ class Settings:
     largest_power: float = 4.5
     """Power of ten of the largest. With one limit, 10,000, K costs 1.0 % less; without jitter as well S costs 3.8 % more."""
     shakes: tuple[float, ...] = (0.0, 0.001, 0.003, 0.01)
-    """Shares of nodes set at random before a sweep, of which it draws one.
+    """Shares of nodes that are set at random before a sweep. Each sweep draws one share.
 
     With 0.003 alone, no spreads, one noise and one search: K -1.8 %, S 0.0 %, U +1.2 %.
     """

@@ -60,7 +60,7 @@ class Case:
 ONE_AXIS = [Case(seed, "x=2", 5) for seed in range(190)]
 TWO_AXES = [Case(seed, "x=2,y=2", 2) for seed in range(30)]
 PARTS = 10
-"""So many tests share all these cases, so that they can run beside each other."""
+"""Tests among which the cases are divided, so that they can run beside each other."""
 QUICK = [*ONE_AXIS[:18], *TWO_AXES[:4]]
 
 

@@ -87,7 +87,9 @@ def fit(
         elif optimistic and found is not None:
             optimistic, other = False, keeping.run(LearnedOverlap.optimistic(prices.slowdown), share, best)
         if other is not None and other.better(best, wanted.limit):
-            best, prices = other, prices.learn(other.schedule, other.slots) if folding is not None else prices
+            best = other
+            if folding is not None:
+                prices = prices.learn(other.schedule, other.slots)
         if wanted.first and best is not None and best.memory.peak <= wanted.limit:
             break
     return best, prices
