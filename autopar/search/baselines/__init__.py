@@ -1,1 +1,1 @@
-"""Plans that a person writes: recipes, their propagation through the graph, checkpointing, their schedules."""
+"""Baselines: plans that people write by hand, as recipes, propagated through the graph, checkpointed and scheduled."""

@@ -1,13 +1,13 @@
-"""Assignments that keep less for backward: operators run a second time there, as people choose them by hand.
+"""Activation checkpointing: which forward operators a person would recompute in backward.
 
 =========  ===============================================================================================================
-full       of every layer only what enters it is kept; all else that backward needs of it is made again
-selective  inside attention nothing is kept but what is made with a parameter: after the projections the products of activations with one
-           another, softmax, rotations and all that lies between are made again (Korthikanti et al. 2022)
+full       Each layer keeps its inputs only. Backward recomputes everything else that it needs.
+selective  Attention keeps products with its parameters (the projections) only. Products of activations, softmax, rotations
+           and all operators between them are recomputed (Korthikanti et al. 2022).
 =========  ===============================================================================================================
 
-A layer is a module whose name is a number (``layers.3``), the outermost one. What a layer hands on is kept: the next one's input, and
-what leaves; and what is made of parameters alone. An operator that may not run twice keeps what it makes.
+A layer is the outermost module whose name is a number (``layers.3``). Tensors that leave a layer are kept, as are tensors made of
+parameters alone. An operator that may not run twice (``rules.why_once``) keeps its results.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
 from cost_models import Machine
 
 SCORES = 4
-"""Dims of the softmax of an attention that was not captured as one operator: batch, heads, queries, keys."""
+"""Dims of the softmax input in an attention that is not one operator: batch, heads, queries, keys."""
 
 
 def full(graph: Graph) -> frozenset[str]:
-    """The operators that run again when each layer keeps its inputs alone."""
+    """Names of the operators that are recomputed when each layer keeps its inputs only."""
     weights = _made_of_weights(graph)
     inside = (op for op in graph.ops if not (op.inputs and weights.issuperset(op.inputs)))
     return _inside(graph, {op.name: layer for op in inside if (layer := layer_of(op.module))})
 
 
 def selective(graph: Graph) -> frozenset[str]:
-    """The operators that run again when each attention keeps what it makes with its parameters alone."""
+    """Names of the operators that are recomputed when each attention keeps only products with its parameters."""
     holding = {op.module for op in graph.ops if op.phase == "forward" and op.module and _attends(op, graph)}
     weights = _made_of_weights(graph)
 
@@ -51,11 +51,11 @@ def _attends(op: Op, graph: Graph) -> bool:
 
 
 POLICIES: Mapping[str, Callable[[Graph], frozenset[str]]] = {"selective": selective, "full": full}
-"""By name, the one that costs less time first: the operators that run again."""
+"""Policies by name, the one that costs less time first. Each returns the names of the operators to recompute."""
 
 
 def _made_of_weights(graph: Graph) -> set[str]:
-    """Parameters, and views and copies of them."""
+    """Parameters, and the tensors made of parameters alone."""
     found = {item.tensor for item in graph.of_kind("parameter")}
     for op in graph.ops:
         if op.inputs and all(tensor in found for tensor in op.inputs):
@@ -64,7 +64,7 @@ def _made_of_weights(graph: Graph) -> set[str]:
 
 
 def _inside(graph: Graph, home: Mapping[str, str]) -> frozenset[str]:
-    """Of the forward operators with a home those that make nothing for others outside it, and may run twice."""
+    """Names of the forward operators with a home that may run twice and make nothing for forward operators elsewhere."""
     leaving = {output.tensor for output in graph.outputs}
 
     def stays(op: Op) -> bool:
@@ -79,7 +79,7 @@ def _inside(graph: Graph, home: Mapping[str, str]) -> frozenset[str]:
 
 
 def with_policies(graph: Graph, assignment: Assignment, machine: Machine) -> Iterator[tuple[str, Assignment]]:
-    """The assignment under each of ``POLICIES`` that changes anything, with its name."""
+    """Yields (policy name, assignment) for each of ``POLICIES`` that recomputes another operator."""
     for name, policy in POLICIES.items():
         names = policy(graph)
         if names - assignment.again:
@@ -87,14 +87,14 @@ def with_policies(graph: Graph, assignment: Assignment, machine: Machine) -> Ite
 
 
 def recompute(graph: Graph, assignment: Assignment, names: Collection[str], machine: Machine) -> Assignment:
-    """The assignment with second runs of the operators ``names``, and of those that have them already.
+    """The assignment that also recomputes the operators ``names`` in backward.
 
-    What backward read of what they make it reads of their second runs, in the same specs. A second run reads what the first did: made
-    again too, or kept; of what lies between a kept tensor and its reader, the smallest value is kept and the rest made of it anew.
-    Parameters are gathered again, unless backward keeps them whole anyhow.
+    Backward reads a recomputed tensor in the specs in which it read the kept one. A recomputed operator reads what its first run read,
+    recomputed or kept. Of a kept tensor and its reshards the smallest is kept, and the later reshards run again. Parameters are gathered
+    again, unless backward keeps them gathered anyway.
 
     Raises:
-        ValueError: an operator that may not run twice, or is none of forward.
+        ValueError: an operator may not run twice, or is not one of forward.
     """
     for name in names:
         reason = why_once(graph.op[name]) if graph.op[name].phase == "forward" else "it is of backward"
@@ -104,7 +104,7 @@ def recompute(graph: Graph, assignment: Assignment, names: Collection[str], mach
 
 
 class _Rewriting:
-    """Finds for each value of forward what stands for it in backward."""
+    """One rewrite of an assignment: the stand-in of each forward value in backward."""
 
     def __init__(self, graph: Graph, assignment: Assignment, names: frozenset[str], machine: Machine) -> None:
         self.graph, self.assignment, self.names, self.machine = graph, assignment, names, machine
@@ -121,7 +121,7 @@ class _Rewriting:
         for reader, position, value in self._readers():
             if self._tensor(value) in self.gone:
                 self._read(reader, position, self._again(value, reader))
-        for op in self.graph.ops:  # not as the names come, which are a set
+        for op in self.graph.ops:  # graph order: ``names`` is a set
             for position, tensor in enumerate(op.inputs) if op.name in self.names else ():
                 if (op.name + AGAIN, position) not in self.reads:
                     value = self.reads.get((op.name, position), tensor)
@@ -129,7 +129,7 @@ class _Rewriting:
         return replace(self.assignment, layouts=tuple(self.layouts.values()), reads=self.reads, again=self.names)
 
     def _readers(self) -> Iterable[tuple[str, int, str]]:
-        """Every read of backward: who, where, and the value."""
+        """Yields every read in backward: reader, position, value."""
         for op in self.graph.ops:
             if op.phase == "backward":
                 for position, tensor in enumerate(op.inputs):
@@ -140,7 +140,7 @@ class _Rewriting:
                 yield f"{OUTPUT}{index}", 0, self.reads.get((f"{OUTPUT}{index}", 0), output.tensor)
 
     def _read_in_backward(self) -> Iterable[str]:
-        """The values that are there in backward: read by its operators, or the source of its reshards."""
+        """Yields the values that exist in backward: operators read them, or reshards start from them."""
         yield from (value for _, _, value in self._readers())
         yield from (layout.source for layout in self.layouts.values() if layout.half == "backward")
 
@@ -151,7 +151,7 @@ class _Rewriting:
         self.reads[reader, position] = value
 
     def _again(self, value: str, reader: str) -> str:
-        """What stands for ``value`` in backward."""
+        """The value that stands for ``value`` in backward."""
         if value not in self.layouts:
             return value + AGAIN if value in self.gone else value
         layout = self.layouts[value]
@@ -164,12 +164,12 @@ class _Rewriting:
         return made
 
     def _stays(self, value: str) -> bool:
-        """Whether a reshard of a tensor that is kept is kept itself: since backward reads it, or since what it is made of is larger."""
+        """Whether a reshard of a kept tensor is kept itself: backward reads it, or it is no larger than anything it is made from."""
         layout = self.layouts[value]
         return value in self.kept or (layout.tensor in self.graph.producer and self._bytes(value) <= self._least(layout.source))
 
     def _least(self, value: str) -> int:
-        """The bytes of the smallest value on the way to ``value``."""
+        """Bytes of the smallest value in the chain of reshards that ends at ``value``."""
         return min([self._bytes(value)] + ([self._least(self.layouts[value].source)] if value in self.layouts else []))
 
     def _bytes(self, value: str) -> int:

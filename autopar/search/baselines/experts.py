@@ -1,4 +1,4 @@
-"""What of a graph are a mixture's experts: weights that hold a matrix for each, and the operators that read them."""
+"""Mixture of experts: which weights hold one matrix per expert, and which operators read them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ OF_ROWS = "autopar.expert_contract.default"
 
 
 class Terms(NamedTuple):
-    """The factors of an operator's rows by their experts: of its three inputs, the last being the rows' experts, and of its result."""
+    """Factors of a product in which each row names its expert (``autopar.expert_contract``).
+
+    Args:
+        inputs: factors of its three inputs; the last input holds the expert of each row.
+        result: factors of its result.
+    """
 
     inputs: tuple[tuple[str, ...], ...]
     result: tuple[str, ...]
 
 
 def terms_of(op: Op) -> Terms | None:
-    """Of an operator in which each row has its own expert's matrix; None of any other."""
+    """The factors of an expert product; None for any other operator."""
     if op.target != OF_ROWS:
         return None
     operands, _, result = _equation(op).partition("->")
@@ -26,14 +31,16 @@ def terms_of(op: Op) -> Terms | None:
 
 
 def weight_of_experts(graph: Graph, tensor: str) -> bool:
-    """Whether a parameter holds one matrix for each expert: contractions read it with a batch factor as its first dim, or rows that have
-    their own experts do."""
+    """Whether a parameter holds one matrix per expert.
+
+    Such a parameter has three dims or more. Every reader has its first dim as a batch factor, or is an expert product.
+    """
     reads = [(graph.ops[index], position) for index, position in graph.consumers[tensor]]
     return len(graph.tensors[tensor].shape) > 2 and bool(reads) and all(by_expert(op, position) for op, position in reads)
 
 
 def by_expert(op: Op, position: int) -> bool:
-    """Whether an operand has the experts as its first dim, of a product that does for each what it does with its own."""
+    """Whether the first dim of an operand is the expert, in a product that treats each expert alone."""
     if op.target == OF_ROWS:
         return _equation(op).split(",")[position].split()[:1] == ["e"]
     if op.target != CONTRACTION:

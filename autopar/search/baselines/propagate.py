@@ -1,9 +1,10 @@
-"""The walk over a graph that makes a plan written by hand: the spec of every value as it comes, as a ``Recipe`` says.
+"""Spec propagation: one pass over the graph turns a ``Recipe`` into an assignment.
 
-Tokens are the first dim of the inputs (batch) over as many axes as divide it, and their second (sequence) over the rest. Every operator
-takes its inputs as they come: the cheapest strategy among those that need no communication but the reduction of a partial sum. A parameter
-that is stored split is gathered before use; what is stored in another dtype than it computes in is converted first and travels in the
-smaller one, gradients as well (``MixedPrecisionPolicy`` of fully_shard).
+The batch (first dim of the inputs) is split over as many axes as divide it, the sequence (second dim) over the rest. Each operator takes
+its cheapest strategy that reads the inputs as they lie. Only reductions of partial sums may communicate.
+
+A parameter that is stored split is gathered before use. If it is stored in another dtype than it computes in, it is converted first, so
+that the smaller dtype travels. Gradients are converted after their reduction likewise (``MixedPrecisionPolicy`` of fully_shard).
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ EMBEDDING = "autopar.embedding.default"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a baseline lays things out.
+    """How a baseline lays out tensors.
 
     Args:
-        tokens: axes that split the first dims of the inputs.
-        stored: axes that split each parameter where it is kept.
+        tokens: axes that split batch and sequence of the inputs.
+        stored: axes that split each trained parameter in memory.
         tensor: axis that splits the weights of contractions, if any.
-        kept: gathered parameters stay for backward.
-        whole: gradients are reduced whole before the part that is kept is cut.
-        sequence: partial sums over ``tensor`` are scattered along the second dim, and gathered for contractions.
+        kept: gathered parameters stay in memory until backward.
+        whole: gradients are all-reduced, and each rank cuts out its part.
+        sequence: partial sums over ``tensor`` are scattered along the second dim, which contractions gather again.
         experts: axis that splits the weights of experts, if any.
     """
 
@@ -51,26 +52,26 @@ class Recipe:
 
 
 class Walk:
-    """One pass over the graph: the spec of every value as it comes.
+    """One pass over the graph, which tracks the spec of every value.
 
     Args:
-        masks: what is made of nothing that comes from outside, for each row of the batch, is made on each rank for its own rows.
+        masks: each rank makes the rows of its own batch part of tensors that do not depend on the inputs.
     """
 
     def __init__(self, space: Space, recipe: Recipe, masks: bool = True) -> None:
         self.space, self.recipe, self.graph, self.masks = space, recipe, space.graph, masks
         self.gathers_masks = False
         self.constant = {item.tensor for item in self.graph.inputs if item.kind in ("buffer", "constant")}
-        """What is the same whatever the inputs are."""
+        """Tensors that are equal for all inputs."""
         self.stored = {item.tensor: item for item in self.graph.inputs}
         self.parameters = {item.tensor for item in self.graph.of_kind("parameter")}
-        """What is gathered before use where it is stored split: parameters, and what they are converted to."""
+        """Tensors that are gathered before use where they are stored split: parameters and their conversions."""
         self.gradients = {output.tensor: owner for output, owner in self.graph.owners.items() if output.kind == "gradient"}
         self.inputs: dict[str, ShardingSpec] = {}
         self.current: dict[str, tuple[str, ShardingSpec]] = {}
         self.undecided: set[str] = set()
         self.made_of_nothing: dict[str, Op] = {}
-        """What lies as its first reader likes it beside what else that reads, until it has come: zeros, for instance."""
+        """Results of operators without inputs, such as zeros, until their first reader decides their spec."""
         self.layouts: list[Layout] = []
         self.made: dict[tuple[str, ShardingSpec, Phase], str] = {}
         self.reads: dict[tuple[str, int], str] = {}
@@ -111,7 +112,7 @@ class Walk:
         return True
 
     def against_pins(self, made: Assignment) -> str:
-        """Why the baseline is not one under the pins; empty when it is."""
+        """The first contradiction between the baseline and the pins; empty without one."""
         for tensor, pinned in self.space.pins.tensors.items():
             producer = self.graph.producer.get(tensor)
             if producer is not None:
@@ -121,9 +122,9 @@ class Walk:
         return self.reasons[0] if self.reasons else ""
 
     def _tokens(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Axes of the batch and of the sequence of inputs of ``shape``, innermost major; None when they do not divide.
+        """Axes of batch and sequence for inputs of ``shape``, the innermost axis major; None when they do not divide.
 
-        Where both orders are searched, the experts' axis is minor: tokens then go to the experts in one all-to-all.
+        Where both orders are searched, the expert axis is minor, so that one all-to-all brings tokens to their experts.
         """
         axes, sizes = self.recipe.tokens, self.space.sizes
         if self.recipe.experts is not None and len(axes) <= ALL_ORDERS:
@@ -163,11 +164,11 @@ class Walk:
             self._make(op.outputs[0], choices.strategies[self._cheapest(op, choices)].outputs[0])
             return
         if all(tensor in self.made_of_nothing or not self.graph.tensors[tensor].shape for tensor in op.inputs):
-            for tensor in op.inputs:  # nothing says how they should lie
+            for tensor in op.inputs:  # no operand decides how the others lie
                 self.made_of_nothing.pop(tensor, None)
         asked = (id(choices), *(self._as_read(tensor) for tensor in op.inputs))
         chosen = self._of_own_rows(op, choices) if same and self.masks else self._converted(op, choices)
-        if chosen is None and self.recipe.experts is None:  # where experts' tokens are, nothing else tells
+        if chosen is None and self.recipe.experts is None:  # the key does not know whose tokens are at their experts
             chosen = self.chosen.get(asked)
         if chosen is None:
             chosen = self.chosen[asked] = self._cheapest(op, choices)
@@ -190,8 +191,11 @@ class Walk:
                 self.by_expert.add(tensor)
 
     def _converted(self, op: Op, choices: OpChoices) -> int | None:
-        """The strategy that makes a parameter smaller as it is stored, before it is gathered, or its gradient larger as that is kept, after
-        it is reduced; None for other operators."""
+        """The strategy of a conversion that lets the smaller dtype travel; None for other operators.
+
+        A parameter that shrinks is converted as stored, before it is gathered. A gradient that grows is converted as kept, after its
+        reduction.
+        """
         if op.target != CONVERSION or not self.recipe.stored:
             return None
         (read,), (made,), current = op.inputs, op.outputs, self.current[op.inputs[0]][1]
@@ -210,8 +214,10 @@ class Walk:
         return chosen
 
     def _of_own_rows(self, op: Op, choices: OpChoices) -> int | None:
-        """The strategy in which each rank makes what is the same for all inputs for its own rows alone, of what it has; None where that has
-        no rows, or no such strategy."""
+        """The strategy by which each rank makes its own rows of an input-independent tensor; None where there is none.
+
+        The strategy must read every operand without communication.
+        """
         shape = self.graph.tensors[op.outputs[0]].shape
         if not self.split_rows or len(shape) < 2 or shape[:1] != self.rows or len(op.outputs) > 1:
             return None
@@ -228,41 +234,43 @@ class Walk:
         return None
 
     def _offered(self, tensor: str) -> set[ShardingSpec]:
-        """The specs in which what is made of nothing may be made."""
+        """The specs in which a tensor of ``made_of_nothing`` can be made."""
         return {strategy.outputs[0] for strategy in self.space.op_choices(self.made_of_nothing[tensor]).strategies}
 
     def _as_read(self, tensor: str) -> tuple[object, ...]:
-        """What of a tensor decides how its reader is run."""
+        """Everything about a tensor that its reader's strategy depends on: a part of a cache key."""
         maker = self.made_of_nothing.get(tensor)
         offered = id(self.space.op_choices(maker)) if maker is not None else None
         return tensor in self.undecided, tensor in self.parameters, offered, self.current[tensor][1]
 
     def _make(self, tensor: str, spec: ShardingSpec) -> None:
-        """Has what is made of nothing made in a spec."""
+        """Decides the spec of a tensor of ``made_of_nothing``."""
         op = self.made_of_nothing[tensor]
         self.strategies[op.name] = next(strategy for strategy in self.space.op_choices(op).strategies if strategy.outputs[0] == spec)
         self.current[tensor] = (tensor, spec)
 
     def _at_experts(self, op: Op) -> bool:
-        """Whether an operator does what each expert does with its own weights: a product with the experts as a batch factor, or of rows
-        that have their own experts."""
+        """Whether an operator works on each expert's weights alone: experts are its batch factor, or it is an expert product."""
         return self.recipe.experts is not None and any(
             (tensor in self.by_expert or self._is_expert(tensor)) and (terms_of(op) is not None or by_expert(op, position))
             for position, tensor in enumerate(op.inputs)
         )
 
     def _without_experts(self, spec: ShardingSpec) -> tuple[tuple[int, ...], ...]:
-        """How the other axes split the dims."""
+        """The axes that split each dim, without the expert axis."""
         return tuple(tuple(axis for axis in axes if axis != self.recipe.experts) for axes in spec.dims)
 
     def _is_expert(self, tensor: str) -> bool:
         return tensor not in self.graph.producer and weight_of_experts(self.graph, tensor)
 
     def _cheapest(self, op: Op, choices: OpChoices) -> int:
-        """The strategy that costs least: first what is not meant to be done, then reductions and compute, then how much is left partial."""
-        every = choices.at_once  # keys are gathered, no recipe has them travel
+        """Number of the cheapest strategy.
+
+        Strategies compare by unintended communication, then by reductions and compute, then by the number of partial outputs.
+        """
+        every = choices.at_once  # no recipe passes attention keys around a ring
         total, meant = self._prices(op, choices, every, lambda tensor, specs: np.ones(len(specs)))
-        some = every[total == 0.0]  # all they do may be meant: no other is asked for its reshards
+        some = every[total == 0.0]  # every reshard of theirs is intended, so the others need no price
         if len(some):
             total, meant = self._prices(op, choices, some, self._moves)
         if not len(some) or total.min() > 0.0:
@@ -277,10 +285,11 @@ class Walk:
     def _prices(
         self, op: Op, choices: OpChoices, some: np.ndarray, moves: Callable[[str, Specs], np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Of some strategies what is not meant to be done, and reductions.
+        """Unintended communication (weighted seconds) and intended communication (seconds); both of shape [some].
 
         Args:
-            moves: seconds of reshards of a tensor to specs.
+            some: numbers of the strategies to price.
+            moves: seconds of the reshards of a tensor to specs.
         """
         total, meant = np.zeros(len(some)), np.zeros(len(some))
         for position, tensor in enumerate(op.inputs):
@@ -297,17 +306,17 @@ class Walk:
         return total, meant
 
     def _moves(self, tensor: str, wanted: Specs) -> np.ndarray:
-        """Seconds of the reshard to each spec."""
+        """Seconds of the reshard from a tensor's spec to each of ``wanted``."""
         found: np.ndarray = self.space.reshard_table(self.graph.tensors[tensor], (self.current[tensor][1],), wanted)[0]
         return found
 
     def _price(
         self, op: Op, tensor: str, specs: Specs, codes: np.ndarray, coded: np.ndarray, costs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """What reading a tensor in each of some specs costs: what is not meant to be done, and reductions.
+        """The costs of ``_prices`` for reading one tensor in each of ``specs``; both of shape [specs].
 
         Args:
-            codes, coded: of the specs: see ``resharding.places`` and ``words``.
+            codes, coded: the specs as ``reshard_tables.places`` and ``words``.
             costs: seconds of the reshards.
         """
         none = np.zeros(len(specs))
@@ -336,8 +345,11 @@ class Walk:
         return total, np.where(meant, costs, 0.0)
 
     def _place_price(self, op: Op, tensor: str, spec: ShardingSpec) -> float:
-        """Parameters not met before may lie as the operator likes over the tensor axis, if ranks can hold them so; weights of contractions
-        must be split by it, embeddings by rows of the vocabulary."""
+        """Cost of the spec that an operator chooses for an undecided parameter: 0, ``FORCED_RESHARD_WEIGHT`` or infinite.
+
+        The tensor axis alone may split it, in a spec that ranks can hold. Contraction weights must be split, embeddings by rows of the
+        vocabulary.
+        """
         axis = self.recipe.experts if self.recipe.tensor is None else self.recipe.tensor
         if spec.partial or not set(spec.split_axes) <= {axis} or not self.space.may_hold(self.stored[tensor], spec):
             return math.inf
@@ -349,7 +361,7 @@ class Walk:
         return 0.0 if whole or wanted.get(op.target, True) else FORCED_RESHARD_WEIGHT
 
     def _columns_or_rows(self, op: Op, terms: Terms, spec: ShardingSpec) -> bool:
-        """Whether a spec splits experts' matrices by rows where the columns of what they multiply are split, else by columns."""
+        """Whether a spec splits experts' matrices by rows where their operand is split by columns, and by columns otherwise."""
         first, matrices, rows = terms.inputs
         given = self.current[op.inputs[0]][1].dims
         inner = {name for name in first if name not in rows}
@@ -358,12 +370,14 @@ class Walk:
         return len(split) == 1 and split <= (inner if by_rows else set(terms.result) - set(rows))
 
     def _means(self, op: Op, tensor: str, current: ShardingSpec, specs: Sequence[ShardingSpec], same: np.ndarray) -> np.ndarray:
-        """Whether the recipe wants these communications: reductions in place, along the second dim with ``sequence``, tokens to experts
-        and back.
+        """Whether the recipe intends the reshard to each of ``specs``; shape [specs].
+
+        It intends reductions in place, scatters and gathers of the second dim with ``sequence``, and all-to-alls of tokens to experts and
+        back.
 
         Args:
-            specs: to which the tensor is brought; without partial sums.
-            same: for each and each dim, whether it is split as it is now.
+            specs: targets of the reshard, without partial sums.
+            same: whether each dim stays split as it is; shape [specs, dims].
         """
         if tensor in self.by_expert or self._at_experts(op):
             mine = self._without_experts(current)
@@ -394,14 +408,14 @@ class Walk:
             self.reads[reader, position] = value
 
     def _known(self, tensor: str, spec: ShardingSpec, phase: Phase) -> str:
-        """The layout that has been made and can be read in this phase, if there is one."""
+        """The layout that exists already and can be read in this phase; empty without one."""
         return self.made.get((tensor, spec, phase), "") or (self.made.get((tensor, spec, "forward"), "") if self._keeps(tensor) else "")
 
     def _keeps(self, tensor: str) -> bool:
         return self.recipe.kept or (tensor in self.graph.producer and tensor not in self.parameters)
 
     def _finish(self, index: int, spec: ShardingSpec | None) -> None:
-        """An output leaves reduced, as it comes or in the spec of its parameter or buffer."""
+        """Reads one output in ``spec``; without one it is reduced and keeps its dims."""
         output = self.graph.outputs[index]
         producer = self.graph.producer.get(output.tensor)
         phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
@@ -418,7 +432,7 @@ class Walk:
 def _split_first(
     shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...], may_hold: Callable[[ShardingSpec], bool] = lambda spec: True
 ) -> ShardingSpec:  # fmt: skip
-    """The first dim that these axes divide, and by which ranks may hold it, split over them; replicated when there is none."""
+    """The spec that splits the first dim that these axes divide and ranks may hold so; replicated without one."""
     parts = math.prod(sizes[axis] for axis in axes)
     for dim, extent in enumerate(shape):
         spec = ShardingSpec(tuple(axes[::-1] if d == dim else () for d in range(len(shape))))

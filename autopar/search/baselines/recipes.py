@@ -1,21 +1,22 @@
-"""The plans people write by hand, in our own specs, made by walking the graph once.
+"""Recipes of the plans that people write by hand, in autopar's own specs.
 
-Each baseline says how inputs and parameters lie; the rest follows (``walking``).
+A recipe says how inputs and parameters lie; ``propagate`` derives the rest.
 
 ===========  =========================================================================================
 ddp          tokens over every axis, parameters replicated
-zero1        ddp with the optimizer's state split: parameters gathered once a step, gradients reduced whole
-zero2        the same, gradients reduced to the part that is kept
-fsdp         the same, parameters gathered again in backward (ZeRO-3)
+zero1        ddp with the optimizer's state split: parameters are gathered once a step, gradients all-reduced
+zero2        zero1 with gradients reduce-scattered to the part that a rank keeps
+fsdp         zero2 with parameters gathered again in backward (ZeRO-3)
 hsdp         fsdp over the last axis, replicated over the others (two axes or more)
-megatron     tokens over every axis but the last, contraction weights by columns then rows over the last
-megatron_sp  the same, with the sequence split over the last axis between contractions
-expert       ddp with the weights of experts split over the last axis: by expert where each has places for tokens, which are sent there;
-             where rows are told their experts, by columns then rows, between tokens gathered and sums scattered over that axis
+megatron     tokens over every axis but the last; contraction weights over the last, by columns then rows
+megatron_sp  megatron with the sequence split over the last axis between contractions
+expert       ddp with the weights of experts split over the last axis. Experts with fixed places for tokens are split by expert, and
+             tokens travel to them. Where rows name their experts, matrices are split by columns then rows, between an all-gather of tokens
+             and a reduce-scatter of sums
 ===========  =========================================================================================
 
-Parameters, gradients and optimizer state share one spec, so that zero1 differs from zero2 in its collectives and not in what is kept. A pin
-takes the place of what a baseline would choose; one that says otherwise than the baseline does leaves it out, with the reason.
+Parameters, gradients and optimizer state share one spec. So zero1 and zero2 differ in collectives, not in memory kept. A pin replaces a
+choice that a baseline leaves open. A baseline that contradicts a pin is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from autopar.search.choices.space import Space
 
 
 def recipes(space: Space) -> Mapping[str, Recipe]:
-    """The baselines that apply to this mesh, mode and model."""
+    """The recipes that apply to this mesh, mode and model, by name."""
     axes = tuple(axis for axis, size in enumerate(space.sizes) if size > 1)
     found = {"ddp": Recipe(axes), "fsdp": Recipe(axes, axes)}
     if space.graph.mode == "train":
@@ -46,14 +47,17 @@ def recipes(space: Space) -> Mapping[str, Recipe]:
 
 
 def find_baselines(space: Space) -> tuple[dict[str, Assignment], dict[str, str]]:
-    """The assignment of each baseline, and for those that contradict a pin the reason. Those whose batch does not split are left out."""
+    """The assignment of each baseline by name, and the reason for each that contradicts a pin.
+
+    A baseline whose batch does not divide is in neither.
+    """
     found: dict[str, Assignment] = {}
     contradicted: dict[str, str] = {}
     for name, recipe in recipes(space).items():
         walk = Walk(space, recipe)
         if walk.applies:
             made = walk.run()
-            if walk.gathers_masks:  # a first dim that is as long as the batch by chance
+            if walk.gathers_masks:  # the first dim of a mask equals the batch by chance
                 walk = Walk(space, recipe, masks=False)
                 made = walk.run()
             reason = walk.against_pins(made)

@@ -1,4 +1,4 @@
-"""The plans written by hand, as a search schedules them: what it begins from and what it is compared with."""
+"""Scheduled baselines: warm starts of a search, and the plans that its result is compared with."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from autopar.search.settings import ROOMY_BASELINE, TUNED_BASELINES
 
 @dataclass
 class ScheduledBaselines:
-    """The plans by name, once they are scheduled.
+    """Baselines by name, with their schedules once there are any.
 
     Args:
-        rivals: each as short as was found, and leaner ones where memory binds.
-        contradicted: the reasons why others are none, by name.
-        made: what ``find_baselines`` says of the space that is searched, where it was asked before.
+        rivals: the fastest schedule found of each, and of recomputing variants (``NAME+POLICY``) where memory binds.
+        contradicted: reasons of the baselines that contradict a pin, by name.
+        made: ``find_baselines`` of the searched space, if it was called before.
     """
 
     rivals: dict[str, ScheduledPlan] = field(default_factory=dict)
@@ -35,30 +35,33 @@ class ScheduledBaselines:
     made: tuple[dict[str, Assignment], dict[str, str]] | None = None
 
     def alike(self, space: Space, folding: Folding | None) -> list[Assignment]:
-        """Their assignments; where equal layers are folded, of those that have them alike."""
+        """Assignments of the baselines. With folded layers only those that treat equal layers alike."""
         self.made = find_baselines(space)
         return [plan for plan in self.made[0].values() if folding is None or folding.agrees(plan)]
 
     def again(self) -> ScheduledBaselines:
-        """The same assignments, to be scheduled for another search in the same space."""
+        """The same assignments, without schedules, for another search in the same space."""
         return ScheduledBaselines(made=self.made)
 
     def schedule(self, search: SearchState, space: Space, pins: Pins, again: bool) -> None:
-        """Schedules all of them, unless an earlier search has, and offers them.
+        """Schedules all baselines, unless an earlier search did, and offers them as incumbents.
 
         Args:
-            again: second runs may be among what makes them fit.
+            again: recomputation may be used to make them fit.
         """
         rivals, limit = self.rivals, search.limit
         try:
             if not rivals:
                 self._schedule(search, space, pins, again)
-        finally:  # what ends it leaves those that are there
+        finally:  # an interrupt keeps those scheduled so far
             for name in _by_worth(rivals, limit):
                 search.offer(rivals[name], "baseline")
 
     def settle(self, search: SearchState) -> None:
-        """Schedules those at full depth that may be better than the best of a search that has ended."""
+        """Schedules the baselines at full depth that may beat the incumbent of an ended search.
+
+        The fastest baseline of a long graph gets local search over its order as well.
+        """
         names = _by_worth(self.rivals, search.limit)
         for name in names:
             self.rivals[name] = search.sure(self.rivals[name])
@@ -83,17 +86,22 @@ class ScheduledBaselines:
             self._tune(search, TUNED_BASELINES, apart=False)
 
     def _assignments(self, model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
-        """The baselines, of the folded graph where their layers are alike, and the reasons why others are none."""
+        """The baselines, and the reasons of those that contradict a pin.
+
+        They are of the folded graph if all treat equal layers alike, else of the whole graph.
+        """
         found, contradicted = self.made or find_baselines(space)
-        if isinstance(model, TiedModel) and not all(map(model.fold.agrees, found.values())):  # it walks the whole graph
+        if isinstance(model, TiedModel) and not all(map(model.fold.agrees, found.values())):  # propagates over the whole graph
             return find_baselines(replace(space, graph=model.whole_graph, pins=pins))
         return found, contradicted
 
     def _tune(self, search: SearchState, count: int, *, apart: bool) -> None:
-        """Tries limits for the best of them, those of the best so far first: of what trails then not many more are tried.
+        """Tries limits of the schedule passes for the ``count`` fastest baselines, beginning with the limits of the fastest so far.
+
+        A baseline that trails the fastest gets few tries.
 
         Args:
-            apart: for each as if it were alone: its limits are to show whether memory binds it.
+            apart: each is tuned alone, so that its limits show whether memory binds it.
         """
         best: ScheduledPlan | None = None
         for name in _by_worth(self.rivals, search.limit)[:count]:
@@ -104,7 +112,7 @@ class ScheduledBaselines:
             best = found if not apart and found.better(best, search.limit) else best
 
     def unfold(self, model: Model) -> None:
-        """Makes them plans of the graph that is planned, for a search that follows on it."""
+        """Turns folded baselines into plans of the planned graph, for a search that follows."""
         for name, rival in self.rivals.items():
             self.rivals[name] = replace(rival, assignment=model.whole(rival.assignment))
 
@@ -114,8 +122,11 @@ def _by_worth(rivals: Mapping[str, ScheduledPlan], limit: int) -> list[str]:
 
 
 def _leaner(rivals: Mapping[str, ScheduledPlan], search: SearchState) -> dict[str, ScheduledPlan]:
-    """Of baselines that do not fit, or give up overlap to fit, the first that does without under one policy of recomputation after another
-    (``NAME+POLICY``), as long as they keep nothing as busy as all that fit take, and what stays of a step to the next fits."""
+    """Recomputing variants of the baselines that memory binds, as ``NAME+POLICY``.
+
+    Policies are tried in order until one fits without giving up overlap. A baseline is skipped whose busiest stream takes as long as the
+    fastest that fits, or whose memory between steps exceeds the limit.
+    """
     model, limit = search.model, search.limit
     found: dict[str, ScheduledPlan] = {}
     best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
@@ -137,6 +148,6 @@ def _leaner(rivals: Mapping[str, ScheduledPlan], search: SearchState) -> dict[st
 
 
 def _binds(rival: ScheduledPlan, search: SearchState) -> bool:
-    """Whether memory keeps a plan from fitting, or from gathering ahead as it would."""
+    """Whether memory keeps a plan from fitting, or from prefetching as much as it would."""
     short = rival.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
     return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY_BASELINE * search.limit)

@@ -1,1 +1,1 @@
-"""Bounds on the step of every plan: surrogate sums, Lagrangian prices of memory, an aggregated rank."""
+"""Bounds on the step of every plan: surrogate sums, a Lagrangian bound for memory, one aggregated rank."""

@@ -1,9 +1,10 @@
-"""A bound where memory is short: one rank with the memory of all, on which every operator takes as long as it does at best on the mesh.
+"""Aggregated-memory bound, for short memory: one rank with the memory of all ranks, and each operator as fast as it can be on the mesh.
 
-Between forward and backward something of all that backward needs is there, or is made again. Whatever a tensor is split like, the parts on
-all ranks come to the whole tensor at least, and together they have the limit times the number of ranks; and an operator's second run takes
-as long as its fastest strategy at least. So what the cheapest plan of that one rank takes, without collectives, bounds the step of every
-plan in every order, those with second runs included. Memory at that moment is paid for: see ``renting``.
+Between forward and backward, everything that backward needs is kept or will be recomputed. The parts of a tensor on all ranks sum to the
+whole tensor at least. All ranks together have the limit times their number. A recomputed operator takes its fastest strategy at least.
+
+So the cheapest plan of that one rank, without collectives, bounds the step of every plan in every order, with or without recomputation.
+Memory at that moment has a Lagrangian price (``memory_dual``).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from cost_models import Machine, Mesh
 
 
 def pooled(space: Space, folding: Folding | None, limit: int, budget: Budget) -> float:
-    """Seconds below which no plan in ``limit`` bytes a rank stays.
+    """Seconds that no plan within ``limit`` bytes per rank can beat; 0 without a solution.
 
     Args:
         space: of the folded graph where equal layers are folded.
-        budget: what it may spend; 0 is what it gives without an answer.
+        budget: work of all solves.
     """
     total = float(limit * math.prod(space.sizes))
     model = _alone(space)
@@ -41,7 +42,7 @@ def pooled(space: Space, folding: Folding | None, limit: int, budget: Budget) ->
 
 
 def _alone(space: Space) -> Model:
-    """The model of one rank on which operators take as long as at best on the mesh, all of forward that may run twice allowed to."""
+    """The model of that one rank: fastest seconds of each operator, and recomputation of every forward operator that may run twice."""
     mesh = Mesh(tuple((name, 1) for name in space.machine.mesh.names))
     machine = Machine(mesh, space.machine.hardware, space.machine.cost_model)
     model = build_model(Space(space.graph, machine, space.optimizer, Pins({}, {}, {})), again=1, share=0.0)

@@ -1,9 +1,10 @@
-"""A bound where memory is short: what is held is paid for (Lagrange multipliers on the limit, at several times of the problem).
+"""Lagrangian bound where memory is short: bytes held at several times of the problem have a price.
 
-For any weights of the sums that bound a phase (``bounds``) and any prices of a byte at any times, the least of weighted seconds and rents
-together, less the rents of all that is allowed, bounds the step of every plan that fits. Weights and prices are found together by cutting
-planes, as without a limit: with second runs other sums become long, so that the best weights there are others.
-Rents are costs of nodes alone, so that equal layers are cut apart as in ``folded``, where limits could not be.
+For any surrogate weights (``surrogate``) and any prices of a byte, take the least sum of weighted seconds and priced bytes. Less the price
+of the allowed bytes, it bounds the step of every plan that fits.
+
+Cutting planes find weights and prices together. Weights found without a limit do not do: recomputation lengthens other sums. Prices are
+costs of nodes alone, so equal layers decompose as in ``tied_model``, which a memory limit would prevent.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from solvers import Status
 
 @dataclass(frozen=True)
 class MemoryPriced:
-    """As ``Weights``: those of others, and what is held at some times of the problem at a price.
+    """The ``Weights`` of another pricing, with a price on the bytes held at some times.
 
     Args:
-        prices: seconds of a byte at each time.
+        prices: seconds per byte, by time of the problem.
     """
 
     weights: Weights
@@ -58,13 +59,17 @@ class MemoryPriced:
 
 
 def held(node: Node, time: int) -> np.ndarray:
-    """Bytes of each choice at a time."""
+    """Bytes that each choice of a node holds at a time; shape [choices]."""
     return np.array([float(sum(size for begin, end, size in items if begin <= time < end)) for items in node.items])
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was asked under some weights and prices, and found: the bound on steps, and seconds and rents of the answer together."""
+    """One solve: its weights and prices, the bound on steps that it proves, and its choices.
+
+    Args:
+        least: weighted seconds and priced bytes of the choices, in seconds.
+    """
 
     weights: Multipliers
     prices: Mapping[int, float]
@@ -76,13 +81,13 @@ class _Asked:
 def lagrangian_bound(
     model: Model, weights: Multipliers, allowed: float, times: Sequence[int], budget: Budget, enough: float = 0.0
 ) -> float:
-    """The best bound found on the step of every plan that holds at most ``allowed`` bytes at some times; 0 without any.
+    """The best bound found, in seconds, on the step of every plan that holds at most ``allowed`` bytes at ``times``; 0 without any.
 
     Args:
-        weights: to begin from; none of paths.
-        times: at which bytes may be paid for.
-        budget: what it may spend.
-        enough: the relative gain for which no other price is tried.
+        weights: the first weights, without paths.
+        times: times of the problem at which bytes may have a price.
+        budget: work of all solves.
+        enough: relative gain below which no other price is tried.
     """
     cuts = Master(model, weights.slowdown, allowed, times)
     best: _Asked | None = None
@@ -107,7 +112,7 @@ def lagrangian_bound(
             break
         highest = max(FIRST_PRICE_SHARE * best.least / allowed, PRICE_GROWTH * sum(best.prices.values()))
         wanted, most, dear = cuts.best(highest)
-        bounded = sum(dear.values()) > PRICE_CEILING * highest  # higher prices may bring more than ``most``
+        bounded = sum(dear.values()) > PRICE_CEILING * highest  # the cap on prices binds: above it they may reach more than ``most``
         if most <= best.bound * (1 + (DUAL_GAIN if bounded else max(enough, DUAL_GAIN))):
             break
         still = 0 if idle == 0 or most < within * (1 - DUAL_GAIN) else still + 1

@@ -1,22 +1,23 @@
-"""Bounds on the step that hold for every plan and every order.
+"""Surrogate bounds: weighted sums of resources and of paths, which no plan beats in any order.
 
-Let T be the time from the first instruction of a phase to its last. For every plan p and every order of its instructions, T is at least
+Let T be the time from the first to the last instruction of a phase. Each of these sums is at most T, for every plan in every order:
 
-- ``compute``: the seconds of all operators of the phase and of the copies around collectives, launches left out (one compute stream), and
-  ``overlap_slowdown`` times a link's work with it, since while the link is busy operators lose that share of their speed, and while they
-  stand still they do not run at all (operators with collectives inside, on other links, lose nothing: their seconds are taken off);
-- a link's work: the seconds for which the collectives of the phase hold it (one stream a link), latencies left out, since calls may
-  share a bucket;
-- the seconds along any path of data dependencies, operators and the collectives between them, latencies included (copies are not: those
-  of one step of a reshard may be made while the next is under way), or of all operators between two places of it (``paths``). Second
-  runs count among the operators, on paths they do not: what leads to one that another plan does not need would not be waited for there;
-- those of a path, and ``overlap_slowdown`` times what a link's work is longer than the collectives on the path: while these are under way
-  a link has no other calls than another's, so the rest of its work is beside the path's operators or makes them stand still.
+- Compute beside a link: seconds of all operators and of the copies around collectives, launches left out, on the one compute stream; and
+  ``overlap_slowdown`` times the link's work. While a call holds the link, operators lose that share of their speed; while they stall, they
+  do not run at all. An operator with collectives inside, on other links, is not slowed, so its seconds are taken off.
+- The work of a link: seconds for which the phase's collectives hold it. Latencies are left out, since calls may share a bucket.
+- A path of data dependencies: its operators, and the collectives between them with their latencies. Copies are left out, since the copies
+  of one step of a reshard may overlap with the next step. A span counts all operators between two places of a path instead
+  (``critical_path``). Recomputation counts in compute but not on paths: a plan that does not need it does not wait for it.
+- A path beside a link: the path, and ``overlap_slowdown`` times the link's work off the path. Path collectives use the link one at a time,
+  so the rest of its work runs beside the path's operators or stalls them.
 
-What only the loss is made of counts in none of them: it may be under way until the step ends (``Model.late``). Phases follow one another,
-and the optimizer's step follows them. Each of these sums is linear in the choices, so a mixture of them with weights that sum to 1 in each
-phase is an integer problem whose bound is a bound on the step of every plan. The weights are found by cutting planes: each answer's sums
-bound what any weights can reach, and the best weights for the answers so far are asked next.
+Reshards that the loss alone needs count in no sum: they may run until the step ends (``Model.late``). Phases follow one another, and the
+optimizer step follows them.
+
+Each sum is linear in the choices. So a mixture with weights that sum to 1 in each phase is an integer problem. Its bound holds for the step
+of every plan. Cutting planes find the weights: the sums of each solution limit the bound of any weights. The best weights for all solutions
+so far are tried next.
 """
 
 from __future__ import annotations
@@ -37,12 +38,18 @@ from autopar.search.settings import PATH_GAIN
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 RUNS = ("op", "again")
-"""Kinds of nodes that run operators, for the first or the second time."""
+"""Kinds of nodes that run operators: the first run, and the recomputation."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """One sum that bounds a phase: a path's, a link's, or that of compute (both with ``link``: slowed beside that link)."""
+    """One sum that bounds a phase: of a path, of a link, or of the compute stream.
+
+    Args:
+        link: the link whose work counts; of a path or of compute, the link beside which operators are slowed.
+        compute: whether the sum is that of the compute stream.
+        path: the path, where the sum is of one.
+    """
 
     phase: Phase
     link: str = ""
@@ -50,11 +57,9 @@ class Term:
     path: Path | None = None
 
 
-
-
 @dataclass(frozen=True)
 class Multipliers:
-    """Weights of terms, at least 0, that sum to 1 in each phase. The optimum of the problem priced so bounds every step.
+    """Weights of terms: at least 0, with sum 1 in each phase. The optimum of the problem under them bounds every step.
 
     Args:
         slowdown: the hardware's ``overlap_slowdown``.
@@ -64,7 +69,7 @@ class Multipliers:
     slowdown: float
 
     def without_paths(self) -> Multipliers:
-        """The same for a model with other nodes, whose numbers tell paths: what weight they have goes to the others of the phase."""
+        """The weights without paths, for a model whose nodes have other numbers. The other terms of the phase take over their weight."""
         found: dict[Term, float] = {}
         for phase in PHASES:
             kept = {term: weight for term, weight in self.weights.items() if term.phase == phase and term.path is None}
@@ -129,7 +134,7 @@ def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float], co
 
 
 def blend(one: Multipliers, other: Multipliers, share: float) -> Multipliers:
-    """``share`` of the first and the rest of the second."""
+    """``share`` of ``one`` and the rest of ``other``, term by term."""
     terms = dict.fromkeys((*one.weights, *other.weights))
     return Multipliers(
         {term: share * one.weights.get(term, 0.0) + (1 - share) * other.weights.get(term, 0.0) for term in terms}, one.slowdown
@@ -137,19 +142,23 @@ def blend(one: Multipliers, other: Multipliers, share: float) -> Multipliers:
 
 
 def floor_of(space: Space, folding: Folding | None) -> float:
-    """The same before a model is made, of the whole graph where equal layers are folded."""
+    """The bound of ``floor`` before there is a model, for the whole graph where equal layers are folded."""
     times = folding.times if folding is not None else lambda name: 1
     ops = sum(times(op.name) * float(space.op_choices(op).seconds.min()) for op in space.graph.ops)
     return ops + sum(times(item.tensor) * float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs)
 
 
 def floor(model: Model) -> float:
-    """A bound at once: every operator, and the optimizer's step, in its cheapest choice, and no collective."""
+    """Cheapest-choice bound, in seconds: every operator and the optimizer step in the cheapest choice, and no collective."""
     return float(sum(times * node.seconds.min() for times, node in zip(model.node_times, model.nodes, strict=True)))
 
 
 class Answer:
-    """What one choice for each node costs: seconds of each node, and of each edge without copies, and each link's work."""
+    """What one choice per node costs: seconds of nodes, seconds of edges without copies, work of links.
+
+    Args:
+        choices: one index per node of the model.
+    """
 
     def __init__(self, model: Model, choices: np.ndarray) -> None:
         self.model, self.choices = model, choices
@@ -186,11 +195,11 @@ class Answer:
                     load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
                     self.between[edge.phase, link] += times * load
         self.once = alone, self.edges
-        """Seconds of nodes and edges that stand for several counted once: a path passes through those that stand for none as well."""
+        """Seconds of nodes and of edges, counted once: a path passes once through a node that folding counts several times or never."""
         self.edges = self.edges * model.edge_times
 
     def sum_of(self, term: Term, slowdown: float) -> float:
-        """The term's sum for these choices."""
+        """Seconds of a term for these choices."""
         place = term.phase, term.link
         if term.path is not None:
             operators, calls = self._seconds(term.path)
@@ -203,18 +212,18 @@ class Answer:
         return self.between[place] + self.inside[place]
 
     def _seconds(self, path: Path) -> tuple[float, float]:
-        """Of the operators on a path, and of its collectives."""
+        """Seconds of the operators on a path, and of its collectives."""
         return float(self.nodes[list(path.nodes)].sum()), float(self.edges[list(path.edges)].sum())
 
 
 class Master:
-    """The terms known so far and the answers that bound what any weights of them can reach.
+    """Master problem of the cutting planes: the terms known so far, and the solutions that limit what their weights can reach.
 
-    Paths are terms too, and bytes may have a price at any of some times: of the many there are, those come in that are longest, and that at
-    which most is held, in the mix of answers by which the best weights are bounded (duals of their linear program; column generation).
+    Paths are terms, and bytes may have a price at some times. There are too many paths and times to list. Column generation enters the
+    longest path and the fullest time, measured in a mix of the solutions. The duals of the linear program are the mix.
 
     Args:
-        allowed, times: where bytes have a price (``renting``): how many are free of it, and at which times of the model.
+        allowed, times: bytes that are free of charge, and the times of the model at which bytes may have a price (``memory_dual``).
     """
 
     def __init__(self, model: Model, slowdown: float, allowed: float = 0.0, times: Sequence[int] = ()) -> None:
@@ -226,22 +235,22 @@ class Master:
             self.terms += [Term(phase, link, compute=True) for link in (self.slowing or ("",))]
             self.terms += [Term(phase, link) for link in links]
         self.priced: list[int] = []
-        """Of the times, those that have come in."""
+        """Indices into ``times`` of the times that have entered."""
         self.answers: list[Answer] = []
         self.sums: list[list[float]] = []
-        """Of each answer, the terms' in their order."""
+        """Seconds of the terms in their order, for each solution."""
         self.beyond: list[np.ndarray] = []
-        """Of each answer, what it holds at each of the times beyond what is free."""
+        """Bytes held beyond ``allowed`` at each time, for each solution."""
 
     def add(self, answer: Answer) -> None:
-        """Takes an answer in."""
+        """Takes a solution in: a cutting plane."""
         self.answers.append(answer)
         self.sums.append([])
         if self.times:
             self.beyond.append(levels(self.model, answer.choices)[self.times] - self.allowed)
 
     def first(self) -> Multipliers:
-        """What is asked first: operators alone, which every plan must run."""
+        """The first weights: operators alone, which every plan must run."""
         found: dict[Term, float] = {}
         for phase in PHASES:
             terms = [term for term in self.terms if term.phase == phase and term.compute]
@@ -249,8 +258,7 @@ class Master:
         return Multipliers(found, self.slowdown)
 
     def best(self, highest: float = 0.0) -> tuple[Multipliers, float, Mapping[int, float]]:
-        """The weights with the highest bound that the answers allow, that bound, and the prices that go with them: linear programs of a
-        few rows.
+        """The weights with the highest bound that the solutions allow, that bound in seconds, and prices in seconds per byte by time.
 
         Args:
             highest: seconds that a byte may cost at all times together, at most.
@@ -261,7 +269,7 @@ class Master:
                 return mixture, most, prices
 
     def _weigh(self, highest: float) -> tuple[Multipliers, float, Mapping[int, float], np.ndarray]:
-        """Also the share of each answer in the mix that bounds them all."""
+        """One linear program: the result of ``best``, and the share of each solution in the mix that limits it; shape [answers]."""
         problem = pulp.LpProblem("weights", pulp.LpMaximize)
         for answer, sums in zip(self.answers, self.sums, strict=True):
             sums += [answer.sum_of(term, self.slowdown) for term in self.terms[len(sums) :]]
@@ -289,7 +297,7 @@ class Master:
         return mixture, top.value() * scale, paid, mix / mix.sum()
 
     def _enter(self, mix: np.ndarray) -> bool:
-        """Takes in paths that are longer than all terms, and the time at which most is held; whether there are any."""
+        """Enters the paths that are longer than all terms, and the time at which most is held. Whether there were any."""
         reached, entering = mix @ np.array(self.sums), list[Term]()
         seconds, edges = (sum(share * answer.once[kind] for share, answer in zip(mix, self.answers, strict=True)) for kind in (0, 1))
         for phase in PHASES:
@@ -310,10 +318,10 @@ class Master:
         return bool(entering)
 
     def longest(self, phase: Phase, seconds: np.ndarray, edges: np.ndarray) -> Path:
-        """The longest path of those that the planned graph has.
+        """The longest path that the planned graph has.
 
         Args:
-            seconds, edges: of each node and edge, once.
+            seconds, edges: seconds of each node and edge, counted once.
         """
         for spans in (True, False):
             path = self.model.dependencies(phase).longest(seconds, edges, spans)
@@ -323,7 +331,7 @@ class Master:
 
 
 def levels(model: Model, choices: np.ndarray) -> np.ndarray:
-    """Bytes that an answer holds at each time."""
+    """Bytes that a solution holds at each time; shape [times]."""
     change = np.zeros(max(model.times.values(), default=0) + 2)
     for times, node, choice in zip(model.node_times, model.nodes, choices, strict=True):
         for begin, end, size in node.items[choice]:

@@ -1,1 +1,1 @@
-"""What a plan may choose: strategies of operators, specs of inputs, prices of reshards, pins."""
+"""What a plan may choose, and its price: strategies of operators, specs of inputs and outputs, reshards, pins."""

@@ -1,4 +1,4 @@
-"""Pins: what the user fixed, resolved against the graph's names."""
+"""Pins: specs that the user fixed, resolved against the graph's names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from cost_models import Mesh
 
 @dataclass(frozen=True)
 class Pins:
-    """Pinned specs: of graph inputs by tensor name, of outputs by reader name (``output:0``), of operators' results by tensor name.
-    ``merged``: the axes that stand for several of a mesh with more; they split no blocks."""
+    """Pinned specs.
+
+    Args:
+        inputs: of graph inputs, by tensor name.
+        outputs: of graph outputs, by reader name (``output:0``).
+        tensors: of operators' results, by tensor name.
+        merged: axes that stand for several axes of a larger mesh. They split no blocks.
+    """
 
     inputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     outputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
@@ -28,11 +34,11 @@ class Pins:
 def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pins:
     """Reads constraints such as ``{"lm_head.weight": "S1 R", "input:tokens": "S0 R", "output:0": "R R", "module:layers.*": "S0 R R"}``.
 
-    A bare name is a parameter or buffer (aliases of tied ones count), of its own shape, a dim in blocks as ``S0/3``; globs are allowed;
-    ``module:`` pins the module's first output; ``op:`` pins an operator's first result.
+    A bare name is a parameter or buffer; aliases of tied ones count. Its spec is for the parameter's own shape, a dim in blocks as
+    ``S0/3``. Globs are allowed. ``module:`` pins the module's first output, ``op:`` an operator's first result.
 
     Raises:
-        UsageError: a pin that names nothing, two pins that disagree, or a spec that is illegal for the tensor.
+        UsageError: a pin names nothing, two pins disagree, or a spec is illegal for the tensor.
     """
     places: dict[str, dict[str, ShardingSpec]] = {"input": {}, "output": {}, "tensor": {}}
     entering = {item.tensor: item for item in graph.inputs}
@@ -55,7 +61,11 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
 
 
 def _in_graph(name: str, spec: ShardingSpec, blocks: Blocks | None, mesh: Mesh) -> ShardingSpec:
-    """A spec as it is pinned, for the tensor as the graph has it."""
+    """The pinned spec for the tensor as the graph holds it, in blocks or not.
+
+    Raises:
+        UsageError: the spec splits blocks that do not exist, or cuts across blocks.
+    """
     if blocks is None and not spec.blocks:
         return spec
     if blocks is None:
@@ -68,7 +78,11 @@ def _in_graph(name: str, spec: ShardingSpec, blocks: Blocks | None, mesh: Mesh) 
 
 
 def _targets(graph: Graph, name: str) -> list[tuple[str, str, str]]:
-    """(kind, key, tensor) of everything the pin's name matches."""
+    """(kind, key, tensor) of everything that the pin's name matches.
+
+    Raises:
+        UsageError: the name matches nothing.
+    """
     prefix, _, pattern = name.partition(":")
     known: dict[str, tuple[str, str, str]]
     if prefix == "input" and pattern:
@@ -96,7 +110,7 @@ def _targets(graph: Graph, name: str) -> list[tuple[str, str, str]]:
 
 
 def module_outputs(graph: Graph) -> dict[str, str]:
-    """For each module path, the tensor it returns first: the result of its last forward operator."""
+    """The tensor that each module returns first, by module path: the first result of its last forward operator."""
     found: dict[str, str] = {}
     for op in graph.ops:
         if op.phase == "forward" and op.module:

@@ -1,7 +1,7 @@
 """Prices of reshards between all pairs of specs at once.
 
-Pairs are coded as whole numbers, axes alike brought to one order, and what is left is asked once for all targets of a source; the copies
-around collectives are counted for all pairs at once. Prices are those of ``find_reshard``, pair by pair.
+Pairs are coded as integers. Interchangeable axes are renamed to one order, which leaves fewer distinct pairs. Each distinct source is asked
+once for all its targets. The copies around collectives are counted for all pairs together. Prices equal those of ``find_reshard``.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from autopar.sharding import REDUCTIONS, ShardingSpec
 from cost_models import Machine
 
 MANY = 2.0**60
-"""So many bytes that a launch is nothing beside them."""
+"""Bytes beside which a launch takes no time."""
 FREE = -1
-"""The place of an axis that a spec does not use; ``FREE - 1 - r`` is the place of one over which a value is partial by reduction ``r``."""
+"""Code of an axis that a spec does not use. ``FREE - 1 - r`` is the code of an axis over which a value is partial by reduction ``r``."""
 SUM = FREE - 1 - REDUCTIONS.index("sum")
 
 Codes = np.ndarray
-"""For each spec (or pair) and axis its place: dim times the number of axes plus the position there, or as ``FREE`` says."""
+"""Code of each axis in each spec (or pair): dim times the number of axes plus the position there, or as ``FREE`` says."""
 
 
 @dataclass
 class _Known:
-    """The prices known of one shape and dtype: the row of each pair's code in ``prices``, [rows, 3 + links]."""
+    """Prices of one shape and dtype. ``prices`` has shape [rows, 3 + links]; ``row`` maps the code of a pair to its row."""
 
     prices: np.ndarray
     row: dict[bytes, int] = field(default_factory=dict)
 
 
 class Resharding:
-    """Prices on one machine.
+    """Prices of reshards on one machine.
 
     Args:
-        links: the links whose loads are wanted.
+        links: the links whose loads are priced.
     """
 
     def __init__(self, machine: Machine, links: tuple[str, ...]) -> None:
@@ -53,8 +53,11 @@ class Resharding:
         self._copies: dict[tuple[int, str], tuple[float, float]] = {}
 
     def tables(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
-        """Of each reshard the seconds with its copies, then for how long it holds each link without latencies, then the copies with and
-        without launches; shape [sources, targets, 3 + links]. Seconds are infinite where there is no way."""
+        """Prices of each reshard; shape [sources, targets, 3 + links].
+
+        The columns are seconds with copies, infinite where impossible; seconds for which each link is held, without latencies; copies with
+        launches; and copies without.
+        """
         one, other = np.broadcast_arrays(places(sources, self.axes)[:, None], places(targets, self.axes)[None])
         other = np.where((other == SUM) & (one >= FREE), FREE, other)  # a whole value becomes a partial sum for nothing
         pairs = self._named(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
@@ -71,7 +74,7 @@ class Resharding:
         return found
 
     def _named(self, one: Codes, other: Codes, rank: int) -> Codes:
-        """Pairs with axes alike in the order in which they are used; shape [sources, targets, 2, axes]. See ``reshard.renaming``."""
+        """Pairs with interchangeable axes renamed in the order of their use; shape [sources, targets, 2, axes]."""
         found = np.stack([one, other], axis=2)
         if not self.groups:
             return found
@@ -84,8 +87,10 @@ class Resharding:
         return found
 
     def _made_equal(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
-        """The row of each pair, those together that fill the tensor up to the same shape. What is whole halfway is sliced then, which costs
-        nothing."""
+        """The price row of each pair. Pairs that pad the tensor to the same shape are priced together.
+
+        A dim that both specs split but pad differently is priced as gathered. The slice that follows costs nothing.
+        """
         shape = np.array(tensor.shape, dtype=np.int64)
         if not (shape % self.sizes.prod()).any():
             return self._prices(tensor, pairs, shape > shape)
@@ -96,7 +101,7 @@ class Resharding:
         one, other = (np.where(cut > 1, -(-shape // cut) * cut, 0) for cut in counts)
         cuts = [np.stack([self._cut(dims == dim) for dim in range(len(shape))], axis=1) for dims in splits]
         unlike = (one != other) | ((cuts[0] != cuts[1]) & (one != shape))
-        apart = np.pad((one > 0) & (other > 0) & unlike, [(0, 0), (0, 1)])  # a dim more, that axes which split none are on
+        apart = np.pad((one > 0) & (other > 0) & unlike, [(0, 0), (0, 1)])  # one more dim, for axes that split none
         whole = np.take_along_axis(apart, splits[1], axis=1)
         pairs = np.concatenate([pairs[:, : self.axes], np.where(whole, FREE, pairs[:, self.axes :])], axis=1)
         filled = np.where(one > 0, one, np.where(other > 0, other, shape))
@@ -107,21 +112,21 @@ class Resharding:
         return found
 
     def _cut(self, axes: np.ndarray) -> np.ndarray:
-        """The sizes of some axes, in the mesh's order, as a number; shape [pairs] of [pairs, axes]."""
+        """A number for the sizes of some axes in mesh order; shape [pairs] from [pairs, axes]."""
         found = np.zeros(len(axes), dtype=np.int64)
         for size, among in zip(self.sizes.tolist(), axes.T, strict=True):
             found = np.where(among & (size > 1), found * (self.sizes.max() + 1) + size, found)
         return found
 
     def _prices(self, tensor: Tensor, pairs: Codes, longer: np.ndarray) -> np.ndarray:
-        """The row of each pair.
+        """The price row of each pair.
 
         Args:
-            longer: the dims that are filled up.
+            longer: whether each dim is padded; shape [dims].
         """
         shape, rank, size = np.array(tensor.shape, dtype=np.int64), len(tensor.shape), DTYPE_BYTES[tensor.dtype]
         one, other = pairs[:, : self.axes], pairs[:, self.axes :]
-        whole = np.where(other < FREE, 1, self.sizes).prod(axis=1)  # what stays partial cuts nothing
+        whole = np.where(other < FREE, 1, self.sizes).prod(axis=1)  # an axis that stays partial cuts nothing
         dims = [words(one, self.axes, rank), words(other, self.axes, rank), np.gcd(shape[None], whole[:, None])]
         order = np.lexsort(dims[::-1], axis=1)
         sources, which = _distinct(np.concatenate([one, np.minimum(other, FREE)], axis=1))
@@ -138,7 +143,7 @@ class Resharding:
         return np.concatenate([ways.seconds[:, None] + copies[:, :1], ways.loads, copies], axis=1)
 
     def _spec(self, codes: Codes, rank: int, row: int) -> ShardingSpec:
-        """The spec of a tensor of so many dims that has the places of a row."""
+        """The spec that row ``row`` of ``codes`` stands for, of a tensor with ``rank`` dims."""
         places = {int(place): axis for axis, place in enumerate(codes[row]) if place >= 0}
         dims = tuple(
             tuple(places[place] for place in range(dim * self.axes, (dim + 1) * self.axes) if place in places) for dim in range(rank)
@@ -147,10 +152,10 @@ class Resharding:
         return ShardingSpec(dims, pending)
 
     def _copy_seconds(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
-        """Seconds of the copies of each pair's calls, with and without launches; shape [pairs, 2]. See ``reshard.copied_alone``.
+        """Seconds of the copies of each pair's calls, with launches and without; shape [pairs, 2]. See ``reshard.steps.copied_alone``.
 
         Args:
-            filled: the pairs whose collectives all copy what goes in and what comes out.
+            filled: the pairs whose collectives pad, and so copy both what is sent and what is received; shape [pairs].
         """
         found, extents = np.zeros((len(filled), 2)), np.array(tensor.shape, dtype=np.int64)
         copied, fills = np.zeros(len(calls.way), dtype=np.int64), filled[calls.way]
@@ -164,7 +169,7 @@ class Resharding:
         return found
 
     def _copy(self, copied: int, dtype: str) -> tuple[float, float]:
-        """Seconds of copying so many bytes, with and without the launch."""
+        """Seconds of copying ``copied`` bytes, with the launch and without."""
         key = copied, dtype
         if key not in self._copies:
             self._copies[key] = self.machine.copy_seconds(copied, dtype), copied * self.machine.copy_seconds(MANY, dtype) / MANY
@@ -172,7 +177,7 @@ class Resharding:
 
 
 def places(specs: Sequence[ShardingSpec], axes: int) -> Codes:
-    """The place of each of so many axes in each spec."""
+    """The code of each axis in each spec; shape [specs, axes]."""
     return np.array([_places(spec, axes) for spec in specs], dtype=np.int64).reshape(len(specs), axes)
 
 
@@ -188,7 +193,7 @@ def _places(spec: ShardingSpec, axes: int) -> tuple[int, ...]:
 
 
 def words(codes: Codes, axes: int, rank: int) -> np.ndarray:
-    """For each spec and dim the axes that split it as a number; numbers are in the order of tuples of axes."""
+    """For each spec and dim, a number for the axes that split it; shape [specs, dims]. Numbers compare as tuples of axes do."""
     found = np.zeros((len(codes), rank), dtype=np.int64)
     split = codes >= 0
     dim, position = np.where(split, codes // axes, -1), codes % axes
@@ -199,7 +204,7 @@ def words(codes: Codes, axes: int, rank: int) -> np.ndarray:
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first of each of the different rows of whole numbers, and for each row which of those it is."""
+    """The first index of each distinct row, and for each row the number of its distinct row."""
     numbers, span = np.zeros(len(rows), dtype=np.int64), 1
     for column in rows.T:
         low = int(column.min())

@@ -1,6 +1,6 @@
-"""The choices of a search: for every operator its strategies, for every graph input and output its specs.
+"""The search space: strategies of every operator, specs of every graph input and output, and their prices.
 
-Equal operators (same target, arguments, shapes) share their strategies and prices, so that the repeats of a layer cost once.
+Operators with equal targets, arguments and shapes share strategies and prices, so that the repeats of a layer are priced once.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ IMPOSSIBLE = float("inf")
 
 
 class Late(Exception):
-    """Choices were still to be enumerated or priced when the time for that had passed."""
+    """The budget was used up while choices were still to be enumerated or priced."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """The different specs of an operator's input, and for each strategy the number of its own among them.
+    """The distinct specs in which an operator's input is read.
 
     Args:
-        codes, words: of the specs: see ``resharding``.
+        specs: the distinct specs.
+        numbers: for each strategy, the index of its spec; shape [strategies].
+        codes, words: the specs as ``reshard_tables.places`` and ``words``.
     """
 
     specs: tuple[ShardingSpec, ...]
@@ -49,8 +51,13 @@ class Read:
 
 @dataclass(frozen=True)
 class OpChoices:
-    """The strategies of one operator, their seconds (compute and inner collectives), for how long each holds each link, and how many axes
-    the mesh has."""
+    """The strategies of one operator and their prices.
+
+    Args:
+        seconds: compute and inner collectives; shape [strategies].
+        loads: seconds for which inner collectives hold each link; shape [strategies] each.
+        axes: number of mesh axes.
+    """
 
     strategies: tuple[Strategy, ...]
     seconds: np.ndarray
@@ -59,7 +66,7 @@ class OpChoices:
     _read: dict[int, Read] = field(default_factory=dict, repr=False, compare=False)
 
     def read(self, position: int) -> Read:
-        """The different specs of an input."""
+        """The distinct specs of the input at ``position``."""
         if position not in self._read:
             specs = self.inputs(position)
             number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
@@ -70,7 +77,7 @@ class OpChoices:
 
     @cached_property
     def at_once(self) -> np.ndarray:
-        """The numbers of the strategies in which nothing travels from rank to rank."""
+        """Numbers of the strategies that pass nothing around a ring of ranks."""
         return np.flatnonzero([strategy.turns == 1 for strategy in self.strategies])
 
     def inputs(self, position: int) -> tuple[ShardingSpec, ...]:
@@ -82,14 +89,14 @@ class OpChoices:
 
 @dataclass
 class Space:
-    """Choices and prices of one graph on one machine; caches by signature.
+    """Choices and prices of one graph on one machine, cached by operator signature.
 
     Args:
         optimizer: see ``cost_models.find_optimizer``.
-        pins: what the user fixed.
-        only: the strategies of each operator, by name, and ``placed`` the specs of each graph input, where a search is among these alone
-            (see ``restricted`` and ``near``).
-        budget: of enumeration and pricing; where it is used up ``Late`` is raised. None: no limit.
+        pins: specs that the user fixed.
+        unknown: targets without a rule, with the place of one such operator.
+        only, placed: the strategies of each operator and the specs of each graph input, by name, if the search is restricted to these.
+        budget: for enumeration and pricing; ``Late`` is raised when it is used up. None: no limit.
     """
 
     graph: Graph
@@ -113,7 +120,11 @@ class Space:
         return self.machine.mesh.sizes
 
     def op_choices(self, op: Op) -> OpChoices:
-        """Strategies of ``op``, priced. Operators without a rule run whole and are noted in ``unknown``."""
+        """The strategies of ``op``, priced. An operator without a rule runs whole and is noted in ``unknown``.
+
+        Raises:
+            Late: the budget is used up.
+        """
         if self.only is not None:
             if op.name not in self._named:
                 key = signature(op, self.graph), self.only[op.name]
@@ -146,11 +157,10 @@ class Space:
             raise Late
 
     def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
-        """The same with the specs of graph inputs and the strategies of operators that any of ``plans`` has: beside these is left to choose
-        what is resharded, kept, made again.
+        """The space of the input specs and strategies that any of ``plans`` has. Reshards, keeping and recomputation stay free.
 
         Args:
-            alike: names of operators and inputs by which several go together: what a plan has for one of them, all may have.
+            alike: the group of each operator and input, by name. A choice that a plan makes for one member is offered to all.
         """
         alike = alike or {}
         strategies: dict[str, dict[Strategy, None]] = {}
@@ -165,21 +175,24 @@ class Space:
         return self.among(placed, only)
 
     def among(self, inputs: Mapping[str, tuple[ShardingSpec, ...]], strategies: Mapping[str, tuple[Strategy, ...]]) -> Space:
-        """The same with these choices alone."""
+        """The space restricted to these choices."""
         return replace(self, only=strategies, placed=inputs, _named={})
 
     def offers(self, plan: Assignment) -> bool:
-        """Whether a plan is one of this graph, with strategies that are searched."""
+        """Whether a plan is one of this graph and its strategies are in this space."""
         ops = self.graph.ops
         return len(plan.strategies) == len(ops) and all(plan.strategies[op.name] in self.op_choices(op).strategies for op in ops)
 
     @cached_property
     def uneven(self) -> Uneven:
-        """What may be split in unequal parts."""
+        """Dims and factors that may be split in unequal parts."""
         return find_uneven(self.graph, self.machine)
 
     def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
-        """Equal parts of tensors and of the work cost the same, whichever axes make them, but for collectives inside."""
+        """The strategies with their prices.
+
+        Strategies with equal local shapes and equal inner collectives cost the same, and are priced once.
+        """
         tensors, machine = self.graph.tensors, self.machine
         shapes = [tensors[name].shape for name in (*op.inputs, *op.outputs)]
         local = [self._local.setdefault(shape, {}) for shape in shapes]
@@ -199,7 +212,7 @@ class Space:
         return OpChoices(offered, np.array(seconds), self._inner_loads(offered), len(self.sizes))
 
     def _inner_loads(self, offered: tuple[Strategy, ...]) -> Mapping[str, np.ndarray]:
-        """The collectives inside operators, which nothing joins: their whole price holds their links."""
+        """Seconds for which inner collectives hold each link. No bucket joins them, so their whole price counts."""
         loads = {link: np.zeros(len(offered)) for link in self.links}
         for number, strategy in enumerate(offered):
             for inner in strategy.inner:
@@ -209,7 +222,7 @@ class Space:
         return loads
 
     def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
-        """Specs a graph input may have: the pinned one, or all."""
+        """Specs that a graph input may have: the pinned one, or all that ranks can hold."""
         if self.placed is not None:
             return self.placed[item.tensor]
         pinned = self.pins.inputs.get(item.tensor)
@@ -218,7 +231,7 @@ class Space:
         return tuple(spec for spec in self.splits(item.tensor) if self.may_hold(item, spec))
 
     def may_hold(self, item: GraphInput, spec: ShardingSpec) -> bool:
-        """Whether ranks can hold a graph input so: a parameter in blocks as DTensors have it, also on the axes that a merged one is of."""
+        """Whether ranks can hold a graph input so. A parameter in blocks must be a legal DTensor, on the axes behind a merged axis too."""
         if item.blocks is None:
             return True
         own = item.blocks.own_spec(spec, self.sizes)
@@ -227,12 +240,12 @@ class Space:
         return not own.blocks or self.pins.merged.isdisjoint(own.dims[item.blocks.dim])
 
     def output_specs(self, index: int) -> tuple[ShardingSpec, ...]:
-        """Specs an output may leave with: the pinned one, or all without partial sums; a scalar is replicated."""
+        """Specs that an output may leave with: the pinned one, or all without partial sums."""
         pinned = self.pins.outputs.get(f"{OUTPUT}{index}")
         return (pinned,) if pinned else self.splits(self.graph.outputs[index].tensor)
 
     def splits(self, tensor: str) -> tuple[ShardingSpec, ...]:
-        """The specs of a tensor without partial sums."""
+        """Specs of a tensor without partial sums."""
         shape = self.graph.tensors[tensor].shape
         found = splits(shape, self.sizes, self.uneven.dims.get(shape, frozenset()), self._orders)
         return tuple(spec for spec in found if self.uneven.allows(spec, shape, self.sizes))
@@ -250,32 +263,42 @@ class Space:
         return itertools.permutations if self._all_orders else innermost_first
 
     def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """Seconds of the optimizer's step on a trained parameter, a microbatch's share of them, by spec; 0 for other inputs."""
+        """Seconds of the optimizer step on a trained parameter, divided by the microbatches; 0 for other inputs. Shape [specs]."""
         if item.tensor not in self.graph.stepped:
             return np.zeros(len(specs))
         tensor = self.graph.tensors[item.tensor]
         size = DTYPE_BYTES[tensor.dtype]
-        return np.array(
-            [
-                self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype)
-                for spec in specs
-            ]
-        ) / self.graph.microbatches
+        return (
+            np.array(
+                [
+                    self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype)
+                    for spec in specs
+                ]
+            )
+            / self.graph.microbatches
+        )
 
     def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """Seconds from each source spec to each target spec, shape [sources, targets]; infinite where impossible."""
+        """Seconds from each source spec to each target spec, infinite where impossible; shape [sources, targets].
+
+        Raises:
+            Late: the budget is used up.
+        """
         return self._reshard_tables(tensor, sources, targets)[0]
 
     def load_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], link: str) -> np.ndarray:
-        """Seconds for which each reshard holds ``link``, without latencies: what it adds to the link's work at least, in any bucket."""
+        """Seconds for which each reshard holds ``link``, without latencies; shape [sources, targets].
+
+        A reshard adds that much to the link's work in any bucket.
+        """
         return self._reshard_tables(tensor, sources, targets)[1 + self.links.index(link)]
 
     def copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """Seconds of the copies that each reshard needs beside its collectives: see ``schedule.Collective``."""
+        """Seconds of the copies that each reshard needs beside its collectives (``schedule.Collective``); shape [sources, targets]."""
         return self._reshard_tables(tensor, sources, targets)[-2]
 
     def least_copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """The same without launches, which a bucket pays once: what copies add to the operators' work at least."""
+        """Seconds of the copies without launches, which a bucket pays once: what copies add to the compute stream at least."""
         return self._reshard_tables(tensor, sources, targets)[-1]
 
     @property
@@ -290,7 +313,7 @@ class Space:
         return tuple(sorted({link for part in prime_cut(self.machine).parts for link in self.machine.links((part,))}))
 
     def _reshard_tables(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> Sequence[np.ndarray]:
-        """Seconds with copies, then each link's load, then the copies, then these without launches."""
+        """Tables of shape [sources, targets]: seconds with copies, the load of each link, copies, copies without launches."""
         key = (tensor.shape, tensor.dtype, sources, targets)
         found = self._tables.get(key)
         if found is None:
@@ -309,7 +332,7 @@ class Space:
         return found
 
     def equality_table(self, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """0 where the specs are the same, infinite elsewhere."""
+        """0 where the specs are equal, infinite elsewhere; shape [sources, targets]."""
         key = (sources, targets)
         found = self._equal.get(key)
         if found is None:
@@ -321,5 +344,5 @@ class Space:
 
 
 def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> list[int]:
-    """Bytes on one rank of ``tensor`` under each spec."""
+    """Bytes per rank of ``tensor`` under each spec."""
     return [pricing.local_bytes(tensor, spec, machine) for spec in specs]

@@ -1,9 +1,9 @@
-"""Which dims a search may split in unequal parts, over one axis or several.
+"""Uneven sharding: which dims may be split in unequal parts, over one axis or several.
 
-Waste is bounded (``UNEVEN_WASTE``, ``UNEVEN_LARGEST``), and so are the choices.
-A dim that the axes do not divide is offered where it is, through
-operators that may split it so, one with a dim of what enters the model: a weight's vocabulary or odd width, a batch. Any other would have
-to be cut just before an operator and gathered just after it. Operators of equal shapes are offered alike, so that equal layers stay equal.
+``UNEVEN_WASTE`` and ``UNEVEN_LARGEST`` bound the waste, and so the number of choices. A dim that the axes do not divide is offered only if
+it is connected with a dim of a graph input: a weight's vocabulary or odd width, a batch. Operators that allow unequal parts connect dims.
+Any other dim would be cut just before an operator and gathered just after it. Operators of equal shapes are offered the same, so that equal
+layers stay equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 def is_offered(extent: int, size: int) -> bool:
-    """Whether axes of ``size`` ranks may split a dim that they do not divide; one with less than one for each rank they may not.
+    """Whether axes of ``size`` ranks may split a dim that they do not divide. A dim with fewer elements than ranks is not offered.
 
     >>> [is_offered(extent, 4) for extent in (50257, 6, 5, 4, 3)]
     [True, True, False, False, False]
@@ -34,11 +34,11 @@ def is_offered(extent: int, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Uneven:
-    """What may be split in unequal parts.
+    """Dims and factors that may be split in unequal parts.
 
     Args:
-        dims: by shape of a tensor.
-        factors: by signature of an operator.
+        dims: by shape of the tensor.
+        factors: by signature of the operator.
     """
 
     dims: Mapping[Shape, frozenset[int]] = field(default_factory=dict)
@@ -51,13 +51,13 @@ class Uneven:
 
 
 def signature(op: Op, graph: Graph) -> object:
-    """What the strategies of an operator depend on."""
+    """Everything that the strategies of an operator depend on; hashable."""
     shown = tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
     return op.target, op.args, op.kwargs, shown
 
 
 def find_uneven(graph: Graph, machine: Machine) -> Uneven:
-    """The dims and factors that a search is offered; none where only collectives are priced, and waste would not be seen."""
+    """The dims and factors that are offered. None where only collectives are priced, since waste would cost nothing there."""
     if not machine.times_operators:
         return Uneven()
     sizes = [size for size in machine.mesh.sizes if size > 1]
@@ -91,18 +91,18 @@ def find_uneven(graph: Graph, machine: Machine) -> Uneven:
 
 
 def _factors(rule: ShardingRule, odd: set[int]) -> list[str]:
-    """The factors of such extents that unequal parts may be made of."""
+    """Factors of a rule whose extent is in ``odd`` and that may be split unevenly."""
     return [name for name in rule.free if rule.extent[name] in odd and name not in rule.equal]
 
 
 def _places(op: Op, rule: ShardingRule, factor: str) -> list[tuple[str, int]]:
-    """The dims that a factor is: tensor and dim."""
+    """Every (tensor, dim) that is this factor alone."""
     terms = zip((*op.inputs, *op.outputs), rule.inputs + rule.outputs, strict=True)
     return [(tensor, dim) for tensor, term in terms for dim, names in enumerate(term) if names == (factor,)]
 
 
 class _Together:
-    """Dims that are split alike, in sets."""
+    """Union-find over (tensor, dim): dims that must be split alike."""
 
     def __init__(self) -> None:
         self.parent: dict[tuple[str, int], tuple[str, int]] = {}

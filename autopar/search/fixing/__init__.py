@@ -1,1 +1,1 @@
-"""Fix and re-solve: one choice fixed, the rest as cheap as the problem allows."""
+"""Fix and re-solve: some choices are fixed, the problem is solved for the rest."""

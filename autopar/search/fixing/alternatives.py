@@ -1,4 +1,4 @@
-"""What else could have been chosen for one tensor or operator, and what that would add: each choice fixed in turn, all else solved once."""
+"""Alternatives to one choice of a plan: each is fixed in turn, and the problem is solved once for everything else."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from autopar.sharding import ShardingSpec, Strategy
 
 @dataclass(frozen=True)
 class Alternative:
-    """One other choice.
+    """One other choice and what it leads to.
 
     Args:
-        words: the spec, or an operator's specs.
-        seconds: the objective with it.
-        peak: bytes on a rank.
+        words: the spec, or the specs of an operator.
+        seconds: the objective.
+        peak: bytes per rank.
     """
 
     words: str
@@ -38,16 +38,16 @@ class Alternative:
 def alternatives(
     schedule: Schedule, given: Assignment, name: str, *, optimizer: str, limit: int, pins: Pins, seconds: float, seed: int = 0
 ) -> tuple[Alternative, ...]:  # fmt: skip
-    """The other choices for ``name`` within ``limit`` bytes a rank, the best first.
+    """The other choices for ``name`` that fit in ``limit`` bytes per rank, the fastest first.
 
     Args:
-        schedule, given: the plan as it is, with what it decides.
+        schedule, given: the plan: its schedule and its assignment.
         name: the tensor of a graph input, or an operator.
-        pins: what stays fixed; a pin on ``name`` itself is taken off.
-        seconds: for all of them; those left then are not there.
+        pins: choices that stay fixed, except a pin on ``name`` itself.
+        seconds: work and time limit for all alternatives; those not reached are left out.
 
     Raises:
-        UsageError: neither an input of the graph nor an operator.
+        UsageError: ``name`` is neither a graph input nor an operator.
     """
     graph, machine = schedule.graph, schedule.machine
     inputs = {tensor: spec for tensor, spec in pins.inputs.items() if tensor != name}

@@ -1,10 +1,10 @@
-"""Equal layers get equal plans where that costs next to nothing: 25 layers one way and 7 another is noise to who reads the plan.
+"""Equal layers get equal plans if that costs next to nothing: a plan with 25 layers one way and 7 another is hard to read.
 
-After the search the strategies and the specs of what enters are those of the commonest repeat in every repeat of a group, and reshards are
-chosen anew around them; where that is dear (the first layer may read something else than those after it), the specs of what enters alone,
-and all else is chosen anew. The answer is taken if it fits in memory and its step is at most ``TIED_LAYERS_SHARE`` longer.
-A plan that was proved
-optimal stays optimal. Where operators run a second time, how much backward keeps may well differ from layer to layer, and is left alone; a
+After the search every repeat of a group takes the strategies and input specs of its commonest repeat, and reshards are solved anew. Where
+that is dear, input specs alone are tied and everything else is solved anew; the first layer may read other tensors than the rest. The
+answer is taken if it fits in memory and its step is at most ``TIED_LAYERS_SHARE`` longer.
+
+A plan proved optimal stays optimal. Plans with recomputation are left alone, since layers may differ in what they keep for backward. A
 folded problem ties its layers from the start.
 """
 
@@ -29,7 +29,10 @@ from autopar.sharding import ShardingSpec
 
 
 def tied(search: SearchState) -> ScheduledPlan | None:
-    """The plan of a search that has ended with equal layers alike; None where they are already, or where that would cost too much."""
+    """The incumbent of an ended search with its equal layers tied.
+
+    None where they are equal already, or where tying costs too much.
+    """
     best, model = search.best, search.model
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
@@ -52,8 +55,10 @@ def tied(search: SearchState) -> ScheduledPlan | None:
 
 
 def _candidates(graph: Graph, given: Assignment) -> Iterator[Assignment]:
-    """What enters the repeats of all groups, and their strategies, as in the commonest of them, the next common ...; nothing where all are
-    alike."""
+    """Assignments in which every repeat is as the commonest one, then as the next commonest one.
+
+    There are none where all repeats are equal already.
+    """
     groups = [grouped(graph, repeats) for repeats in graph.groups]
     ways = [Counter(_way(group, repeat, given) for repeat in range(len(group.repeats))).most_common(TIED_LAYERS_TRIED) for group in groups]
     for number in range(max((len(way) for way in ways if len(way) > 1), default=0)):
@@ -69,6 +74,6 @@ def _candidates(graph: Graph, given: Assignment) -> Iterator[Assignment]:
 
 
 def _way(group: Group, repeat: int, given: Assignment) -> tuple[object, ...]:
-    """How a repeat is split: its strategies, and the specs of what enters in it alone."""
+    """The strategies of a repeat, and the specs of the graph inputs that it alone reads."""
     entering = sorted((repr(key), str(given.inputs[name])) for key, name in group.named[repeat].items() if name in given.inputs)
     return (*(given.strategies[name] for name in group.repeats[repeat]), *entering)

@@ -1,1 +1,1 @@
-"""Symmetry: equal layers searched once, and the bound for layers that may differ."""
+"""Symmetry: equal layers are searched once, and a bound covers plans whose layers differ."""

@@ -1,9 +1,12 @@
-"""Equal layers decided once: a graph with most repeats left out, and the way back.
+"""Folding: equal layers are decided once, in a graph that leaves most of them out.
 
-Of a group of n equal repeats four are kept: the first, the last, and two between them, the *pattern* and its *echo*, which stand for all
-n - 2 between. What is decided for the pattern holds for the echo and for those left out, so that an assignment of the folded graph is one
-of the whole graph (``Folding.unfold``). A group folds where repeats read only what they made themselves, what their neighbours made and
-what all of them read, all in the same way, and where nothing else reads what those between made; what they give as outputs, all give alike.
+Of n equal repeats four are kept: the first, the last, and two between them, the *pattern* and its *echo*. These two stand for all n - 2
+repeats between the first and the last. Choices of the pattern hold for the echo and for the repeats left out. ``Folding.unfold`` turns an
+assignment of the folded graph into one of the whole graph.
+
+A group folds under four conditions. Repeats read only their own tensors, those of their neighbours, and tensors that all repeats read. All
+repeats between read in the same way. No operator outside the group reads tensors of the repeats between. What these give as outputs, all
+give alike.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ class Folding:
 
     Args:
         whole, graph: the graph before and after.
-        group: the repeats, numbered as in the whole graph; with the folded graph's outputs of repeats.
-        toward: the neighbour that reads a key beside its own repeat: 1 the next one, -1 the one before.
-        outputs: numbers of the folded graph's outputs in the whole graph.
+        group: the repeats, numbered as in the whole graph, with the folded graph's outputs of repeats.
+        toward: for each key that a neighbour reads, that neighbour: 1 the next repeat, -1 the one before.
+        outputs: indices of the folded graph's outputs in the whole graph.
     """
 
     whole: Graph
@@ -40,12 +43,12 @@ class Folding:
 
     @property
     def between(self) -> int:
-        """How many repeats the pattern stands for, itself among them."""
+        """Number of repeats that the pattern stands for, itself included."""
         return self.group.echo - PATTERN + 1
 
     @cached_property
     def alike(self) -> Mapping[str, str]:
-        """For each operator and tensor of a repeat the one at its place in the pattern, where there is one."""
+        """The counterpart in the pattern of each operator and tensor of a repeat, where there is one."""
         group, found = self.group, dict[str, str]()
         for repeat, names in enumerate(group.repeats):
             found.update(zip(names, group.repeats[PATTERN], strict=True))
@@ -54,12 +57,12 @@ class Folding:
         return found
 
     def times(self, name: str) -> int:
-        """How often an operator or tensor of the folded graph, echo included, stands in the whole one."""
+        """How often an operator or tensor of the folded graph stands in the whole one. The echo counts for itself."""
         repeat = self.group.repeat_of(name)
         return self.between - 1 if repeat == PATTERN else 1
 
     def pins(self, pins: Pins) -> Pins | None:
-        """The pins on what is left; None when they are not the same on all repeats between."""
+        """The pins on the folded graph; None where pins differ between the repeats that the pattern stands for."""
         for place in (pins.inputs, pins.tensors):
             for name in set(place) & set(self.group.tensors):
                 repeat = self.group.repeat_of(name)
@@ -78,7 +81,7 @@ class Folding:
         )
 
     def _leaving_between(self) -> Iterator[list[str]]:
-        """Outputs of the whole graph that the repeats between give, each with those at its place in the others."""
+        """Yields the outputs that the repeats between give at one place, by name."""
         places: dict[Key, list[str]] = {}
         for index, output in enumerate(self.whole.outputs):
             home = self.group.tensors.get(output.tensor)
@@ -87,11 +90,11 @@ class Folding:
         yield from places.values()
 
     def unfold(self, assignment: Assignment) -> Assignment | None:
-        """The assignment of the whole graph; None where pattern and echo do not agree."""
+        """The assignment of the whole graph; None where pattern and echo disagree."""
         return _Unfolding(self, assignment).run()
 
     def agrees(self, assignment: Assignment) -> bool:
-        """Whether an assignment of the folded graph is one of the whole: seen where one repeat is left out, as all are alike."""
+        """Whether an assignment of the folded graph unfolds. One repeat left out shows that, since all are equal."""
         return self._with_one_left_out.unfold(assignment) is not None
 
     @cached_property
@@ -100,7 +103,7 @@ class Folding:
 
 
 def fold(whole: Graph) -> Folding | None:
-    """The graph with the repeats of its largest group left out; None when it has none that folds."""
+    """The graph with the repeats of its largest group left out; None where no group folds."""
     for repeats in sorted(whole.groups, key=lambda group: -len(group) * len(group[0])):
         if len(repeats) >= FEWEST_REPEATS:
             group = grouped(whole, repeats)
@@ -112,7 +115,7 @@ def fold(whole: Graph) -> Folding | None:
 
 
 def _with_outputs(group: Group, graph: Graph) -> Group:
-    """The group with those of the folded graph's outputs that its repeats give."""
+    """The group, with the folded graph's outputs that its repeats give."""
     tensors, named = dict(group.tensors), tuple(dict(names) for names in group.named)
     for index, output in enumerate(graph.outputs):
         home = group.tensors.get(output.tensor)
@@ -124,7 +127,7 @@ def _with_outputs(group: Group, graph: Graph) -> Group:
 
 
 def _toward(whole: Graph, group: Group) -> dict[Key, int] | None:
-    """Which neighbour reads what; None where repeats are not wired alike."""
+    """The neighbour that reads each key (``Folding.toward``); None where repeats are wired differently."""
     last = len(group.repeats) - 1
 
     def wiring(repeat: int) -> Iterator[tuple[int, int, Any]]:
@@ -156,7 +159,7 @@ def _between(group: Group, tensor: str) -> bool:
 
 
 def _leave_alike(whole: Graph, group: Group) -> bool:
-    """Whether those between give the same to the outside, outputs and gradients of their own parameters, and take equal inputs from it."""
+    """Whether the repeats between give equal outputs and gradients of their own parameters, and read equal graph inputs."""
     found: dict[int, list[Any]] = {repeat: [] for repeat in range(PATTERN, group.echo + 1)}
     for output in whole.outputs:
         source = group.tensors.get(output.tensor)
@@ -178,7 +181,7 @@ def _leave_alike(whole: Graph, group: Group) -> bool:
 
 
 def shortened(folding: Folding, repeats: int) -> Folding:
-    """The folding of the same graph with fewer repeats, as many at its beginning as at its end: the folded graph stays what it is."""
+    """The folding of the same graph with ``repeats`` repeats, half of them from its end. The folded graph stays as it is."""
     group, count = folding.group, len(folding.group.repeats)
     left_out = range(repeats // 2, count - (repeats - repeats // 2))
     whole, outputs = _without(folding.whole, group, left_out)
@@ -193,8 +196,10 @@ def shortened(folding: Folding, repeats: int) -> Folding:
 
 
 def _without(whole: Graph, group: Group, left_out: range) -> tuple[Graph, tuple[int, ...]]:
-    """The graph without some repeats that follow one another, and the numbers of its outputs: those before and after them read each other
-    where they read what is gone."""
+    """The graph without the consecutive repeats ``left_out``, and the indices of its outputs in the whole graph.
+
+    The repeats before and after them read each other instead.
+    """
     gone = {tensor for tensor, (repeat, _) in group.tensors.items() if repeat in left_out}
 
     def rewired(op: Op) -> Op:
@@ -214,7 +219,7 @@ def _without(whole: Graph, group: Group, left_out: range) -> tuple[Graph, tuple[
 
 
 class _Unfolding:
-    """One assignment on its way back. Repeats are numbered as in the whole graph."""
+    """One assignment of the folded graph, rewritten for the whole graph. Repeats are numbered as in the whole graph."""
 
     def __init__(self, folding: Folding, assignment: Assignment) -> None:
         self.folding, self.group, self.given = folding, folding.group, assignment
@@ -224,7 +229,7 @@ class _Unfolding:
         self.reads: dict[tuple[str, int], str] = {}
 
     def _leaves(self, output: GraphOutput, graph: Graph) -> tuple[str, str, str]:
-        """What tells an output from all others, in repeats between alike: theirs are known by what they give."""
+        """The identity of an output. In the repeats between, outputs are identified by the tensor that they give, without their name."""
         home = self.group.repeat_of(output.tensor)
         name = "" if home is not None and PATTERN <= home <= self.group.echo else output.name
         return output.kind, output.tensor, name if output.kind == "output" else graph.owners[output]
@@ -253,16 +258,19 @@ class _Unfolding:
         return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads, self._again())
 
     def _again(self) -> frozenset[str]:
-        """The second runs: those between repeat the pattern's."""
+        """The recomputed operators. The repeats left out recompute as the pattern does."""
         pattern = self.given.again.intersection(self.group.repeats[PATTERN])
         return self.given.again.union(self.group.moved(name, repeat) for name in pattern for repeat in self.group.left_out)
 
     def _home(self, key: Key) -> int:
-        """The one of pattern and echo that shows how those between use a key: that whose readers are both there."""
+        """The repeat that shows how the repeats between use a key.
+
+        Of pattern and echo, it is the one whose readers are both in the folded graph.
+        """
         return self.group.echo if self.folding.toward.get(key) == -1 else PATTERN
 
     def _add(self, layout: Layout) -> None:
-        """A layout where it is, and in the repeats left out if it shows what theirs are."""
+        """Adds a layout where it stands, and in the repeats left out if it is the model of theirs."""
         group = self.group
         place = group.tensors.get(layout.tensor)
         if place is None or place[0] not in (PATTERN, group.echo):
@@ -277,14 +285,14 @@ class _Unfolding:
         self.layouts[layout.value] = layout
 
     def _layout(self, layout: Layout, repeat: int) -> Layout:
-        """The layout of the same tensor of ``repeat``."""
+        """The counterpart of a layout in ``repeat``."""
         return replace(
             layout, value=self._value(layout.value, layout.tensor, repeat), tensor=self.group.moved(layout.tensor, repeat),
             source=self._value(layout.source, layout.tensor, repeat), before=self._reader(layout.before, layout.tensor, repeat),
         )  # fmt: skip
 
     def _value(self, value: str, tensor: str, repeat: int) -> str:
-        """The value's name at the same tensor of ``repeat``; names begin with the tensor's, and may go on with a reader's."""
+        """The counterpart of a value's name in ``repeat``. A name begins with the tensor's, and may end with a reader's."""
         suffix = value[len(tensor) + 1 :]
         reader, colon, rest = suffix.partition(":")
         if reader.removesuffix(AGAIN) in self.group.ops or reader.startswith(OUTPUT[:-1]):
@@ -294,7 +302,7 @@ class _Unfolding:
         return f"{moved}@{suffix}" if suffix else moved
 
     def _reader(self, reader: str, tensor: str, repeat: int) -> str:
-        """Who reads in the whole graph at ``repeat`` what ``reader`` reads of a tensor of pattern or echo."""
+        """The counterpart in the whole graph of a tensor's reader, for the tensor's counterpart in ``repeat``."""
         group = self.group
         home = group.tensors[tensor][0]
         if reader.startswith(OUTPUT):
@@ -318,7 +326,7 @@ class _Unfolding:
         return self.outputs[int(reader.removeprefix(OUTPUT))] if reader.startswith(OUTPUT) else reader
 
     def _read(self, reader: str, position: int, value: str) -> None:
-        """A read of the folded graph where it is."""
+        """Adds a read of the folded graph where it stands."""
         group = self.group
         tensor = self._tensor(reader, position)
         place, here = group.tensors.get(tensor), group.repeat_of(reader.removesuffix(AGAIN)) if not reader.startswith(OUTPUT) else None
@@ -343,7 +351,7 @@ class _Unfolding:
         return graph.op[reader.removesuffix(AGAIN)].inputs[position]
 
     def _read_by(self, repeat: int) -> bool:
-        """The reads of a repeat left out; False where pattern and echo read what all read in different ways."""
+        """Adds the reads of a repeat left out. False where pattern and echo differ in how they read a tensor of all repeats."""
         group = self.group
         for place, name in enumerate(group.repeats[repeat]):
             for suffix in ("", AGAIN) if group.repeats[PATTERN][place] in self.given.again else ("",):
@@ -353,7 +361,7 @@ class _Unfolding:
         return True
 
     def _read_one(self, repeat: int, place: int, suffix: str, position: int, tensor: str) -> bool:
-        """One read of the operator at ``place`` of a repeat left out, in its first or second run."""
+        """Adds one read of the operator at ``place`` of a repeat left out, in its first run or its recomputation."""
         group, reads = self.group, self.given.reads or {}
         home, name = group.tensors.get(tensor), group.repeats[repeat][place] + suffix
         one, other = (group.repeats[at][place] + suffix for at in (PATTERN, group.echo))
@@ -370,7 +378,10 @@ class _Unfolding:
         return True
 
     def _shared(self, tensor: str, repeat: int, reader: str, one: str | None, other: str | None, at: tuple[str, int]) -> str | None:
-        """What a repeat left out reads of a tensor that all repeats read: what pattern and echo read, or a layout of its own as theirs."""
+        """The value that a repeat left out reads of a tensor that all repeats read; None where pattern and echo disagree.
+
+        It is the value that pattern and echo read, or a layout of the repeat's own where they have one each.
+        """
         if one == other or one is None:
             return (one or tensor) if one == other else None
         layout = self.layouts[one]

@@ -1,4 +1,4 @@
-"""Equal layers with everything that is in them: what lies at one place in each."""
+"""Groups of equal layers: the operators and tensors of each repeat, and their counterparts in the others."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from typing import Any
 from autopar.graph import Graph
 
 PATTERN = 1
-"""The repeat whose choices those between take over."""
+"""Index of the repeat whose choices hold for all repeats between the first and the last."""
 Key = tuple[Any, ...]
-"""What a tensor is within its repeat: of which operator it is which output, or which input of its own."""
+"""Identity of a tensor within its repeat.
+
+(operator, output), ("input", operator, position), or "output" followed by the key of the tensor that leaves.
+"""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Where everything of a group of repeats is.
+    """A group of equal repeats.
 
     Args:
         repeats: names of the operators of each repeat.
         ops: repeat and position of each operator.
         tensors: repeat and key of each tensor that belongs to one repeat.
-        named: the tensors of each repeat by key.
+        named: the tensors of each repeat, by key.
     """
 
     repeats: tuple[tuple[str, ...], ...]
@@ -39,19 +42,19 @@ class Group:
         return range(PATTERN + 1, self.echo)
 
     def repeat_of(self, name: str) -> int | None:
-        """The repeat that an operator or tensor belongs to."""
+        """The repeat of an operator or tensor; None outside all repeats."""
         place = self.tensors.get(name) or self.ops.get(name)
         return None if place is None else place[0]
 
     def moved(self, name: str, repeat: int) -> str:
-        """The tensor or operator of ``repeat`` that is at the place of ``name``."""
+        """The counterpart of a tensor or operator in ``repeat``."""
         if name in self.tensors:
             return self.named[repeat][self.tensors[name][1]]
         return self.repeats[repeat][self.ops[name][1]]
 
 
 def grouped(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
-    """Equal layers with their tensors: what their operators make, and what enters in one of them alone."""
+    """The group of these repeats. A tensor belongs to a repeat that makes it, or that alone reads it as a graph input."""
     ops = {name: (repeat, place) for repeat, names in enumerate(repeats) for place, name in enumerate(names)}
     tensors: dict[str, tuple[int, Key]] = {}
     for name, (repeat, place) in ops.items():

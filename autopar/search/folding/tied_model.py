@@ -1,13 +1,13 @@
-"""The problem of a folded graph: what is chosen for the pattern counts as often as it stands, and the bound holds for layers left free.
+"""Tied model of a folded graph: the pattern's choice counts once per layer. A bound covers plans whose layers differ.
 
-The *tied* problem has no nodes of the echo: their edges to the pattern are edges of the pattern to itself, and everything counts as often
-as the whole graph has it. Its optimum is that of all plans in which the layers between are alike: an answer, but no bound.
+The *tied* problem has no nodes of the echo. An edge between pattern and echo joins the pattern with itself, and every cost counts as often
+as it stands in the whole graph. The optimum is that of plans whose layers between are equal: an answer, but not a bound.
 
-For the bound the chain of layers is cut (Lagrangian decomposition). Where a layer reads a neighbour's node s, it reads a *shadow* of s
-of its own instead, free to choose otherwise, and for any potentials p over the choices of s, s pays p and its shadow is paid p: where the
-two agree nothing changes, so that the sum of the least costs of the pieces, with every layer between once, is a bound on all plans,
-alike or not. What all layers read is a free copy in each piece. Equal layers are equal pieces, so one is solved. Potentials that make a
-layer and its shadows agree are found by subgradient steps.
+Lagrangian decomposition gives the bound. It cuts the chain of layers: where a layer reads a node s of its neighbour, it reads a *shadow* of
+s that may choose otherwise. For any potentials p over the choices of s, s pays p and its shadow is paid p. Where both agree, the cost stays
+the same. So the least costs of the pieces sum to a bound on all plans, with every layer between once, equal or not. A tensor that all
+layers read has a free copy in each piece. Equal layers are equal pieces, so one is solved. Subgradient steps on the potentials bring a
+layer and its shadows to agree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Table = np.ndarray
 
 @dataclass
 class TiedModel(Model):
-    """A model of a folded graph. Node and edge numbers are those of the folded graph, with the echo."""
+    """The model of a folded graph. Nodes and edges have the numbers of the folded graph, the echo included."""
 
     folding: Folding | None = None
 
@@ -55,12 +55,12 @@ class TiedModel(Model):
 
     @cached_property
     def homes(self) -> list[int | None]:
-        """The repeat of each node."""
+        """The repeat of each node; None outside all repeats."""
         return [self.fold.group.repeat_of(node.name) for node in self.nodes]
 
     @cached_property
     def twin(self) -> dict[int, int]:
-        """For each node of the echo that of the pattern."""
+        """The node of the pattern for each node of the echo."""
         group = self.fold.group
         found = {}
         for (kind, name), number in self.number.items():
@@ -70,12 +70,12 @@ class TiedModel(Model):
 
     @cached_property
     def kept(self) -> np.ndarray:
-        """Numbers of the nodes of the tied problem."""
+        """Numbers of the nodes in the tied problem."""
         return np.array([number for number in range(len(self.nodes)) if number not in self.twin], dtype=np.int64)
 
     @property
     def alike(self) -> bool:
-        """Whether pattern and echo offer the same."""
+        """Whether pattern and echo offer the same choices at the same prices."""
         group = self.fold.group
         try:
             pairs = list(self.twin.items())
@@ -107,7 +107,7 @@ class TiedModel(Model):
 
     def whole(self, assignment: Assignment) -> Assignment:
         if len(assignment.strategies) == len(self.whole_graph.ops):
-            return assignment  # of the whole graph already
+            return assignment  # an assignment of the whole graph
         found = self.fold.unfold(assignment)
         assert found is not None, "a tied answer is alike in all layers between"
         return found
@@ -124,7 +124,7 @@ class TiedModel(Model):
 
     @cached_property
     def _short(self) -> tuple[Folding, ...]:
-        """The shorter graphs whose schedules stand for the whole one, where they are much shorter together."""
+        """Foldings of shorter graphs whose schedules stand for the whole one; none in a graph of fewer than ``DEEP_LAYERS`` layers."""
         deep = len(self.fold.group.repeats) >= DEEP_LAYERS
         return tuple(shortened(self.fold, repeats) for repeats in SHORT_DEPTHS) if deep else ()
 
@@ -144,8 +144,10 @@ class TiedModel(Model):
         return found
 
     def whole_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
-        """Whether a path is one of the whole graph when what it does in the pattern is repeated: it enters and leaves pattern and echo
-        at the same places."""
+        """Whether a path of the folded graph is one of the whole graph once its part in the pattern is repeated.
+
+        Such a path enters and leaves pattern and echo at the same places.
+        """
         echo = self.fold.group.echo
         places: dict[int, list[int]] = {PATTERN: [], echo: []}
         crossings = 0
@@ -154,7 +156,7 @@ class TiedModel(Model):
             source, target = self.homes[edge.source], self.homes[edge.target]
             crossings += {source, target} == {PATTERN, echo}
             if None in (source, target) and {source, target} & places.keys():
-                return False  # it would count in every layer and is passed once
+                return False  # such an edge counts in every layer, but a path passes it once
             if source != target:
                 for home, node in ((source, edge.source), (target, edge.target)):
                     if home in places:
@@ -165,7 +167,7 @@ class TiedModel(Model):
 
     @cached_property
     def _joined(self) -> tuple[tuple[int, int, int], ...]:
-        """Of the edges that count, their numbers and the places in the problem of the nodes that they join."""
+        """Number of each edge that counts, and the places of its two nodes in the problem."""
         place = {int(number): index for index, number in enumerate(self.kept)}
         ends = [(place[self.twin.get(edge.source, edge.source)], place[self.twin.get(edge.target, edge.target)]) for edge in self.edges]
         return tuple((number, one, other) for number, (one, other) in enumerate(ends) if self.edge_times[number] > 0.0)
@@ -175,7 +177,7 @@ class TiedModel(Model):
         return [(one, other) for _, one, other in self._joined if one != other]
 
     def counted(self, nodes: list[Table], edges: list[Table]) -> tuple[list[Table], list[Table]]:
-        """An edge of a node with itself is a part of what the node counts."""
+        """Costs of the problem. An edge of a node with itself becomes a part of the node's cost."""
         costs, tables = [self.node_times[number] * nodes[number] for number in self.kept], list[Table]()
         scaled: dict[tuple[int, float], Table] = {}
         for number, one, other in self._joined:
@@ -192,8 +194,11 @@ class TiedModel(Model):
         return [self._held(int(number)) for number in self.kept]
 
     def _held(self, number: int) -> list[list[tuple[int, int, int]]]:
-        """Memory items: of the pattern's nodes those of the echo too, and what all layers left out hold before the pattern, between its
-        forward and its backward, and after it. What these hold while they run themselves is no more than pattern and echo do."""
+        """Memory items of a node, with those that it stands for.
+
+        A node of the pattern holds for the echo as well, and for the layers left out while none of these runs. While they run, they hold no
+        more than pattern and echo do.
+        """
         if self.homes[number] != PATTERN:
             return self.nodes[number].items
         items, echoes = self.nodes[number].items, self.nodes[self._echoes[number]].items
@@ -204,7 +209,7 @@ class TiedModel(Model):
         return {other: one for one, other in self.twin.items()}
 
     def _left_out(self, items: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """What all layers left out hold while they do not run, given what the pattern holds."""
+        """Items of all layers left out while none of them runs, given the items of the pattern."""
         layers, found = len(self.fold.group.left_out), []
         for begin, end, moment in self._rests:
             usage = sum(size for first, last, size in items if first <= moment < last)
@@ -214,8 +219,10 @@ class TiedModel(Model):
 
     @cached_property
     def _rests(self) -> tuple[tuple[int, int, int], ...]:
-        """Begin and end of the times before the pattern's end in forward, from there to its begin in backward, and after, each with a
-        moment at which no layer between runs."""
+        """(begin, end, moment) of the times before the pattern ends in forward, from there until it begins in backward, and after that.
+
+        No layer between runs at ``moment``.
+        """
         ops = self.space.graph.ops
         phases: tuple[Phase, ...] = ("forward", "backward")
         names = self.fold.group.repeats[PATTERN]
@@ -226,7 +233,7 @@ class TiedModel(Model):
 
     @cached_property
     def times(self) -> Mapping[str, int]:
-        """Layers left out run when the nearer of pattern and echo does."""
+        """Time of each operator of the whole graph. A layer left out runs with the nearer one of pattern and echo."""
         group, found = self.fold.group, dict(super().times)
         for repeat in group.left_out:
             near = PATTERN if repeat - PATTERN < group.echo - repeat else group.echo
@@ -234,7 +241,7 @@ class TiedModel(Model):
         return found
 
     def rests(self, time: int) -> bool:
-        """Between forward and backward of all layers that the pattern stands for."""
+        """Whether a time lies between forward and backward of all layers that the pattern stands for."""
         group, graph = self.fold.group, self.space.graph
         names = [name for repeat in (PATTERN, group.echo) for name in group.repeats[repeat]]
         forward, backward = ([self.times[name] for name in names if graph.op[name].phase == phase] for phase in ("forward", "backward"))
@@ -247,7 +254,7 @@ class TiedModel(Model):
 
     @cached_property
     def potentials(self) -> dict[int, Table]:
-        """The best so far, to begin from: weights asked one after another are much alike."""
+        """The best potentials so far: a warm start, since successive weights differ little."""
         return {}
 
     def proved(self, weights: Weights, bound: float, optimum: float, budget: Budget, choices: np.ndarray) -> float:
@@ -255,13 +262,13 @@ class TiedModel(Model):
 
 
 def folded(model: Model, folding: Folding) -> TiedModel | None:
-    """The model with its folding; None where the model does not offer the same to pattern and echo."""
+    """The tied model of a folded graph; None where pattern and echo do not offer the same choices."""
     made = TiedModel(**{item.name: getattr(model, item.name) for item in fields(model)}, folding=folding)
     return made if made.alike else None
 
 
 class _Piece:
-    """A part of the chain: nodes with their costs, edges, and which nodes pay and which are paid the potential of which source."""
+    """One subproblem: nodes with costs, edges, and the nodes that pay or are paid the potential of each source."""
 
     def __init__(self) -> None:
         self.costs: list[Table] = []
@@ -277,13 +284,13 @@ class _Piece:
         return self.place[key]
 
     def cost(self, choices: np.ndarray) -> float:
-        """What a choice for each node of the model costs here, where shadows are as what they stand for."""
+        """The cost of this piece for one choice per node of the model. A shadow chooses as its original does."""
         mine = [int(choices[key[1] if isinstance(key, tuple) else key]) for key in self.place]
         nodes = sum(float(cost[choice]) for cost, choice in zip(self.costs, mine, strict=True))
         return nodes + sum(float(table[mine[one], mine[other]]) for one, other, table in self.edges)
 
     def solve(self, potentials: Mapping[int, Table], budget: Budget) -> tuple[float, Table | None]:
-        """The bound under these potentials, and an answer."""
+        """The bound under these potentials, in seconds, and the choices of the solution."""
         costs = list(self.costs)
         for sign, places in ((1.0, self.pays), (-1.0, self.paid)):
             for source, nodes in places.items():
@@ -296,7 +303,10 @@ class _Piece:
 
 
 class Decomposition:
-    """The chain cut between layers: the outside with the first, the pattern, the echo and the last; and one layer between."""
+    """The chain of layers cut in two pieces: one layer between, and the outside.
+
+    The outside holds the first layer, the pattern, the echo and the last layer, and all that is in no layer.
+    """
 
     def __init__(self, model: TiedModel, priced: Priced) -> None:
         self.model, self.priced = model, priced
@@ -329,7 +339,7 @@ class Decomposition:
             layer.edges.append((layer.place["shadow", one], layer.place[other], table))
         elif echo in homes:
             if homes in ((echo, echo), (None, echo), (echo, None)):
-                return  # as the pattern's
+                return  # the pattern has the same edge
             ends: list[int | tuple[str, int]] = [("echo", model.twin[end]) if end in model.twin else end for end in (source, target)]
             outside.edges.append((outside.place[ends[0]], outside.place[ends[1]], table))
         else:
@@ -341,16 +351,15 @@ class Decomposition:
                 layer.edges.append((ends_here[0], ends_here[1], table))
 
     def bound(self, optimum: float, budget: Budget, tied: np.ndarray | None = None, wanted: float = np.inf) -> float:
-        """The best bound found within about the budget.
+        """The best bound found within about the budget, in seconds.
 
-        The layer counts for most of the bound and is the smaller piece: steps are made by what it answers alone, until it lacks little,
-        and only then is the outside solved.
+        The layer is the smaller piece and most of the bound. So steps follow its solutions alone, until it lacks little; then the outside
+        is solved too. The step size is Polyak's: what the bound lacks, over the squared norm of the subgradient.
 
         Args:
-            optimum: what the tied problem costs, at which the steps on potentials aim.
-            tied: a choice for each node that costs so much. Potentials leave it what it costs, in each piece; without it the outside is
-                solved in every step.
-            wanted: a bound that is as good as any higher one.
+            optimum: cost of the tied problem, in seconds: the target of the steps.
+            tied: the choices of that cost, one per node. Potentials do not change their cost. Without them every step solves the outside.
+            wanted: a bound beyond which none is better.
         """
         wanted = min(wanted, optimum * (1 - DECOMPOSITION_ENOUGH))
         inside = budget.share(1 - OUTSIDE_SHARE)
@@ -385,7 +394,7 @@ class Decomposition:
         return best
 
     def _slope(self, potentials: Mapping[int, Table], chosen: Mapping[int, Table | None]) -> dict[int, Table]:
-        """How the bound of the pieces that were solved grows with each potential."""
+        """Subgradient of the bound in each potential, over the pieces that were solved."""
         slope = {source: np.zeros(len(table)) for source, table in potentials.items()}
         for piece, times in ((self.layer, self.times), (self.outside, 1)):
             answer = chosen.get(id(piece))

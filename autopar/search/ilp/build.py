@@ -1,4 +1,4 @@
-"""Graph x choices -> Model: the nodes of every operator and tensor, and the edges between them. See ``model`` for what they mean."""
+"""Graph x choices -> ``Model``: the nodes of every operator and tensor, and the edges between them. ``model`` says what they mean."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from autopar.sharding import ShardingSpec
 
 
 def build_model(space: Space, *, again: int = 0, alike: Mapping[str, str] | None = None, share: float = SMALL_TENSOR_SHARE) -> Model:
-    """All nodes and edges of ``space.graph``.
+    """The model of ``space.graph``.
 
     Args:
-        again: what backward needs of forward may be made again, not only kept, at so many times that are told apart; 0: not at all.
+        again: number of times told apart at which one operator may be recomputed; 0: nothing is recomputed.
         alike, share: see ``find_runs``.
     """
     model = Model(space)
@@ -64,7 +64,7 @@ def _add_outputs(model: Model) -> None:
 
 
 def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
-    """Everybody who reads each tensor: operators, outputs, and parameters (their gradient) or buffers (their new value)."""
+    """Readers of each tensor: operators, outputs, and the parameter (of a gradient) or buffer (of its update)."""
     graph = model.space.graph
     found: dict[str, list[Reader]] = {name: [] for name in graph.tensors}
     for op in graph.ops:
@@ -125,10 +125,10 @@ def _add_layout(
     model: Model, site: Site, phase: Phase, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader],
     pinned: ShardingSpec | None, twice: bool = False,
 ) -> int:  # fmt: skip
-    """The node of a shared version, with the edge from its source.
+    """The number of the node of a shared version, which this adds with the edge from its source.
 
     Args:
-        twice: each spec is there twice, for backward as well and for what may be late alone.
+        twice: each spec is offered twice: for backward as well, and for the deferred loss alone.
     """
     wanted = dict.fromkeys(spec for reader in readers for spec in reader.specs)
     if pinned:
@@ -156,7 +156,7 @@ def _add_layout(
 
 
 def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
-    """Where a reshard of what ``source`` gives stands: see ``Edge``. A layout stands where its own reshard does."""
+    """Where a reshard of the source's tensor stands beside the operators (``Edge.side``). A layout stands where its own reshard does."""
     node = model.nodes[source]
     if node.kind == "layout" and node.phase == phase:
         return "ahead" if model.side_of_layout[source] == "ahead" else "behind" if leaves else "between"
@@ -166,7 +166,7 @@ def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
 
 
 def _share(model: Model, *readers: Reader) -> float:
-    """Of a reshard for these readers what falls to one microbatch: what only leads to gradients that leave may run once a step."""
+    """Fraction of a reshard's seconds that falls to one microbatch. A reshard that only leads to gradients may run once a step."""
     outputs = model.space.graph.outputs
     leaves = all(reader.name.startswith(OUTPUT) and outputs[int(reader.name[len(OUTPUT) :])].kind == "gradient" for reader in readers)
     return 1.0 / model.space.graph.microbatches if leaves else 1.0
@@ -175,10 +175,10 @@ def _share(model: Model, *readers: Reader) -> float:
 def _connect_readers(
     model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], phase: Phase, count: int | None = None
 ) -> None:  # fmt: skip
-    """Edges from what is shared to each reader, of ``count`` there are.
+    """Edges from a shared version to each of its readers; ``count`` of them share it.
 
-    A layout with one reader is that reader's reshard: equality, or what is added to a partial sum for nothing. A view that can take the
-    spec as it is does so: the same reshard after it costs the same.
+    A layout with one reader is that reader's reshard. The edge between them is equality, or a free mask where the reader adds partial sums.
+    A view that can take the spec as it is does so, since a reshard after the view costs the same.
     """
     count = count or len(readers)
     alone = count == 1 and model.nodes[source].kind == "layout" and not model.space.pins.tensors.get(tensor)
@@ -197,14 +197,17 @@ def _connect_readers(
 
 
 def _before_masks(reader: Reader, specs: tuple[ShardingSpec, ...]) -> dict[ShardingSpec, None]:
-    """What a value is that a reader adds to a partial sum: not one itself, but over the axes over which it comes as one."""
+    """Specs that the source can reach of operands that a reader adds to a partial sum.
+
+    Each is partial over the axes alone over which the source is partial; the mask for the other axes is free.
+    """
     came = dict.fromkeys(frozenset(spec.partial_axes) for spec in specs)
     summed = [spec for spec, sums in zip(reader.specs, reader.sums, strict=False) if sums]
     return {replace(spec, partial=tuple(item for item in spec.partial if item[0] in axes)): None for spec in summed for axes in came}
 
 
 def _read(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:
-    """Seconds of the reshard that a reader needs."""
+    """Seconds of the reshard that a reader needs; shape [specs, reader's choices]."""
     table = model.space.reshard_table(model.space.graph.tensors[tensor], specs, reader.specs)
     table = model.masked(table, specs, reader.specs, reader.sums)
     return model.followed(table, specs, reader.specs) if reader.follows else table
@@ -213,7 +216,7 @@ def _read(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Re
 def _connect_second(
     model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], runs: Runs, count: int
 ) -> None:  # fmt: skip
-    """Edges to the second runs that may read a tensor."""
+    """Edges to the recomputations that may read a tensor."""
     for reader in readers:
         moments = len(runs.times[reader.name])
         table = read_table(model, once_gone(model, source, _read(model, tensor, specs, reader)), moments)
@@ -224,7 +227,10 @@ def _connect_second(
 
 
 def _add_saved(model: Model, site: Site, layout: Node) -> int:
-    """What backward keeps: (spec, made from the layout rather than from the producer's version, which has another spec then)."""
+    """The number of the node of what backward keeps of a tensor.
+
+    A choice is a spec, made from the producer's version or from the layout. The layout counts only where the producer has another spec.
+    """
     space = model.space
     tensor = space.graph.tensors[site.tensor]
     stored = site.tensor not in space.graph.producer
@@ -244,5 +250,5 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
 
 
 def _own(table: np.ndarray, same: np.ndarray, from_layout: np.ndarray) -> np.ndarray:
-    """From the producer's version where the choice is of it; else another spec than it has."""
+    """Edge from the producer's version: a free slice where the choice is made from it, else any spec but the choice's."""
     return np.where(from_layout[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table)

@@ -1,11 +1,11 @@
-"""The longest chain of dependencies in a phase: what runs one after another in every plan and every order.
+"""Critical path: the longest chain of dependencies in a phase, which runs in sequence in every plan and every order.
 
-From one place of a chain to a later one it takes as long as the edges and operators of the chain between them; but also as long as all
-operators that lie between them, on whatever branch, since there is one compute stream. So a chain may have a *span* in place of a part of
-its own: queries, keys and values are made one after another though none waits for another. To its first place it takes as long as all that
-leads there, and after its last as long as all that follows.
+Between two of its places a chain takes as long as its own edges and operators. It also takes as long as all operators between them, on any
+branch, since there is one compute stream. So a chain may have a *span* in place of a part of its own: queries, keys and values run one
+after another though none depends on another. Likewise all that leads to its first place comes before, and all that follows its last comes
+after.
 
-Only places in one repeat of equal layers, or outside of all, have spans here: what lies between them is the same in every repeat.
+Only places in one repeat of equal layers, or outside of all, have spans here: the operators between them are the same in every repeat.
 """
 
 from __future__ import annotations
@@ -23,43 +23,50 @@ if TYPE_CHECKING:
     from autopar.search.ilp.model import Model
 
 
-
 @dataclass(frozen=True)
 class Path:
-    """A chain of data dependencies: numbers of the operators' nodes on it and in its spans, and of the model's edges on it."""
+    """A chain of data dependencies.
+
+    Args:
+        nodes: numbers of the operators' nodes on it and in its spans.
+        edges: numbers of the model's edges on it.
+    """
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
 
 
 class Step(NamedTuple):
-    """How a chain comes to a place: by an edge, by a span from ``source`` (without an edge), or as its first place."""
+    """How a chain comes to a place: by an edge, by a span from ``source`` (without an edge), or as its first place (without either)."""
 
     edge: int | None
     source: int | None
 
 
 class Dependencies:
-    """What waits for what in a phase of a model, whatever is chosen."""
+    """Dependencies between the nodes of a phase that hold for all choices."""
 
     def __init__(self, model: Model, phase: Phase) -> None:
         self.order = model.in_time(phase)
         place = {number: here for here, number in enumerate(self.order)}
         self.runs = np.array([model.nodes[number].kind == "op" for number in self.order], dtype=bool)
         self.into: list[list[tuple[int, int | None]]] = []
-        """For each place the edges that lead to it, each with the place it comes from; None where that is there from the start."""
+        """Edges that lead to each place, with the place of their source; None where the source exists when the phase begins."""
         for here, number in enumerate(self.order):
             indices = [index for index in model.incoming[number] if model.edges[index].phase == phase]
             sources = [place.get(model.edges[index].source, here) for index in indices]
             self.into.append([(index, source if source < here else None) for index, source in zip(indices, sources, strict=True)])
         homes = [model.homes[number] for number in self.order]
         self.once = model.node_times[self.order] == 1.0 if self.order else np.zeros(0, dtype=bool)
-        """Places of the planned graph that no other stands for: a chain may begin or end there."""
+        """Places that count once in the planned graph. These alone may have a span from the phase's begin, or to its end."""
         self._reach(homes)
 
     def _reach(self, homes: Sequence[int | None]) -> None:
-        """``leads[i, j]``: place j waits for place i, by what is in their repeat alone. A span from a place with one follower is no longer
-        than the way over that, and so to one that follows one alone: they go from ``forks`` to ``joins``."""
+        """Finds ``leads[i, j]``: place j depends on place i, through operators of their repeat alone.
+
+        A span from a place with one follower is no longer than the way over the follower; likewise to a place that follows one alone. So
+        spans go from ``forks`` to ``joins``.
+        """
         count = len(self.order) if len(self.order) <= SPAN_NODES else 0
         self.leads = np.zeros((count, count), dtype=bool)
         followers, follows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -76,8 +83,8 @@ class Dependencies:
         """The chain that takes longest.
 
         Args:
-            seconds, edges: of each node and edge of the model, as often as a chain passes through.
-            spans: whether it may have some.
+            seconds, edges: seconds of each node and edge of the model, as often as a chain passes it.
+            spans: whether the chain may have spans.
         """
         count = len(self.order)
         if not count:

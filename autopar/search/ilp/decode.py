@@ -1,4 +1,4 @@
-"""Choices of a solution -> Assignment: which strategy, which layouts, who reads what, what runs again."""
+"""Decoding: the choices of a solution become an ``Assignment`` of strategies, layouts, reads and recomputed operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from autopar.sharding import ShardingSpec, Strategy
 
 
 def extract(model: Model, choices: np.ndarray) -> Assignment:
-    """The assignment that ``choices`` (one index a node) stands for."""
+    """The assignment that a solution stands for.
+
+    Args:
+        choices: one index per node of the model.
+    """
     graph, space = model.space.graph, model.space
     inputs = {}
     for item in graph.inputs:
@@ -29,7 +33,7 @@ def extract(model: Model, choices: np.ndarray) -> Assignment:
 
 
 def runs_again(model: Model, choices: np.ndarray) -> frozenset[str]:
-    """The operators whose second run backward needs, itself or for other second runs."""
+    """Operators whose recomputation backward needs, directly or for other recomputations."""
     graph = model.space.graph
 
     def makers(site: Site) -> list[str]:
@@ -56,10 +60,10 @@ def extract_site(
     reads: dict[tuple[str, int], str],
     again: frozenset[str] = frozenset(),
 ) -> None:
-    """Adds the layouts of one tensor and who reads what of it.
+    """Adds the layouts of one tensor, and which of its values each reader reads.
 
     Args:
-        again: the operators that run a second time.
+        again: the recomputed operators.
     """
     tensor = site.tensor
     own = (tensor, site.specs[choices[site.producer]])

@@ -1,21 +1,21 @@
-"""When what lives: the memory items of a model's nodes. See ``model`` for what the nodes are.
+"""Memory items: from when to when the choice of a node holds how many bytes. ``model`` says what the nodes are.
 
-Time is the place of an operator among all, forward first. A tensor and its views are one storage as long as nothing is resharded in
-between; at every time at which it is needed at all exactly one of its versions counts, by the node that knows its spec:
+Time is the index of an operator, forward first. A tensor and its views are one storage, as long as no reshard lies between them. At each
+time exactly one version of a storage counts, by the node that knows its spec. The first of these that exists then counts:
 
-- an operator that reads it: as it is read, also where that is a copy that was gathered for it;
-- else what leaves, in the spec it leaves with;
-- else what was made, until its first reader, but not while it is made where it may be written over what it is made of; what readers
-  share, from the first to the last of a phase; what backward keeps.
+- a graph output, in the spec in which it leaves;
+- the version that a running operator reads, even where that is a copy gathered for it;
+- the producer's version, until the first reader; a result written over an operand does not count while its operator runs;
+- the layout that the readers of a phase share, from the first to the last of them;
+- the version that backward keeps.
 
-An operator holds its workspace while it runs, for the first time. What is stored (parameters, buffers, arguments) is there throughout, but
-for the times at which it is read: there it counts as it is read too, in place of what rests. So a gathered weight counts for all but the
-part of it that each rank has anyway.
+An operator holds its workspace during its first run. Stored tensors (parameters, buffers, arguments) count throughout. While one is read,
+the version that is read counts in its place. So a gathered weight adds its size less the part that the rank stores.
 
-What a version has beside it while it is made of another (its source, the buffers of a collective), only pairs of choices know. That is
-left out: no plan holds less than the model says while operators run as they were captured, and a schedule holds more. Where operators
-change their order by single moves (``schedule.local_search``), no less is held than with them as captured, so that what is proved is proved
-of those too; operators that are set aside for gaps (``schedule.gap_filling``) may hold a little less.
+The source of a reshard and the buffers of its collective are left out, since pairs of choices alone know them (``pair_memory``). So no plan
+holds less than the model says, as long as operators run in captured order, and a schedule holds more. Single moves of
+``schedule.local_search`` hold no less than the captured order either, so proofs cover them. Operators that ``schedule.gap_filling`` defers
+may hold a little less.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from autopar.search.ilp.model import Model, Reader
 
 Life = tuple[int, int, int, str, tuple[ShardingSpec, ...]]
-"""Begin, end, and the node whose choice says in which of the specs a tensor is there."""
+"""Begin, end, node, tensor, specs. The choice of the node says in which of the specs the tensor is held."""
 
 
 def add_lives(model: Model, times: Mapping[str, int]) -> None:
-    """Memory items of every node, in time steps of one operator; ``[0, end)`` covers the optimizer's step too."""
+    """Adds the memory items of every node. Times are indices of operators; ``[0, end)`` covers the optimizer step too."""
     graph = model.space.graph
     end = len(graph.ops) + 1
     members: dict[str, list[str]] = {}
@@ -65,7 +65,7 @@ def add_lives(model: Model, times: Mapping[str, int]) -> None:
 
 
 def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int, int]]) -> None:
-    """What backward keeps or makes again, by choice (``again``), where nothing else of the same storage counts."""
+    """Adds what backward keeps or recomputes, by choice (``rematerialization``), at times when nothing else of the storage counts."""
     for tensor in tensors:
         saved = model.sites[tensor].saved
         if saved is not None and model.nodes[saved].spans:
@@ -77,7 +77,7 @@ def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int
 
 
 def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) -> None:
-    """What is stored, with the optimizer's states; for the times ``away`` only these."""
+    """Adds a stored tensor except at the times ``away``, and the optimizer's states throughout."""
     space = model.space
     home, value = model.nodes[model.number["input", tensor]], space.graph.tensors[tensor]
     trained = tensor in space.graph.stepped
@@ -89,14 +89,14 @@ def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) 
                 items.append((begin, first, local))
             begin = last
         more = space.graph.parts(tensor) - 1
-        if more:  # what other microbatches have of an input that is cut
+        if more:  # the parts of a cut input that other microbatches read
             items.append((0, end, more * local))
         if trained:
             items.append((0, end, optimizer_bytes(space.optimizer, local // size, value.dtype)))
 
 
 def _keep_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
-    """What backward keeps of what is stored beside it: a copy that forward has gathered."""
+    """Adds the gathered copy of a stored tensor that forward makes and backward keeps."""
     for tensor in tensors:
         site = model.sites[tensor]
         if site.saved is not None and not model.nodes[site.saved].spans:
@@ -109,13 +109,17 @@ def _keep_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
 
 
 def _saved(model: Model, tensor: str) -> tuple[int, int]:
-    """From after the last reader in forward to the first in backward."""
+    """The time for which backward's version is kept: after the last reader in forward, until the first in backward."""
     early, late = model.sites[tensor].phases(model.space.graph)
     return max(reader.time for reader in early) + 1, min(reader.time for reader in late)
 
 
 def _reads(model: Model, tensor: str, *, viewed: bool) -> Iterator[Life]:
-    """Each operator that reads it, while it runs; ``viewed``: those that only view it too."""
+    """Lives of a tensor while operators read it.
+
+    Args:
+        viewed: operators that only view the tensor count as readers.
+    """
     graph = model.space.graph
     for reader in model.sites[tensor].readers:
         if not _leaves(reader) and (viewed or not _views(graph.op[reader.name])):
@@ -123,7 +127,7 @@ def _reads(model: Model, tensor: str, *, viewed: bool) -> Iterator[Life]:
 
 
 def _between(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Life]:
-    """From when it is made on, but for its readers."""
+    """Lives of a tensor from its production on, apart from its reads."""
     graph, site = model.space.graph, model.sites[tensor]
     made = times[graph.producer[tensor].name]
     early, late = site.phases(graph)
@@ -140,8 +144,10 @@ def _between(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Li
 
 
 def written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
-    """Whether its operator may write it over a tensor that nobody reads later, and so needs no memory while it runs: nobody of its half of
-    the step, where the tensor may be made again for the other."""
+    """Whether an operator may write a tensor over one that nobody reads later, so that it takes no memory while it runs.
+
+    Where the operand may be recomputed, readers of the same phase alone count as later readers.
+    """
     graph = model.space.graph
     op = graph.producer[tensor]
     for place in may_write_over(op):
@@ -157,7 +163,10 @@ def written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
 
 
 def _leaving(model: Model, times: Mapping[str, int], end: int) -> dict[str, list[Life]]:
-    """What leaves lives from just after it is made to the end: outputs, gradients (in their parameter's spec), new values of buffers."""
+    """Lives of the tensors that leave, from after their production to the end.
+
+    They are outputs, gradients (in their parameter's spec) and buffer updates.
+    """
     graph = model.space.graph
     found: dict[str, list[Life]] = {}
     for index, output in enumerate(graph.outputs):
@@ -169,7 +178,7 @@ def _leaving(model: Model, times: Mapping[str, int], end: int) -> dict[str, list
 
 
 def _cover(model: Model, lives: Sequence[Life]) -> list[tuple[int, int]]:
-    """Each life as items of its node, as far as none before it covers the time; the times covered, in order."""
+    """Adds each life as items of its node, except at times that an earlier life covers. Returns the covered times, in order."""
     covered: list[tuple[int, int]] = []
     for begin, end, node, tensor, specs in lives:
         free = _without((begin, end), covered)
@@ -182,7 +191,7 @@ def _cover(model: Model, lives: Sequence[Life]) -> list[tuple[int, int]]:
 
 
 def _without(life: tuple[int, int], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What of ``life`` lies outside the intervals ``covered``, which are in order."""
+    """The parts of ``life`` outside the intervals ``covered``, which are in order."""
     begin, end = life
     found = []
     for first, last in covered:

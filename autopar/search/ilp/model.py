@@ -1,22 +1,22 @@
-"""Graph x choices -> Problem.
+"""The integer problem of a graph, node by node: ``Model``, and how weights price it.
 
-Nodes and what their choice means:
+Nodes and the meaning of their choices:
 
-========  ==========================================================================================================
-``input``  a graph input (parameter, buffer, argument, tangent): its spec. A parameter's gradient and optimizer state share it.
-``op``     an operator: its strategy.
-``output`` an output of the model: the spec it leaves with.
-``layout`` a tensor as its readers of one phase share it: resharded once from what the producer made, whoever reads it.
-``saved``  what backward keeps of a tensor made in forward: the producer's version or the layout's, or a free slice of either.
-           For a gathered weight this is the choice between keeping it and gathering it again. Where operators may run again:
-           kept, gone, or made again.
-``again``  the second run of a forward operator, in backward: not, or when and in which strategy. See ``again``.
-========  ==========================================================================================================
+==========  ==========================================================================================================
+``input``   A graph input (parameter, buffer, argument, tangent): its spec. A parameter's gradient and optimizer state share it.
+``op``      An operator: its strategy.
+``output``  An output of the model: the spec in which it leaves.
+``layout``  A tensor as its readers of one phase share it: resharded once from the producer's version.
+``saved``   What backward keeps of a tensor of forward: the producer's version or the layout's, or a free slice of either. For a gathered
+            weight, this chooses between keeping it and gathering it again. With recomputation: kept, gone or recomputed.
+``again``   The recomputation of a forward operator in backward: none, or its time and strategy. See ``rematerialization``.
+==========  ==========================================================================================================
 
-A reader whose strategy needs another spec than the layout it reads pays a reshard of its own. Edges hold seconds: of one microbatch,
-with its share of what runs once a step.
-Memory: see ``lives``. What is left out there (a value next to its copy, the buffers of collectives, what is gathered ahead) makes the
-model ask for less memory than the program, not more: the bound stays true, and the program's own peak decides in ``find_plan``.
+A reader whose strategy needs another spec than the layout's pays a reshard of its own. Edges hold the seconds of one microbatch, with its
+share of what runs once a step.
+
+Memory items (``memory_items``) leave out the source of a copy, the buffers of collectives, and prefetched values. So the model asks for
+less memory than a schedule: its bound stays true, and the peak of the schedule decides.
 """
 
 from __future__ import annotations
@@ -48,15 +48,19 @@ Side = Literal["ahead", "between", "behind"]
 
 @dataclass
 class Node:
-    """One node of the problem: seconds and memory items of each choice, and the spec it gives to a tensor (if it is of one tensor).
+    """One node of the problem.
 
     Args:
-        from_layout: of ``saved``: made from the layout.
-        states: of ``saved`` where operators may run again: ``kept``, ``gone`` or ``again``; else all are kept.
-        moments: of ``saved``: which of its times the operator's second run has.
-        spans: of ``saved`` where operators may run again: from when to when what is chosen is there for backward.
-        picks: of ``again``: the strategy, by number; -1 where it does not run.
-        late: of ``layout``: nothing that backward reads is made from it; empty where that is not told apart.
+        name: the operator or tensor.
+        seconds: of each choice; shape [choices].
+        specs: the spec that each choice gives to the tensor, if the node is of one.
+        from_layout: of ``saved``: whether each choice is made from the layout.
+        states: of ``saved`` with recomputation: ``kept``, ``gone`` or ``again``; empty: all are kept.
+        moments: of ``saved``: the index of the time of the recomputation.
+        spans: of ``saved`` with recomputation: begin and end of the time for which each choice is there for backward.
+        picks: of ``again``: the number of the strategy, -1 for no recomputation; shape [choices].
+        late: of ``layout``: whether backward reads nothing that is made from each choice; empty where that is not told apart.
+        items: begin, end and bytes of the memory that each choice holds.
     """
 
     kind: Kind
@@ -75,9 +79,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Reader:
-    """Who reads a tensor: node number, the spec each of its choices needs, and its name, position and time in the program.
+    """A reader of a tensor.
 
-    ``follows``: a view, which takes a spec as it comes if it can. ``sums``: choices that add several partial sums.
+    Args:
+        node: number of its node.
+        specs: the spec that each choice of the node needs.
+        position: of the tensor among its inputs.
+        time: its place among the operators.
+        follows: whether it is a view, which takes a spec as it is if it can.
+        sums: whether each choice adds several partial sums.
     """
 
     node: int
@@ -92,8 +102,14 @@ class Reader:
 
 @dataclass
 class Site:
-    """The nodes of one tensor: its producer, its forward layout, what is saved, its backward layout (None where not needed), and
-    which of its readers in forward may run again."""
+    """The nodes of one tensor.
+
+    Args:
+        producer: number of the node that makes it.
+        specs: the spec that each choice of the producer gives it.
+        forward, saved, backward: numbers of its layout in forward, what backward keeps, and its layout in backward; None where not needed.
+        second: its readers that may be recomputed.
+    """
 
     tensor: str
     producer: int
@@ -105,7 +121,7 @@ class Site:
     second: tuple[Reader, ...] = ()
 
     def phases(self, graph: Graph) -> tuple[list[Reader], list[Reader]]:
-        """Readers in forward and in backward, each by time; a tensor made in backward has all of them there."""
+        """Readers in forward and in backward, each by time. All readers of a tensor of backward are in backward."""
         readers = sorted(self.readers, key=lambda reader: reader.time)
         producer = graph.producer.get(self.tensor)
         if producer and producer.phase == "backward":
@@ -115,16 +131,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Edge:
-    """Seconds between the choices of two nodes; infinite where they do not go together.
+    """Seconds between the choices of two nodes, infinite where these exclude one another; shape [source's choices, target's choices].
 
     Args:
-        phase: when the reshard it prices runs.
-        tensor: what is resharded; None where nothing is: the finite entries are 0.
-        sources, targets: the specs behind the rows and columns, where something is.
-        readers: among how many readers an equal reshard would be made once.
-        side: where the reshard stands beside the operators: ``ahead`` of them, since its source is there when the phase begins, or
-            made by what leads it (``Graph.prepared``), ``behind``, since nobody in the phase reads its result, or ``between``.
-        share: of its seconds that fall to one microbatch: less than 1 where it runs after the last alone.
+        phase: the phase in which the reshard runs.
+        tensor: the tensor that is resharded; None where nothing is, and finite entries are 0.
+        sources, targets: the specs of rows and columns, if the edge reshards.
+        readers: number of readers that share equal reshards.
+        side: the place of the reshard beside the operators of the phase. ``ahead``: its source exists when the phase begins, or is made by
+            the phase's first operators (``Graph.prepared``). ``behind``: nobody in the phase reads its result. ``between``: all others.
+        share: fraction of its seconds that falls to one microbatch; below 1 where it runs after the last microbatch alone.
     """
 
     source: int
@@ -161,11 +177,11 @@ class Model:
     def masked(
         self, table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], sums: tuple[bool, ...] = ()
     ) -> np.ndarray:  # fmt: skip
-        """``_without_masks``, once for equal tables."""
+        """``_without_masks``, once per table."""
         return self.once((id(table), sums), lambda: _without_masks(table, sources, targets, sums), table)
 
     def followed(self, table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
-        """The table of a view that takes what it can as it is, once for equal tables."""
+        """The table of a view, which takes a spec as it is where it can; once per table."""
 
         def make() -> np.ndarray:
             same = self.space.equality_table(sources, targets)
@@ -174,12 +190,12 @@ class Model:
         return self.once((id(table), "follows"), make, table)
 
     def once_free(self, table: np.ndarray) -> np.ndarray:
-        """``_free``, once for equal tables."""
+        """``_free``, once per table."""
         return self.once((id(table), "free"), lambda: _free(table), table)
 
     def once(self, key: object, make: Callable[[], np.ndarray], *held: np.ndarray) -> np.ndarray:
         if key not in self._made:
-            self._made[key] = (make(), *held)  # held, so that no other table takes the identity in the key
+            self._made[key] = (make(), *held)  # held alive, so that no other table gets an ``id`` in the key
         return self._made[key][0]
 
     def loads(self, edge: Edge, link: str) -> np.ndarray:
@@ -193,25 +209,27 @@ class Model:
         return self._where_moved(edge, "copies", self.space.copy_table(edge.tensor, edge.sources, edge.targets))
 
     def least_copies(self, edge: Edge) -> np.ndarray:
-        """What the copies of an edge's reshards add to the operators' work at least, in any bucket."""
+        """Seconds that the copies of an edge's reshards add to the compute stream in any bucket, at least."""
         assert edge.tensor is not None
         return self._where_moved(edge, "least", self.space.least_copy_table(edge.tensor, edge.sources, edge.targets))
 
     def _where_moved(self, edge: Edge, what: str, table: np.ndarray) -> np.ndarray:
-        """The table where the edge reshards, 0 elsewhere; once for equal tables of seconds."""
+        """The table where the edge reshards, 0 elsewhere; once per table of seconds."""
         moved = edge.seconds
         return self.once((id(moved), what), lambda: np.where(np.isfinite(moved) & (moved > 0.0), table * edge.share, 0.0), moved)
 
     def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
-        """Seconds for which an operator's inner collectives hold each link they hold at all, in its first or second run."""
+        """Seconds for which an operator's inner collectives hold each link, in its first run or its recomputation; shape [choices] each."""
         loads = {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}
         if node.picks is None:
             return loads
         return {link: np.where(node.picks >= 0, load[node.picks], 0.0) for link, load in loads.items()}
 
     def not_slowed(self, node: Node) -> Mapping[str, np.ndarray]:
-        """For each link the seconds of an operator where it has collectives inside, none of them on that link: beside other calls there
-        it keeps its speed."""
+        """For each link, the seconds of an operator's choices whose inner collectives all use other links.
+
+        Calls on that link do not slow such an operator.
+        """
         loads = self.node_loads(node)
         anywhere = sum(loads.values(), np.zeros(len(node.seconds))) > 0.0
         if not anywhere.any():
@@ -220,14 +238,14 @@ class Model:
 
     @cached_property
     def incoming(self) -> list[list[int]]:
-        """For each node the numbers of the edges that lead to it."""
+        """Numbers of the edges that lead to each node."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for number, edge in enumerate(self.edges):
             found[edge.target].append(number)
         return found
 
     def in_time(self, phase: Phase) -> list[int]:
-        """The nodes of a phase that time passes through: operators as captured, each after the layouts it reads, then who reads last."""
+        """Numbers of the phase's nodes in time order: operators as captured, each after its layouts, then inputs and outputs."""
         found: dict[int, None] = {}
         for op in self.space.graph.ops:
             if op.phase == phase:
@@ -246,7 +264,7 @@ class Model:
         return node.kind == "layout" and node.phase == phase
 
     def dependencies(self, phase: Phase) -> Dependencies:
-        """What waits for what in a phase."""
+        """Dependencies of a phase."""
         if phase not in self._dependencies:
             self._dependencies[phase] = Dependencies(self, phase)
         return self._dependencies[phase]
@@ -257,7 +275,7 @@ class Model:
 
     @cached_property
     def late(self) -> Mapping[int, np.ndarray]:
-        """Of the edges whose reshards may be for the loss alone, the target's choices in which no operator waits for them."""
+        """For each edge whose reshard the loss alone may need, whether no operator waits for it; shape [target's choices]."""
         graph, found, ends = self.space.graph, dict[int, np.ndarray](), self.ends_late
         kept = most_deferred_bytes(graph)
         for number, edge in enumerate(self.edges):
@@ -272,19 +290,19 @@ class Model:
 
     @cached_property
     def ends_late(self) -> frozenset[str]:
-        """Those for which nothing but the loss may wait (``deferred_loss``); none where the loss is no output, or nothing overlaps."""
+        """Operators and output that the loss alone waits for (``deferred_loss``). None if the loss is no output, or nothing overlaps."""
         graph = self.space.graph
         waits = graph.loss is None or not self.space.machine.overlaps
         return frozenset() if waits else may_be_deferred(graph)
 
     @cached_property
     def spread(self) -> list[np.ndarray]:
-        """For each node, bytes times life of each choice, above the least of them."""
+        """Bytes times life of each choice of each node, above the least choice of the node."""
         held = [np.array([sum((end - begin) * size for begin, end, size in items) for items in node.items], float) for node in self.nodes]
         return [sizes - sizes.min() for sizes in held]
 
     def _ties(self, priced: Priced) -> list[np.ndarray]:
-        """What each node's choices count beside their price: of choices that cost the same, those that hold less come first."""
+        """Tie-breakers: a small cost on bytes times life, so that among choices of equal cost those that hold less win."""
         least = sum(times * float(table.min()) for times, table in zip(self.node_times, priced.nodes, strict=True))
         most = sum(times * float(sizes.max()) for times, sizes in zip(self.node_times, self.spread, strict=True))
         share = TIES * max(least, 0.0) / most if most else 0.0
@@ -296,12 +314,13 @@ class Model:
         self.edges.append(Edge(source, target, table, share=share, **more))
 
     def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
-        """The integer problem and its unit in seconds: costs are rounded down to multiples of it, which lowers the bound.
+        """The integer problem and its unit in seconds. Costs are rounded down to multiples of the unit, which lowers the bound.
+
+        The unit keeps the sum of the largest finite entries under 2**52. Tie-breakers add at most the share ``TIES`` to costs.
 
         Args:
-            weights: what each node and edge counts; seconds in sequence when not given.
-
-        The unit is chosen so that the sum of the largest finite entries stays under 2**52. To costs come ``TIES`` of them at most.
+            limit: bytes per rank; None: no limit.
+            weights: what each node and edge counts; all in sequence if not given.
         """
         priced = (weights or InSequence()).price(self)
         nodes, edges = self.counted([table + tie for table, tie in zip(priced.nodes, self._ties(priced), strict=True)], priced.edges)
@@ -317,22 +336,22 @@ class Model:
 
     @cached_property
     def _frame(self) -> Problem:
-        """The problem without prices: they are all that weights change."""
+        """The problem without costs, which are all that weights change."""
         nothing = {id(edge.seconds): np.zeros(edge.seconds.shape) for edge in self.edges}
         free = [np.zeros(len(node.seconds)) for node in self.nodes]
         nodes, tables = self.counted(free, [nothing[id(edge.seconds)] for edge in self.edges])
         edges = [(source, target, table.astype(np.int64)) for (source, target), table in zip(self.ends, tables, strict=True)]
         return Problem.build([cost.astype(np.int64) for cost in nodes], edges, items=self.held(), limit=0, name="plan")
 
-    # What follows is told apart where equal layers are folded: see ``folded``.
+    # Folded layers override what follows: see ``TiedModel``.
 
     @property
     def ends(self) -> Sequence[tuple[int, int]]:
-        """The nodes of the problem that each of its edges joins."""
+        """The two nodes of the problem that each of its edges joins."""
         return [(edge.source, edge.target) for edge in self.edges]
 
     def counted(self, nodes: list[np.ndarray], edges: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """What the problem's nodes and edges count, from what the model's do. Equal tables are one object."""
+        """Costs of the problem's nodes and edges, from those of the model's. Equal tables are one object."""
         return nodes, edges
 
     def held(self) -> Sequence[list[list[Item]]]:
@@ -341,43 +360,43 @@ class Model:
 
     @cached_property
     def homes(self) -> Sequence[int | None]:
-        """The repeat of equal layers of each node, where such are told apart."""
+        """The repeat of equal layers of each node, where layers are folded."""
         return [None] * len(self.nodes)
 
     @cached_property
     def node_times(self) -> np.ndarray:
-        """How often each node stands in the graph that is planned."""
+        """How often each node stands in the planned graph."""
         return np.ones(len(self.nodes))
 
     @cached_property
     def edge_times(self) -> np.ndarray:
-        """How often each edge does."""
+        """How often each edge stands in the planned graph."""
         return np.ones(len(self.edges))
 
     @cached_property
     def times(self) -> Mapping[str, int]:
-        """The time of memory items at which each operator of the graph that is planned runs."""
+        """The time of memory items at which each operator of the planned graph runs."""
         return {op.name: time for time, op in enumerate(phases_in_order(self.space.graph))}
 
     def together(self, name: str) -> tuple[str, ...]:
-        """The operators that run a second time where ``name`` does."""
+        """The operators that are recomputed where ``name`` is."""
         return (name,)
 
     @property
     def whole_graph(self) -> Graph:
-        """The graph that is planned."""
+        """The planned graph."""
         return self.space.graph
 
     def whole(self, assignment: Assignment) -> Assignment:
-        """The assignment of the graph that is planned."""
+        """The assignment of the planned graph."""
         return assignment
 
     def short(self, assignment: Assignment) -> tuple[Sample, ...]:
-        """The assignment in shorter graphs that tell what it costs in the graph that is planned; none where only that itself tells."""
+        """Samples: the assignment in shorter graphs from which its cost in the planned graph is extrapolated; none where it is not."""
         return ()
 
     def expand(self, choices: np.ndarray) -> np.ndarray:
-        """A choice for each node, from one for each node of the problem."""
+        """A choice for each node of the model, from one for each node of the problem."""
         return choices
 
     def restrict(self, choices: np.ndarray) -> np.ndarray:
@@ -385,15 +404,19 @@ class Model:
         return choices
 
     def whole_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
-        """Whether a chain of dependencies is one in the graph that is planned, with everything on it as often as it stands there."""
+        """Whether a chain of dependencies exists in the planned graph, with everything on it as often as it stands there."""
         return True
 
     def rests(self, time: int) -> bool:
-        """Whether at a time of memory items nothing runs that a node stands for beside its own."""
+        """Whether at a time of memory items nothing runs of the layers that are left out."""
         return True
 
     def proved(self, weights: Weights, bound: float, optimum: float, budget: Budget, choices: np.ndarray) -> float:
-        """The bound on all plans, given the bound and the answer of the problem under these weights: what it costs, and its choices."""
+        """The bound on all plans, in seconds.
+
+        Args:
+            bound, optimum, choices: bound and cost of the problem's solution under these weights, in seconds, and one choice per node.
+        """
         return bound
 
 
@@ -415,8 +438,9 @@ class InSequence:
     """Everything counts: compute, communication and optimizer one after another.
 
     Args:
-        shared: what is left of the price when equal reshards of one source are made once, at least: of n readers that take one source
-            each their own way, at most n - 1 go the same way (else all would share a layout). For a bound; exact up to two readers.
+        shared: equal reshards of one source count as made once, at least. Of n readers with a reshard each, at most n - 1 reshard to the
+            same spec, else all would share a layout. So each pays 1 / (n - 1) of the price. The sum bounds the cost from below, and is
+            exact up to two readers.
     """
 
     shared: bool = False
@@ -433,7 +457,7 @@ class InSequence:
 def _without_masks(
     table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], sums: tuple[bool, ...] = ()
 ) -> np.ndarray:
-    """A whole value becomes a partial sum only where it is added to one (``sums``): elsewhere that serves nothing."""
+    """The table in which a whole value becomes a partial sum only for readers that add it to one (``sums``): elsewhere that is useless."""
     has = np.array([set(spec.partial_axes) for spec in sources], dtype=object)
     masked = np.array([[bool(target.partial) and not set(target.partial_axes) <= mine for target in targets] for mine in has]) & ~np.array(
         sums or (False,) * len(targets)
@@ -442,5 +466,5 @@ def _without_masks(
 
 
 def _free(table: np.ndarray) -> np.ndarray:
-    """Only what costs nothing (slices) stays possible."""
+    """The table in which only free reshards (slices) stay possible."""
     return np.where(table == 0.0, 0.0, IMPOSSIBLE)

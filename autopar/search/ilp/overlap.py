@@ -1,8 +1,8 @@
-"""Prices by exposure: a collective counts as much as operators wait for it in a schedule.
+"""Overlap pricing: a collective costs as much as operators wait for it in a schedule.
 
-What is hidden behind operators costs nothing, what is waited for costs all of it; so a plan is searched under the exposure that the last
-one showed, averaged with what was believed before, and the best simulated schedule is kept. Exposure is known for the collectives of the
-plan that was simulated, and is taken as equal among those that stand alike beside the operators (phase and side).
+A collective hidden behind operators costs nothing, an exposed one costs all of its seconds. So a plan is searched under the exposure that
+the last schedule showed, averaged with what was believed before. Exposure is known for the collectives of the simulated plan alone. It is
+taken as equal among collectives of one phase and side.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ PhaseSide = tuple[Phase, Side]
 
 
 class OverlapStats(NamedTuple):
-    """Of the collectives of one place: the share of their seconds that operators wait for, calls for each value (1: no buckets), and the
-    share of their seconds that slows operators: calls of two links at the same time do so once."""
+    """Statistics of the collectives of one phase and side.
+
+    Args:
+        waited: share of their seconds for which operators wait.
+        calls: calls per value; 1: no buckets.
+        slows: share of their seconds that slows operators. Calls on two links at the same time slow them once.
+    """
 
     waited: float
     calls: float
     slows: float = 1.0
 
     def mixed(self, seen: OverlapStats | None) -> OverlapStats:
-        """Part of what is seen in the place of what was believed."""
+        """The average of the belief and what a schedule showed."""
         if seen is None:
             return self
         return OverlapStats(*(BELIEF_KEPT * mine + (1 - BELIEF_KEPT) * its for mine, its in zip(self, seen, strict=True)))
@@ -42,18 +47,19 @@ class OverlapStats(NamedTuple):
 
 BESIDE = OverlapStats(FIRST_WAITED, FIRST_CALLS)
 FIRST: Mapping[Side, OverlapStats] = {"ahead": BESIDE, "between": OverlapStats(1.0, 1.0), "behind": BESIDE}
-"""What is believed before the first schedule."""
+"""Belief before the first schedule."""
 HALF = 0.5
-"""What each of two calls that are under way at the same time slows operators."""
+"""Share of the slowdown that each of two concurrent calls causes: together they slow operators as one does."""
 
 
 @dataclass(frozen=True)
 class LearnedOverlap:
-    """As ``Weights`` of a problem: operators and copies count whole, collectives by the share of their seconds waited for, and their
-    latency, which a bucket pays once, by how many values share a call.
+    """``Weights`` learnt from simulation: operators and copies count whole, collectives by their exposed share.
+
+    A latency, which a bucket pays once, counts by the calls per value.
 
     Args:
-        slowdown: the hardware's ``overlap_slowdown``: what is hidden costs that share all the same, as much as it slows.
+        slowdown: the hardware's ``overlap_slowdown``: hidden collectives cost that share, because they slow operators.
     """
 
     beliefs: Mapping[PhaseSide, OverlapStats]
@@ -61,13 +67,13 @@ class LearnedOverlap:
 
     @staticmethod
     def first(slowdown: float) -> LearnedOverlap:
-        """What is believed before anything was simulated."""
+        """The belief before anything was simulated."""
         phases: tuple[Phase, ...] = ("forward", "backward")
         return LearnedOverlap({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
 
     @staticmethod
     def optimistic(slowdown: float) -> LearnedOverlap:
-        """Collectives that may run beside operators are hidden, and share calls; the others are waited for."""
+        """The belief that collectives that may overlap are hidden. The others are waited for."""
         first = LearnedOverlap.first(slowdown)
         hidden = {place: belief._replace(waited=0.0) if place[1] != "between" else belief for place, belief in first.beliefs.items()}
         return LearnedOverlap(hidden, slowdown)
@@ -85,25 +91,26 @@ class LearnedOverlap:
                 share = belief.waited + (1.0 - belief.waited) * self.slowdown * belief.slows
                 copies = model.copies(edge)
                 moved = edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)
-                # nothing times what cannot be is no number
+                # 0 times infinity is not a number
                 made[key] = (share * moved if share else np.where(np.isfinite(moved), 0.0, moved)) + copies
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
     def learn(self, schedule: Schedule, slots: Sequence[Slot]) -> LearnedOverlap:
-        """The belief after a simulated schedule; where it has no collectives, what was believed stays."""
+        """The belief after a simulated schedule. Where the schedule has no collectives, the belief stays."""
         seen = exposed(schedule, slots)
         return LearnedOverlap({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
 
 
 @dataclass(frozen=True)
 class IsolatedOverlap:
-    """Every collective as if it stood alone beside the operators: waited for is what is longer than they run between when its source is
-    there and when its result is read. What one belief for all of a place cannot say: a gather for the last layer is hidden, the same for
-    the first is not.
+    """``Weights`` that price each collective as if it were alone.
+
+    The exposed part is its seconds beyond the slack between its source and its reader. One belief per phase and side cannot say that a
+    gather for the last layer is hidden and one for the first is not.
 
     Args:
-        share: of the time between that it has for itself, others needing the link too.
+        share: of the slack that a collective has for itself, since others use the link too.
         slowdown: the hardware's ``overlap_slowdown``.
     """
 
@@ -123,14 +130,14 @@ class IsolatedOverlap:
             if key not in made:
                 copies = model.copies(edge)
                 moved = edge.seconds - copies
-                slowed = self.slowdown * moved if self.slowdown else 0.0  # nothing times what cannot be is no number
+                slowed = self.slowdown * moved if self.slowdown else 0.0  # 0 times infinity is not a number
                 made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, slowed) + copies
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
 
 class _Clock:
-    """When operators run one after another, each in its fastest strategy, in a program without collectives."""
+    """Begin and end of operators that run one after another, each in its fastest strategy, without collectives."""
 
     def __init__(self, model: Model) -> None:
         self.model, now = model, 0.0
@@ -143,7 +150,7 @@ class _Clock:
         self.end = now
 
     def between(self, edge: Edge) -> float:
-        """Seconds from when what an edge reshards is there to when it is read."""
+        """Slack of an edge: seconds from when its source exists to when its result is read."""
         first, last = (0.0, self.middle) if edge.phase == "forward" else (self.middle, self.end)
         if edge.side != "behind":
             last = min((self.begins[name] for name in self._readers(edge) if name in self.begins), default=last)
@@ -163,13 +170,16 @@ class _Clock:
 
 
 def _latency(model: Model, edge: Edge) -> np.ndarray:
-    """What of an edge's seconds is paid once a call."""
+    """The part of an edge's seconds that is paid once a call."""
     rest = sum((model.loads(edge, link) for link in model.space.links), model.copies(edge))
     return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - rest, 0.0), 0.0)
 
 
 def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, OverlapStats]:
-    """What a simulated schedule shows of each place of collectives; what is late, and never waited for, says nothing of others there."""
+    """Statistics of a simulated schedule, by phase and side.
+
+    Deferred collectives of the loss are left out: nobody waits for them, unlike for others of their side.
+    """
     stalls = [(slot.since, slot.since + slot.stalled) for slot in slots if slot.stalled > 0.0]
     begins = [begin for begin, _ in stalls]
     found = windows(schedule)

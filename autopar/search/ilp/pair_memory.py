@@ -1,7 +1,7 @@
-"""What a version of a tensor has beside it while it is made of another: only pairs of choices know.
+"""Pair memory: bytes that only a pair of choices holds, such as a reshard's source beside its result.
 
-Where an answer was seen to need it, a node between the two says so: its choices are how the target's choices look from the source, each
-with the bytes that the pair holds, at the time of one operator, beyond what ``lives`` counts.
+Where a schedule showed that they matter, a node is added between the two nodes of the pair. Its choices are the bytes that the pair holds
+while one operator runs, beyond what ``memory_items`` counts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Pair:
     """A node between the nodes ``source`` and ``target`` of the problem.
 
     Args:
-        time: when the bytes are held.
+        time: the time at which the bytes are held.
         levels: bytes of each choice.
-        from_source, to_target: which choices go together: 0, or forbidden; shapes [source, levels] and [levels, target].
+        from_source, to_target: 0 where choices go together, else forbidden; shapes [source, levels] and [levels, target].
     """
 
     source: int
@@ -41,16 +41,16 @@ class Pair:
     to_target: np.ndarray
 
     def choice(self, choices: np.ndarray) -> int:
-        """The one of least bytes that goes with ``choices``."""
+        """The choice of least bytes that goes with ``choices``."""
         fits = (self.from_source[choices[self.source]] == 0) & (self.to_target[:, choices[self.target]] == 0)
         return int(min(np.flatnonzero(fits), key=lambda number: self.levels[number]))
 
 
 def pairs_at(model: Model, choices: np.ndarray, time: int, times: Mapping[str, int]) -> list[Pair]:
-    """A node for each reshard that may run just before the operator at ``time``, where it may hold more than is counted.
+    """A node for each reshard that may run just before the operator at ``time`` and may hold more than is counted.
 
     Args:
-        choices: of every node; the operator's results are taken to be as large as here.
+        choices: one per node. The operator's results are taken to be as large as in these.
     """
     space = model.space
     op = next(op for op in space.graph.ops if times[op.name] == time)
@@ -67,7 +67,7 @@ def pairs_at(model: Model, choices: np.ndarray, time: int, times: Mapping[str, i
 
 
 def _before(model: Model, number: int, time: int) -> list[Edge]:
-    """The edges whose reshards run just before an operator: of its own reads, and of layouts that it is the first to read."""
+    """Edges whose reshards run just before an operator: those of its own reads, and of layouts that it reads first."""
     found: dict[int, Edge] = {}
     for index in model.incoming[number]:
         edge = model.edges[index]
@@ -82,7 +82,7 @@ def _before(model: Model, number: int, time: int) -> list[Edge]:
 
 
 def _stays(model: Model, edge: Edge, time: int) -> bool:
-    """Whether what is read lives on after the operator at ``time``."""
+    """Whether the reshard's source lives on after the operator at ``time``."""
     source = model.nodes[edge.source]
     if source.kind == "input":
         return True
@@ -93,7 +93,7 @@ def _stays(model: Model, edge: Edge, time: int) -> bool:
 
 
 def _extra(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
-    """Bytes beyond the target's and ``made``, for each pair of choices."""
+    """Bytes beyond those of the target and ``made``, for each pair of choices; shape [sources, targets]."""
     assert edge.tensor is not None
     known: dict[tuple[ShardingSpec, ShardingSpec], int] = {}
     for source in dict.fromkeys(edge.sources):
@@ -107,7 +107,7 @@ def _extra(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
 
 
 def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> int:
-    """The most bytes held at once while a reshard runs, its source included, over which an all-reduce writes."""
+    """The most bytes held at once while a reshard runs, its source included. An all-reduce writes over its source."""
     size = DTYPE_BYTES[tensor.dtype]
     found = find_reshard(tensor.shape, size, source, target, machine)
     most = 0
@@ -121,7 +121,7 @@ def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: M
 
 
 def _pair(edge: Edge, extra: np.ndarray, time: int) -> Pair:
-    """Targets that look alike from every source share their choices, one for each number of bytes."""
+    """The node of one edge. Targets with equal bytes from every source share choices, one for each number of bytes."""
     looks: dict[bytes, int] = {}
     look = np.array([looks.setdefault(column.tobytes(), len(looks)) for column in np.ascontiguousarray(extra.T)])
     columns = [extra[:, np.flatnonzero(look == number)[0]] for number in range(len(looks))]

@@ -1,12 +1,12 @@
-"""Second runs as choices: what backward needs of forward is kept, or made again just before it is needed.
+"""Rematerialization as choices: what backward needs of forward is kept, or recomputed just before it is needed.
 
-Every forward operator that may run again gets a node ``again``: not, or when and in which strategy (that of its first run). ``saved``
-says of each tensor of forward whether it is kept, and until when, or gone, or made again. A second run needs each of its inputs in
-backward, kept or made again no later than itself, and pays for the reshards of what it reads.
+Every forward operator that may run twice gets a node ``again``: no recomputation, or its time, in the strategy of the first run. ``saved``
+says of each tensor of forward whether it is kept and until when, or gone, or recomputed. A recomputation needs each of its inputs in
+backward, kept or recomputed no later than itself, and pays for their reshards.
 
-When: an operator runs again just before the first operator of backward that needs what it makes, itself or through other second runs.
-The times at which that may be are known; of many only the latest count apart, and all before them as the first of these. So the model
-asks for no more memory than a program: what is made again lives from there to its first reader at least.
+An operator is recomputed just before the first operator of backward that needs its result, directly or through other recomputations. The
+possible times are known. Of many times some are told apart, the late ones more finely; each stands for those since the one before. A
+recomputed tensor lives from that time until its first reader at least, so the model asks for no more memory than a program.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from autopar.sharding import ShardingSpec
 
 @dataclass(frozen=True)
 class Runs:
-    """Which operators may run again, and when.
+    """The operators that may be recomputed, and when.
 
     Args:
-        times: for each such operator the times, ascending; each stands for those between it and the one before as well.
-        earliest: for each of them the first time that it stands for.
-        needed: for each tensor of forward that backward reads, when it does so first.
-        leaving: tensors whose storage leaves the model, and is kept anyhow.
-        moments: so many times of one operator are told apart.
+        times: ascending times for each such operator. Each stands for those between it and the one before as well.
+        earliest: for each of these times, the first that it stands for.
+        needed: the first time at which backward reads each tensor of forward.
+        leaving: tensors whose storage leaves the model, and is kept anyway.
+        moments: number of times that are told apart for one operator.
     """
 
     times: Mapping[str, tuple[int, ...]]
@@ -44,23 +44,23 @@ class Runs:
     moments: int
 
     def may_make(self, op: Op | None) -> bool:
-        """Whether an operator may run again."""
+        """Whether an operator may be recomputed."""
         return op is not None and op.name in self.times
 
     def lowest(self, name: str, moment: int) -> int:
-        """The earliest that a run of class ``moment`` can be."""
+        """The earliest time that class ``moment`` of an operator stands for."""
         return self.earliest[name][moment]
 
 
 def find_runs(
     graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, share: float = SMALL_TENSOR_SHARE
 ) -> Runs:  # fmt: skip
-    """The operators whose second run could save memory: those that may run twice and make what backward reads, or lead there.
+    """The operators whose recomputation could save memory: they may run twice, and backward reads their results or what follows from these.
 
     Args:
-        times: the place of each operator, forward first.
-        moments: so many times are told apart.
-        alike: names of operators by which several go together: of each as many times are told apart as of the one that has fewest.
+        times: the index of each operator, forward first.
+        moments: number of times that are told apart for one operator.
+        alike: the group of each operator, by name. All members have as many times as the member that has fewest.
         share: see ``SMALL_TENSOR_SHARE``.
     """
     needed: dict[str, int] = {}
@@ -92,7 +92,7 @@ def find_runs(
 
 
 def _told_apart(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of many times some, the late ones closer together, and the first time that each stands for: the one after the last before it."""
+    """Some of many times, the late ones closer together, and the first time that each stands for."""
     if len(found) <= moments:
         return tuple(found), tuple(found)
     back = [0, *(1 + number * (number - 1) // 2 for number in range(1, moments))]
@@ -101,7 +101,7 @@ def _told_apart(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[
 
 
 def add_runs(model: Model, runs: Runs) -> None:
-    """The nodes of second runs: 0 is not, then by time and strategy."""
+    """Adds the nodes of recomputations. Choice 0 is none; the others are ordered by time, then by strategy."""
     space = model.space
     for op in space.graph.ops:
         if op.name in runs.times:
@@ -115,7 +115,7 @@ def add_runs(model: Model, runs: Runs) -> None:
 
 
 def _equal_picks(picks: np.ndarray, count: int) -> np.ndarray:
-    """A second run is in the strategy of the first."""
+    """Edge from an operator to its recomputation, which has the strategy of the first run."""
     return np.where((picks[None, :] == np.arange(count)[:, None]) | (picks[None, :] < 0), 0.0, IMPOSSIBLE)
 
 
@@ -138,8 +138,10 @@ class _Choices:
 
 
 def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second: Sequence[Reader], times: Mapping[str, int]) -> int:
-    """What is there in backward of a tensor: kept (its producer's version or the layout's, or a free slice of either, until some time),
-    gone, or made again."""
+    """The number of the node for what backward has of a tensor, which this adds with its edges.
+
+    A choice keeps the producer's version or the layout's, or a free slice of either, until some time; or the tensor is gone, or recomputed.
+    """
     space, graph = model.space, model.space.graph
     tensor, producer = graph.tensors[site.tensor], graph.producer.get(site.tensor)
     op = producer.name if producer is not None and producer.name in runs.times else ""
@@ -195,32 +197,42 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
 
 
 def _ends(runs: Runs, second: Sequence[Reader], *, whole: bool) -> tuple[int, ...]:
-    """Until when a tensor may be kept that only second runs read; ``whole``: all such times, otherwise the earliest."""
+    """Times until which a tensor may be kept that recomputations alone read.
+
+    Args:
+        whole: all such times; otherwise the earliest.
+    """
     found = sorted({runs.lowest(reader.name, moment) for reader in second for moment in range(len(runs.times[reader.name]))})
     return _told_apart(found, runs.moments)[1] if whole else (found[0],)
 
 
 def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:
-    """From the producer's version where the choice is of it; else another spec than it has. A view itself is not kept, what it views is:
-    it is made again for nothing."""
+    """Edge from the producer's version: a free slice where the choice is made from it, else any spec but the choice's.
+
+    Of a view nothing is kept, since recomputing it is free; the tensor that it views is kept instead.
+    """
     of_own = np.where(same == 0.0, IMPOSSIBLE, table) if viewed else table
     return np.where(kept, np.where(copied, np.where(same == 0.0, IMPOSSIBLE, 0.0), of_own), 0.0)
 
 
 def may_be_kept(specs: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
-    """Of the specs in which a tensor is there those in which backward may keep it: no partial sums, unless there is nothing else."""
+    """Of the specs of a tensor, those in which backward may keep it: no partial sums, unless there is nothing else."""
     found = tuple(dict.fromkeys(specs))
     return tuple(spec for spec in found if not spec.partial) or found
 
 
 def made_from(layout: Node, table: np.ndarray, copied: np.ndarray) -> np.ndarray:
-    """What is ``copied`` from the layout, for what the table says; nothing from one that is late."""
+    """Edge from the layout to what is copied from it. Nothing is kept of a choice for the deferred loss."""
     late = np.array(layout.late or (False,) * len(layout.specs))
     return np.where(copied, np.where(late[:, None], IMPOSSIBLE, table), 0.0)
 
 
 def _agrees(again: Node, outputs: tuple[ShardingSpec, ...], found: _Choices, alone: bool) -> np.ndarray:
-    """Made again in the spec and at the time of the second run. An operator with one result runs again only for it (``alone``)."""
+    """Edge from a recomputation to what it makes: in the same spec, at the same time.
+
+    Args:
+        alone: the operator has one result, so it is recomputed for that alone.
+    """
     assert again.picks is not None
     count = len(outputs)
     table = np.zeros((len(again.seconds), len(found.specs)))
@@ -234,7 +246,7 @@ def _agrees(again: Node, outputs: tuple[ShardingSpec, ...], found: _Choices, alo
 
 
 def _allowed(runs: Runs, op: str, reader: str, found: _Choices, index: int, ends: Sequence[int]) -> tuple[bool, ...]:
-    """For each time of the second run of ``reader``, whether a tensor of choice ``index`` is there for it."""
+    """For each time of the reader's recomputation, whether a tensor of choice ``index`` exists then."""
     state = found.states[index]
     allowed = []
     for moment, time in enumerate(runs.times[reader]):
@@ -250,18 +262,18 @@ def _allowed(runs: Runs, op: str, reader: str, found: _Choices, index: int, ends
 
 
 def _needs(rows: Sequence[Sequence[bool]], count: int) -> np.ndarray:
-    """The table of a second run that needs a tensor: not running needs nothing."""
+    """Edge to a recomputation that needs a tensor. No recomputation needs nothing."""
     return np.array([[0.0, *(0.0 if fits else IMPOSSIBLE for fits in row for _ in range(count))] for row in rows])
 
 
 def read_table(model: Model, table: np.ndarray, moments: int) -> np.ndarray:
-    """Seconds of the reshards of what a second run reads, of those of its first: nothing where it does not run."""
+    """Seconds of the reshards that a recomputation reads, from those of its first run; 0 without a recomputation."""
     nothing = np.zeros((len(table), 1))
     return model.once((id(table), moments, "again"), lambda: np.hstack([nothing, *([table] * moments)]), table)
 
 
 def once_gone(model: Model, source: int, table: np.ndarray) -> np.ndarray:
-    """The table of reshards of what ``source`` gives, once for equal tables: of what is gone, nobody reads anything."""
+    """The table of reshards from ``source``, free where its tensor is gone and nobody reads it; once per table."""
     gone = tuple(state == "gone" for state in model.nodes[source].states)
     if not any(gone):
         return table
@@ -271,7 +283,10 @@ def once_gone(model: Model, source: int, table: np.ndarray) -> np.ndarray:
 def _spans(
     model: Model, runs: Runs, site: Site, found: _Choices, early: Sequence[Reader], viewed: bool, times: Mapping[str, int]
 ) -> tuple[tuple[int, int], ...]:  # fmt: skip
-    """When each choice is there: what is kept, from its last reader in forward; what is made again, to the first reader in backward."""
+    """Begin and end of the time for which each choice of ``saved`` exists.
+
+    A kept tensor exists from its last reader in forward, a recomputed one until its first reader in backward.
+    """
     graph = model.space.graph
     producer = graph.producer.get(site.tensor)
     begin = max((reader.time for reader in early), default=times[producer.name] if producer else 0) + 1
@@ -291,7 +306,7 @@ def _spans(
 
 
 def _root(graph: Graph, tensor: str) -> str:
-    """The tensor whose storage it shares."""
+    """The tensor whose storage a tensor shares."""
     producer = graph.producer.get(tensor)
     while producer is not None and is_alias(producer) and producer.inputs:
         tensor = producer.inputs[0]
@@ -300,8 +315,7 @@ def _root(graph: Graph, tensor: str) -> str:
 
 
 def _only_view(graph: Graph, runs: Runs, op: Op | None) -> bool:
-    """Whether nothing else in backward can need what a view views, all the way to the tensor whose storage it is: that lives as long as
-    the view then."""
+    """Whether a view alone keeps its storage alive in backward, all the way to the tensor that it views."""
     while op is not None and is_alias(op) and op.inputs:
         tensor = op.inputs[0]
         readers = {graph.ops[index].name for index, _ in graph.consumers[tensor]}
@@ -312,8 +326,10 @@ def _only_view(graph: Graph, runs: Runs, op: Op | None) -> bool:
 
 
 def without_kept(model: Model) -> Model:
-    """The model without the memory of what backward keeps of forward, where that may be made again instead: what it asks for any plan with
-    second runs asks as well, in time and in memory."""
+    """The model without the memory of tensors that could be recomputed instead.
+
+    Every plan with recomputation takes at least the time and memory that this model asks for.
+    """
     graph = model.space.graph
     middle = sum(op.phase == "forward" for op in graph.ops)
 

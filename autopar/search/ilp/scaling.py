@@ -1,4 +1,4 @@
-"""Seconds as the integers of a problem."""
+"""Scaling: seconds become the integer costs of a problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Item = tuple[int, int, int]
 def scale_to_integers(
     costs: Sequence[np.ndarray], edges: Sequence[tuple[int, int, np.ndarray]], items: Sequence[list[list[Item]]] | None, limit: int | None
 ) -> tuple[Problem, float]:
-    """The integer problem of seconds, and its unit: see ``Model.problem``."""
+    """The integer problem of costs in seconds, and its unit in seconds (``Model.problem``)."""
     tables = {id(table): table for _, _, table in edges}
     most = {key: largest(table) for key, table in tables.items()}
     unit = max(sum(map(largest, costs)) + sum(most[id(table)] for _, _, table in edges), 1e-30) / 2**52
@@ -25,12 +25,12 @@ def scale_to_integers(
 
 
 def largest(table: np.ndarray) -> float:
-    """The largest finite entry."""
+    """The largest finite entry; 0 without one."""
     finite = table[np.isfinite(table)]
     return float(finite.max()) if finite.size else 0.0
 
 
 def integers(table: np.ndarray, unit: float) -> np.ndarray:
-    """Multiples of ``unit`` below each entry."""
+    """The largest multiple of ``unit`` at or below each entry, as an integer; infinite entries stay so."""
     finite = np.isfinite(table)
     return np.where(finite, np.floor(np.where(finite, table, 0.0) / unit), INFINITE).astype(np.int64)

@@ -1,9 +1,10 @@
-"""The exact price of reshards that several readers share, by lazy constraints.
+"""Exact prices of reshards that several readers share, by lazy constraints.
 
-Where three or more readers take one tensor, an edge for each either counts equal reshards as often as they are read (a price that is too
-high), or a share of each that holds for any plan (``InSequence(shared=True)``: a bound that is too low). Here the problem begins with the
-shares, and a reshard that an answer pays too little for gets a node of its own: made or not made, at its whole price, and its readers need
-it made. Answers are asked for until none pays too little: that one is optimal.
+Where three or more readers take one tensor, an edge for each is inexact. Either it counts equal reshards as often as they are read, which
+is too much. Or it counts a share of each that holds for any plan (``InSequence(shared=True)``), which is too little.
+
+Here the problem begins with shares. A reshard for which a solution pays too little gets a node of its own: made or not made, at its whole
+price, and its readers need it made. The problem is solved until no reshard is underpaid. That solution is optimal.
 """
 
 from __future__ import annotations
@@ -20,30 +21,34 @@ from autopar.sharding import ShardingSpec
 from solvers import INFINITE, Problem
 
 FEW = 2
-"""Readers up to which an edge for each is exact: one of them may read the shared layout itself."""
+"""Readers up to which one edge for each is exact: one of them may read the shared layout itself."""
 
 
 class SharedReshard(NamedTuple):
-    """A reshard of one tensor to one spec that gets a node: the edges of its readers' group, and the spec."""
+    """A reshard of one tensor to one spec that gets a node.
+
+    Args:
+        edges: numbers of the edges to the readers that may share it.
+    """
 
     edges: tuple[int, ...]
     spec: ShardingSpec
 
 
 class SharingProblem:
-    """The problem with nodes for some shared reshards, after those of the model.
+    """The problem with nodes for some shared reshards, numbered after those of the model.
 
     Args:
-        model: not of folded layers: one node and one edge of the problem for each of its own.
+        model: without folded layers: the problem has one node and one edge for each of the model's.
         limit: bytes per rank.
     """
 
     def __init__(self, model: Model, limit: int) -> None:
         self.model = model
         self.priced, self.unit = model.problem(limit, InSequence())
-        """With every reader paying the whole price."""
+        """Every reader pays the whole price."""
         self.costs = self.priced.edge_costs.copy()
-        """With every reader paying its share."""
+        """Edge costs when every reader pays its share."""
         self.exact: list[SharedReshard] = []
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for number, edge in enumerate(model.edges):
@@ -54,14 +59,14 @@ class SharingProblem:
         self.groups = [tuple(numbers) for numbers in groups.values()]
 
     def _table(self, costs: np.ndarray, edge: int) -> np.ndarray:
-        """An edge's costs, [choices of its source, choices of its target]; a view."""
+        """An edge's costs, a view of shape [source's choices, target's choices]."""
         one, first, last = self.model.edges[edge], self.priced.edge_ptr[edge], self.priced.edge_ptr[edge + 1]
         shape = len(self.model.nodes[one.source].seconds), len(self.model.nodes[one.target].seconds)
         found: np.ndarray = costs[first:last].reshape(shape)
         return found
 
     def underpaid(self, choices: np.ndarray) -> list[SharedReshard]:
-        """The reshards for which choices of the model's nodes pay less than their price."""
+        """Reshards for which a solution pays less than their price."""
         return [reshard for group in self.groups for reshard in self._underpaid(group, choices)]
 
     def _underpaid(self, group: tuple[int, ...], choices: np.ndarray) -> Iterator[SharedReshard]:
@@ -108,7 +113,7 @@ class SharingProblem:
         )
 
     def completed(self, choices: np.ndarray) -> np.ndarray:
-        """Choices of the model's nodes with those of the exact reshards: made where a reader needs it."""
+        """The choices with those of the exact reshards: made where a reader needs it."""
         edges = self.model.edges
         made = [any(edges[number].targets[choices[edges[number].target]] == spec for number in group) for group, spec in self.exact]
         return np.append(choices, np.array(made, dtype=np.int64))
