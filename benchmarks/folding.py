@@ -88,7 +88,7 @@ def targets(folder: Path) -> Iterator[str]:
 def nothing_folded() -> Iterator[None]:
     from autopar.search.driver import find_plan as finding
 
-    with mock.patch.object(finding, "fold", lambda graph: None):
+    with mock.patch.object(finding, "fold_layers", lambda graph: None):
         yield
 
 

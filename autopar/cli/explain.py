@@ -39,7 +39,7 @@ def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
     from autopar.recording import graph_of, machine_of, replay
     from autopar.recording.replaying import assignment_of
     from autopar.search.choices.pins import resolve_pins
-    from autopar.search.fixing.alternatives import alternatives
+    from autopar.search.fixing.alternatives import find_alternatives
 
     if not 0 < seconds < math.inf:
         raise UsageError(f"the time limit is {seconds:g} s", "give a positive number of seconds")
@@ -48,7 +48,7 @@ def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
     found = next((spec.tensor for of, key, spec in plan.entering if name == key or (kind == of and rest == key)), name)
     with Line() as line:
         line.say(f"solving again for other choices of {name}, at most {seconds:.0f} s", now=True)
-        rows = alternatives(
+        rows = find_alternatives(
             replay(plan, graph), assignment_of(plan, graph), found, optimizer=plan.model.optimizer, limit=plan.memory_limit_bytes_per_rank,
             pins=resolve_pins(graph, machine_of(plan).mesh, plan.pins), seconds=seconds,
         )  # fmt: skip

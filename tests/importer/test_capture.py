@@ -19,7 +19,7 @@ from autopar.importer import Capture, capture, capture_graph
 from autopar.importer.autograd_calls import CheckpointWarning
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
 from autopar.rules import find_rule
-from autopar.search.folding.fold import fold
+from autopar.search.folding.fold import fold_layers
 from tests.importer.graph_interpreter import run_graph
 
 torch.set_num_threads(1)
@@ -787,7 +787,7 @@ def test_layers_that_take_turns_are_repeats_together_and_fold(told: bool) -> Non
     assert [set(found) for found in places] == [{2 * number, 2 * number + 1} for number in range(8)]
     order = [op.name for op in graph.ops]
     assert all(sorted(repeat, key=order.index) == list(repeat) for repeat in group)
-    folding = fold(graph)
+    folding = fold_layers(graph)
     assert folding is not None and len(folding.graph.ops) < len(graph.ops)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from autopar import zoo
 from autopar.graph import CONVERSION, Graph
 from autopar.importer import capture_graph, capturing
-from autopar.search.baselines.checkpointing import full
-from autopar.search.folding.fold import fold
+from autopar.search.baselines.checkpointing import full_policy
+from autopar.search.folding.fold import fold_layers
 
 DEPTH = 7
 
@@ -47,14 +47,14 @@ def test_gradients_are_converted_as_soon_as_they_are_made(graph: Graph) -> None:
 
 
 def test_layers_are_alike_with_their_conversions(graph: Graph) -> None:
-    folding, whole = fold(graph), fold(captured(None))
+    folding, whole = fold_layers(graph), fold_layers(captured(None))
     assert folding is not None and whole is not None
     assert [len(folding.group.repeats), len(folding.group.repeats[1])] == [DEPTH, len(whole.group.repeats[1]) + 2 * 16]
 
 
 def test_what_is_made_of_parameters_is_not_made_again_with_its_layer(graph: Graph) -> None:
     parameters = {item.tensor for item in graph.of_kind("parameter")}
-    again = full(graph)
+    again = full_policy(graph)
     assert again and not any(graph.op[name].inputs and parameters.issuperset(graph.op[name].inputs) for name in again)
 
 

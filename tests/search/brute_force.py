@@ -30,7 +30,7 @@ from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
 from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import steps_of
-from autopar.search.ilp.decode import extract_site
+from autopar.search.ilp.decode import decode_site
 from autopar.search.ilp.model import Model, Site
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
@@ -733,7 +733,7 @@ class BruteForce:
     def _choice(self, site: Site, choices: np.ndarray) -> Choice:
         layouts: list[Layout] = []
         reads: dict[tuple[str, int], str] = {}
-        extract_site(self.model, choices, site, layouts, reads)
+        decode_site(self.model, choices, site, layouts, reads)
         way = way_of(site.tensor, site.specs[choices[site.producer]], layouts, reads)
         if way not in self._known:
             self._known[way] = self._priced(way)
@@ -752,8 +752,8 @@ class BruteForce:
     def _leaf(self, spent: tuple[float, float, float], chosen: list[tuple[Choice, ...]]) -> None:
         """All ways of all tensors beside each other, for the operators chosen."""
         ops = self.graph.ops
-        picked = {phase: tuple(self.choice[self.model.number["op", op.name]] for op in ops if op.phase == phase) for phase in PHASES}
-        strategies = {op.name: self.model.space.op_choices(op).strategies[self.choice[self.model.number["op", op.name]]] for op in ops}
+        picked = {phase: tuple(self.choice[self.model.node_number["op", op.name]] for op in ops if op.phase == phase) for phase in PHASES}
+        strategies = {op.name: self.model.space.op_choices(op).strategies[self.choice[self.model.node_number["op", op.name]]] for op in ops}
 
         def tasks(place: int, ways: Sequence[Choice]) -> tuple[Tasks, float]:
             phase = PHASES[place]

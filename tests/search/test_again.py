@@ -20,7 +20,7 @@ from autopar.search.choices.space import Space
 from autopar.search.driver import phase_table as rounds
 from autopar.search.driver import state as trials
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from cost_models import Machine, Mesh, load_hardware
 from solvers import evaluate, solve
@@ -60,7 +60,7 @@ def one_rank() -> Machine:
 
 
 def model_of(graph: Graph, machine: Machine, *, again: int = MOMENTS) -> Model:
-    return build_model(Space(graph, machine, "sgd", Pins()), again=again)
+    return build_model(Space(graph, machine, "sgd", Pins()), recompute_times=again)
 
 
 def in_sequence(schedule: Schedule, optimizer: str = "sgd") -> float:
@@ -115,13 +115,13 @@ def test_what_is_made_again_is_written_over_in_forward() -> None:
 
 def every_set_is_known(graph: Graph, machine: Machine) -> None:
     plain = model_of(graph, machine, again=0)
-    base = extract(plain, _solved(plain, None)[0])
+    base = decode_assignment(plain, _solved(plain, None)[0])
     known = list(every_set(graph, base, machine))
     model = model_of(graph, machine)
     for limit in sorted({peak for _, peak in known}):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
         choices, least, _ = _solved(model, limit)
-        schedule = make_schedule(graph, extract(model, choices), machine, LEAN)
+        schedule = make_schedule(graph, decode_assignment(model, choices), machine, LEAN)
         held = memory(schedule, "sgd").peak
         assert least <= cheapest * (1 + EXACT)
         assert in_sequence(schedule) == pytest.approx(least, rel=1e-6)
@@ -147,12 +147,12 @@ def test_a_chain_of_equal_layers_against_every_set(length: int) -> None:
     graph, machine = chain(length), one_rank()
     best: dict[int, float] = {}
     plain = model_of(graph, machine, again=0)
-    for seconds, peak in every_set(graph, extract(plain, _solved(plain, None)[0]), machine):
+    for seconds, peak in every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine):
         best[peak] = min(seconds, best.get(peak, seconds))
     model = model_of(graph, machine)
     for limit in best:
         choices, least, counted = _solved(model, limit)
-        schedule = make_schedule(graph, extract(model, choices), machine, LEAN)
+        schedule = make_schedule(graph, decode_assignment(model, choices), machine, LEAN)
         assert memory(schedule, "sgd").peak == counted <= limit
         assert least == pytest.approx(min(seconds for peak, seconds in best.items() if peak <= limit), rel=1e-6)
 
@@ -161,12 +161,12 @@ def test_a_chain_of_equal_layers_against_every_set(length: int) -> None:
 def test_a_chain_is_no_worse_than_keeping_every_kth(every: int) -> None:
     graph, machine = chain(20), one_rank()
     plain = model_of(graph, machine, again=0)
-    base = extract(plain, _solved(plain, None)[0])
+    base = decode_assignment(plain, _solved(plain, None)[0])
     names = [f"f{number}" for number in range(19) if (number + 1) % every]
     by_hand = make_schedule(graph, recompute(graph, base, names, machine), machine, LEAN)
     limit = memory(by_hand, "sgd").peak
     choices, _, _ = _solved(model_of(graph, machine), limit)
-    schedule = make_schedule(graph, extract(model_of(graph, machine), choices), machine, LEAN)
+    schedule = make_schedule(graph, decode_assignment(model_of(graph, machine), choices), machine, LEAN)
     assert memory(schedule, "sgd").peak <= limit
     assert in_sequence(schedule) <= in_sequence(by_hand) * (1 + EXACT)
 
@@ -177,7 +177,7 @@ def test_problems_that_are_too_large_for_all_at_once(seed: int, joint: int) -> N
     """Answers of a coarser problem, made to fit one after another: true bounds, and on one rank, where strategies are one, no loss."""
     graph, machine = drawn(seed), small_machine(seed, "x=1")
     plain = model_of(graph, machine, again=0)
-    known = list(every_set(graph, extract(plain, _solved(plain, None)[0]), machine))
+    known = list(every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine))
     peaks = sorted({peak for _, peak in known})
     for limit in (peaks[0], peaks[len(peaks) // 2]):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
@@ -192,7 +192,7 @@ def test_the_bound_of_a_coarser_problem_counts_what_has_to_be_made_again() -> No
     """That problem leaves out what backward keeps: its memory is paid for in another."""
     graph, machine = chain(6), one_rank()
     plain = model_of(graph, machine, again=0)
-    known = list(every_set(graph, extract(plain, _solved(plain, None)[0]), machine))
+    known = list(every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine))
     limit = min(peak for _, peak in known)
     cheapest = min(seconds for seconds, peak in known if peak == limit)
     with patch.object(rounds, "SMALL_ENTRIES", 0), patch.object(rounds, "JOINT_ENTRIES", 0):
@@ -204,7 +204,7 @@ def test_where_no_answer_can_be_made_to_fit_all_is_chosen_at_once(monkeypatch: p
     """Also in a problem beyond ``JOINT_ENTRIES``."""
     graph, machine = drawn(0), small_machine(0, "x=1")
     plain = model_of(graph, machine, again=0)
-    known = list(every_set(graph, extract(plain, _solved(plain, None)[0]), machine))
+    known = list(every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine))
     limit = min(peak for _, peak in known)
     for name in ("SMALL_ENTRIES", "JOINT_ENTRIES"):
         monkeypatch.setattr(rounds, name, 0)

@@ -14,9 +14,9 @@ from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.phase_table import Search
 from autopar.search.fixing import tie_layers as alike
-from autopar.search.folding.layer_groups import grouped
+from autopar.search.folding.layer_groups import group_layers
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence
 from autopar.search.memory.memory_repair import solve_fixed
 from autopar.search.settings import TIED_LAYERS_SHARE
@@ -38,8 +38,8 @@ def searched() -> Search:
 def ways(search: Search, assignment: Assignment) -> list[int]:
     """How many ways there are in which the repeats of each group lie."""
     graph = search.model.space.graph
-    groups = [grouped(graph, repeats) for repeats in graph.groups]
-    return [len({alike._way(group, repeat, assignment) for repeat in range(len(group.repeats))}) for group in groups]
+    groups = [group_layers(graph, repeats) for repeats in graph.groups]
+    return [len({alike._repeat_choices(group, repeat, assignment) for repeat in range(len(group.repeats))}) for group in groups]
 
 
 def test_a_layer_of_its_own_kind_joins_the_others() -> None:
@@ -47,15 +47,15 @@ def test_a_layer_of_its_own_kind_joins_the_others() -> None:
     assert search.best is not None
     problem, _ = search.model.problem(search.limit, InSequence())
     weight = next(item.tensor for item in search.model.space.graph.inputs if item.name == "layers.1.up.weight")
-    for spec in search.model.nodes[search.model.number["input", weight]].specs:
+    for spec in search.model.nodes[search.model.node_number["input", weight]].specs:
         wanted = replace(search.best.assignment, inputs={**search.best.assignment.inputs, weight: spec}, strategies={})
         choices = solve_fixed(search.model, problem, wanted, 0, unlimited())
         if spec != search.best.assignment.inputs[weight] and choices is not None:
             break
-    odd = search.schedule(extract(search.model, choices), None, 0)
+    odd = search.schedule(decode_assignment(search.model, choices), None, 0)
     assert max(ways(search, odd.assignment)) > 1
     search.best = odd
-    found = alike.tied(search)
+    found = alike.tie_equal_layers(search)
     assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + TIED_LAYERS_SHARE)
     entering = {found.assignment.inputs[item.tensor] for item in search.model.space.graph.inputs if item.name.endswith("up.weight")}
     assert len(entering) == 1
@@ -66,4 +66,4 @@ def test_layers_stay_as_they_are_where_alike_is_dear(monkeypatch: pytest.MonkeyP
     assert search.best is not None
     monkeypatch.setattr(alike, "TIED_LAYERS_SHARE", -0.5)
     monkeypatch.setattr(alike, "EQUAL", -0.5)
-    assert alike.tied(search) is None
+    assert alike.tie_equal_layers(search) is None

@@ -11,7 +11,7 @@ from autopar.recording import graph_of, machine_of, replay
 from autopar.recording.replaying import assignment_of
 from autopar.search import find_plan
 from autopar.search.choices.pins import Pins
-from autopar.search.fixing.alternatives import alternatives
+from autopar.search.fixing.alternatives import find_alternatives
 from tests.cli.running import autopar, refused
 from tests.graphs import two_layer_plan
 
@@ -20,7 +20,7 @@ def test_an_alternative_costs_what_a_plan_pinned_so_costs() -> None:
     plan: Plan = two_layer_plan()
     graph, machine = graph_of(plan), machine_of(plan)
     tensor = plan.parameters["layers.0.weight"].tensor
-    found = alternatives(
+    found = find_alternatives(
         replay(plan, graph), assignment_of(plan, graph), tensor, optimizer="adamw", limit=2**34, pins=Pins({}, {}, {}), seconds=600
     )  # fmt: skip
     assert len(found) > 1 and [one.seconds for one in found] == sorted(one.seconds for one in found)

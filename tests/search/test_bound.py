@@ -15,14 +15,14 @@ from autopar.effort import unlimited
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
 from autopar.search import PROOF, Found, find_plan
-from autopar.search.bounds.surrogate import Answer, Master, Term
+from autopar.search.bounds.surrogate import Evaluation, Master, Term
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver import phase_table as rounds
 from autopar.search.driver import state as trials
 from autopar.search.driver.phase_table import Search
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from autopar.search.memory.memory_repair import solve_fixed
 from cost_models import Machine
@@ -183,7 +183,7 @@ def test_trying_everything_leaves_nothing_out(case: Case) -> None:
     for choices in itertools.product(*(range(len(node.seconds)) for node in model.nodes)):
         if all(np.isfinite(edge.seconds[choices[edge.source], choices[edge.target]]) for edge in model.edges):
             step = sum(node.seconds[choice] for node, choice in zip(model.nodes, choices, strict=True) if node.kind == "input")
-            best = min(best, timing.seconds(extract(model, np.array(choices)), step))
+            best = min(best, timing.seconds(decode_assignment(model, np.array(choices)), step))
     assert BruteForce(model, math.inf).run() == pytest.approx(best, rel=EXACT)
 
 
@@ -352,8 +352,8 @@ def test_operators_with_collectives_inside_are_not_slowed_beside_another_link() 
     model = build_model(Space(graph, machine, "none", resolve_pins(graph, machine.mesh, pins)))
     optimum = BruteForce(model, math.inf).run()
     assert found.plan is not None
-    answer = Answer(model, solve_fixed(model, model.problem(None)[0], found.plan, 0, unlimited()))
-    path = Master(model, 0.9).longest("forward", *answer.once)
+    answer = Evaluation(model, solve_fixed(model, model.problem(None)[0], found.plan, 0, unlimited()))
+    path = Master(model, 0.9).longest_path("forward", *answer.counted_once)
     assert answer.between["forward", "node"] > 0.0 and path.nodes
     assert answer.sum_of(Term("forward", "node", path=path), 0.9) <= optimum * (1 + EXACT)
     held = {item.stream for item in found.schedule.instructions}

@@ -18,7 +18,7 @@ from autopar.graph import Graph
 from autopar.schedule.tuning import LimitSearch
 from autopar.search import Found, find_plan
 from autopar.search.bounds.surrogate import Master, Multipliers
-from autopar.search.choices.space import Late, Space
+from autopar.search.choices.space import BudgetExhausted, Space
 from autopar.search.driver import find_plan as finding
 from autopar.search.driver import phase_table as rounds
 from autopar.search.driver import state as trials
@@ -154,8 +154,8 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
         wanted, _, more = best(self)
         return wanted, math.inf, more
 
-    best = Master.best
-    monkeypatch.setattr(Master, "best", hopeful)
+    best = Master.best_weights
+    monkeypatch.setattr(Master, "best_weights", hopeful)
     monkeypatch.setattr(trials, "LARGE_ENTRIES", 0)
     monkeypatch.setattr(trials.SearchState, "choose", interrupted)
     graph, machine = two_axes_folded()
@@ -184,7 +184,7 @@ def test_where_time_is_up_before_anything_fits_the_least_memory_found_is_said(mo
     free = find_plan(graph, machine, memory_bytes=UNLIMITED)
 
     def late(*given: Any) -> None:
-        raise Late
+        raise BudgetExhausted
 
     monkeypatch.setattr(rounds, "run_phases", late)
     with pytest.raises((InfeasibleError, TimeLimitError), match=r"in 4 B a rank.*least (found|known)"):

@@ -13,7 +13,7 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model
-from autopar.search.ilp.overlap import FIRST, IsolatedOverlap, LearnedOverlap, exposed
+from autopar.search.ilp.overlap import FIRST_BELIEFS, IsolatedOverlap, LearnedOverlap, measure_overlap
 from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import random_graph
 from tests.schedule.cases import Case
@@ -24,7 +24,7 @@ SLOWDOWN = 0.15
 
 def model_of(seed: int) -> Model:
     machine = Machine(Mesh.parse("x=2,y=2"), load_hardware("h100-sxm"), "roofline")
-    return build_model(Space(random_graph(seed, layers=4), machine, "adamw", Pins()), again=1)
+    return build_model(Space(random_graph(seed, layers=4), machine, "adamw", Pins()), recompute_times=1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -45,19 +45,19 @@ def test_what_is_under_way_on_two_links_slows_half_as_much_each(seed: int) -> No
         at = slot.begin + (np.arange(moments) + 0.5) / moments * (slot.end - slot.begin)
         busy = sum(((other.begin <= at) & (at < other.end)).astype(int) for other in flights)
         seen[slot.instruction.half, side] = [total + slot.end - slot.begin, slows + float((1.0 / busy).mean()) * (slot.end - slot.begin)]
-    shown = exposed(schedule, slots)
+    shown = measure_overlap(schedule, slots)
     assert shown.keys() == seen.keys()
     for place, (total, slows) in seen.items():
-        assert shown[place].slows == pytest.approx(slows / total, rel=1e-2)
-    assert seed or min(belief.slows for belief in shown.values()) < 0.99
-    assert FIRST["behind"].slows == 1.0
+        assert shown[place].slowing == pytest.approx(slows / total, rel=1e-2)
+    assert seed or min(belief.slowing for belief in shown.values()) < 0.99
+    assert FIRST_BELIEFS["behind"].slowing == 1.0
 
 
 def test_what_slows_less_costs_less() -> None:
     model, place = model_of(0), ("backward", "behind")
     first = LearnedOverlap.first(SLOWDOWN)
     half = LearnedOverlap(
-        {where: belief._replace(slows=0.5 if where == place else 1.0) for where, belief in first.beliefs.items()}, SLOWDOWN
+        {where: belief._replace(slowing=0.5 if where == place else 1.0) for where, belief in first.beliefs.items()}, SLOWDOWN
     )
     whole, less = first.price(model), half.price(model)
     cheaper = 0
@@ -68,7 +68,7 @@ def test_what_slows_less_costs_less() -> None:
         cheaper += bool((less.edges[number][finite] < whole.edges[number][finite]).any())
         assert behind or (less.edges[number][finite] == whole.edges[number][finite]).all()
     assert cheaper
-    assert first.beliefs[place].mixed(half.beliefs[place]).slows == pytest.approx(0.8)
+    assert first.beliefs[place].blended_with(half.beliefs[place]).slowing == pytest.approx(0.8)
 
 
 def test_optimistic_prices_hide_all_but_what_stands_between_operators() -> None:
@@ -90,8 +90,7 @@ def test_optimistic_prices_hide_all_but_what_stands_between_operators() -> None:
 def test_more_time_beside_operators_never_costs_more_and_none_costs_all(seed: int) -> None:
     model = model_of(seed)
     dear, none, half, whole = (
-        weights.price(model)
-        for weights in (uniform(1.0, SLOWDOWN), *(IsolatedOverlap(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
+        weights.price(model) for weights in (uniform(1.0, SLOWDOWN), *(IsolatedOverlap(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
     )
     less = 0
     for number, edge in enumerate(model.edges):
@@ -132,7 +131,7 @@ def test_the_later_a_gather_is_read_the_less_of_it_is_waited_for() -> None:
 def test_what_others_run_between_maker_and_reader_hides_a_reshard() -> None:
     model = model_of(1)
     whole, priced = (weights.price(model) for weights in (uniform(1.0, SLOWDOWN), IsolatedOverlap(1.0, SLOWDOWN)))
-    graph, times = model.space.graph, model.times
+    graph, times = model.space.graph, model.op_times
     hidden = set()
     for number, edge in enumerate(model.edges):
         made = graph.producer.get(edge.tensor.name) if edge.tensor is not None else None

@@ -17,14 +17,14 @@ from autopar.importer import capture_graph
 from autopar.schedule.legality import check_legal
 from autopar.search import find_plan
 from autopar.search.baselines.recipes import find_baselines
-from autopar.search.bounds.surrogate import PHASES, Answer, Master, Multipliers, Term, floor, floor_of
+from autopar.search.bounds.surrogate import PHASES, Evaluation, Master, Multipliers, Term, floor_of_model, floor_of_space
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.phase_table import Search
-from autopar.search.folding.fold import Folding, fold
-from autopar.search.folding.tied_model import Decomposition, TiedModel, folded
+from autopar.search.folding.fold import Folding, fold_layers
+from autopar.search.folding.tied_model import Decomposition, TiedModel, tie_model
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.settings import DECOMPOSITION_ENOUGH, FEWEST_REPEATS, IDLE_ROUNDS, OUTSIDE_SHARE
@@ -49,7 +49,7 @@ def machine(mesh: str = "dp=4") -> Machine:
 
 @cache
 def folding() -> Folding:
-    found = fold(graph())
+    found = fold_layers(graph())
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def models(mesh: str) -> tuple[Model, TiedModel]:
     on, pins = machine(mesh), resolve_pins(graph(), machine(mesh).mesh, SPLIT_WIDTH)
     inner = folding().pins(pins)
     assert inner is not None
-    made = folded(build_model(Space(folding().graph, on, "adamw", inner)), folding())
+    made = tie_model(build_model(Space(folding().graph, on, "adamw", inner)), folding())
     assert made is not None
     return build_model(Space(graph(), on, "adamw", pins)), made
 
@@ -67,7 +67,7 @@ def models(mesh: str) -> tuple[Model, TiedModel]:
 def test_four_repeats_are_left() -> None:
     found = folding()
     assert len(graph().ops) - len(found.graph.ops) == (FEWEST_REPEATS + 1 - 4) * len(found.group.repeats[0])
-    assert found.between == FEWEST_REPEATS - 1
+    assert found.represented_count == FEWEST_REPEATS - 1
     known = {item.tensor for item in found.graph.inputs}
     for op in found.graph.ops:
         assert set(op.inputs) <= known
@@ -91,7 +91,7 @@ def test_baselines_unfold_to_those_of_the_whole_graph() -> None:
 def weights_of(model: Model) -> dict[str, Weights]:
     slowdown = model.space.machine.hardware.overlap_slowdown
     cuts = Master(model, slowdown)
-    return {"sequence": InSequence(), "exposure": LearnedOverlap.first(slowdown), "mixture": cuts.first()}
+    return {"sequence": InSequence(), "exposure": LearnedOverlap.first(slowdown), "mixture": cuts.first_weights()}
 
 
 @pytest.mark.parametrize("name", ["sequence", "exposure", "mixture"])
@@ -166,16 +166,19 @@ def test_the_longest_chain_of_equal_layers_is_that_of_the_whole_graph(target: st
     """What stands for several layers is passed through once for each, in the same way in all."""
     found = load_target(target, "train", device="meta")
     graph = capture_graph(found.model, found.args, found.kwargs, mode="train", loss=found.loss, loss_args=found.loss_args)
-    short, pins = fold(graph), resolve_pins(graph, machine().mesh, {})
+    short, pins = fold_layers(graph), resolve_pins(graph, machine().mesh, {})
     assert short is not None
-    tied = folded(build_model(Space(short.graph, machine(), "adamw", pins)), short)
+    tied = tie_model(build_model(Space(short.graph, machine(), "adamw", pins)), short)
     whole = build_model(Space(graph, machine(), "adamw", pins))
     assert tied is not None
     choices = tied.expand(solve(tied.problem(None)[0], time_limit=600.0, gap=1e-6).choices)
-    mine, wanted = Answer(tied, choices), Answer(whole, _in_whole(whole, tied, choices))
+    mine, wanted = Evaluation(tied, choices), Evaluation(whole, _in_whole(whole, tied, choices))
     for phase in PHASES:
         plain, spanned = (
-            [one.sum_of(Term(phase, path=one.model.dependencies(phase).longest(*one.once, spans)), 0.0) for one in (mine, wanted)]
+            [
+                one.sum_of(Term(phase, path=one.model.dependencies(phase).longest_path(*one.counted_once, spans)), 0.0)
+                for one in (mine, wanted)
+            ]
             for spans in (False, True)
         )
         assert plain[0] == pytest.approx(plain[1], rel=1e-9)
@@ -185,18 +188,18 @@ def test_the_longest_chain_of_equal_layers_is_that_of_the_whole_graph(target: st
 def _in_whole(whole: Model, tied: TiedModel, choices: np.ndarray) -> np.ndarray:
     group = tied.fold.group
     found = np.zeros(len(whole.nodes), dtype=np.int64)
-    for (kind, name), number in whole.number.items():
+    for (kind, name), number in whole.node_number.items():
         repeat = group.repeat_of(name)
         if name.startswith("output:"):
             index = int(name.removeprefix("output:"))
-            tensor = whole.whole_graph.outputs[index].tensor
+            tensor = whole.planned_graph.outputs[index].tensor
             if group.repeat_of(tensor) in group.left_out:
-                alike = group.moved(tensor, 1)
-                index = next(n for n, item in enumerate(whole.whole_graph.outputs) if (item.kind, item.tensor) == ("output", alike))
-            found[number] = choices[tied.number[kind, f"output:{tied.fold.outputs.index(index)}"]]
+                alike = group.counterpart(tensor, 1)
+                index = next(n for n, item in enumerate(whole.planned_graph.outputs) if (item.kind, item.tensor) == ("output", alike))
+            found[number] = choices[tied.node_number[kind, f"output:{tied.fold.outputs.index(index)}"]]
         else:
-            place = name if repeat is None or repeat not in group.left_out else group.moved(name, 1)
-            found[number] = choices[tied.number[kind, place]]
+            place = name if repeat is None or repeat not in group.left_out else group.counterpart(name, 1)
+            found[number] = choices[tied.node_number[kind, place]]
     return found
 
 
@@ -205,21 +208,21 @@ def test_sums_of_an_answer_are_those_of_the_whole() -> None:
     problem, _ = tied.problem(None)
     found = solve(problem, time_limit=600.0, gap=1e-2).choices
     assert found is not None
-    short = Answer(tied, tied.expand(found))
-    long = Answer(whole, _in_whole(whole, tied, short.choices))
+    short = Evaluation(tied, tied.expand(found))
+    long = Evaluation(whole, _in_whole(whole, tied, short.choices))
     for one, other in ((short.compute, long.compute), (short.between, long.between), (short.inside, long.inside)):
         assert {key: value for key, value in one.items() if value} == pytest.approx({key: value for key, value in other.items() if value})
     assert short.optimizer == pytest.approx(long.optimizer)
     phases: tuple[Phase, ...] = ("forward", "backward")
     for phase in phases:
-        longest, path = (Master(one.model, 0.0).longest(phase, *one.once) for one in (long, short))
+        longest, path = (Master(one.model, 0.0).longest_path(phase, *one.counted_once) for one in (long, short))
         assert 0.0 < short.sum_of(Term(phase, path=path), 0.0) <= long.sum_of(Term(phase, path=longest), 0.0) * (1 + 1e-9)
 
 
 def test_a_plan_found_folded_is_as_good_as_the_whole_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     short = find_plan(graph(), machine())
     assert short.sizes["nodes"] < len(models("dp=4")[0].nodes)
-    monkeypatch.setattr("autopar.search.driver.find_plan.fold", lambda whole: None)
+    monkeypatch.setattr("autopar.search.driver.find_plan.fold_layers", lambda whole: None)
     long = find_plan(graph(), machine())
     assert short.seconds <= long.seconds * (1 + 5e-3)
     assert short.bound_seconds <= long.seconds
@@ -257,7 +260,7 @@ class Stack(nn.Module):
 def test_layers_that_give_outputs_fold() -> None:
     on = machine("dp=2,tp=2")
     given = capture_graph(Stack(FEWEST_REPEATS + 2), (torch.randn(8, 16, 64),))
-    found = fold(given)
+    found = fold_layers(given)
     assert found is not None
     assert len(given.outputs) - len(found.graph.outputs) == len(found.group.left_out) * 5 > 0, "an output and four gradients a layer"
     hidden = [f"output:{item.name}" for item in given.outputs if item.kind == "output" and given.tensors[item.tensor].shape]
@@ -273,7 +276,7 @@ def test_layers_that_give_outputs_fold() -> None:
         assert made is not None
         assert (made.inputs, made.strategies, made.reads) == (wanted.inputs, wanted.strategies, wanted.reads)
         assert set(made.layouts) == set(wanted.layouts)
-    long, tied = build_model(spaces[0]), folded(build_model(spaces[1]), found)
+    long, tied = build_model(spaces[0]), tie_model(build_model(spaces[1]), found)
     assert tied is not None
     problem, unit = tied.problem(None)
     answer = solve(problem, time_limit=600.0, gap=1e-6)
@@ -315,7 +318,7 @@ def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatc
     problem, _ = model.problem(None)
     answer = solve(problem, time_limit=600.0, gap=1e-2).choices
     assert answer is not None
-    found = search.schedule(extract(model, model.expand(answer)), None, tries=0)
+    found = search.schedule(decode_assignment(model, model.expand(answer)), None, tries=0)
     assert found.estimated and len(found.schedule.graph.ops) == len(graph().ops) - len(folding().group.repeats[0])
     flattered, exact = replace(found, seconds=0.98 * found.seconds), search.exact
     assert search.offer(found, "auto") and search.offer(flattered, "auto")
@@ -334,6 +337,6 @@ def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatc
 def test_the_floor_of_a_folded_space_is_that_of_the_whole_graph() -> None:
     on = machine("x=2,y=2")
     spaces = [Space(some, on, "adamw", resolve_pins(some, on.mesh, {})) for some in (graph(), folding().graph)]
-    whole = floor(build_model(spaces[0]))
-    assert floor_of(spaces[0], None) == pytest.approx(whole)
-    assert floor_of(spaces[1], folding()) == pytest.approx(whole)
+    whole = floor_of_model(build_model(spaces[0]))
+    assert floor_of_space(spaces[0], None) == pytest.approx(whole)
+    assert floor_of_space(spaces[1], folding()) == pytest.approx(whole)

@@ -22,9 +22,9 @@ from autopar.schedule.tuning import LEAN, ScheduledPlan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.folding.tied_model import TiedModel, folded
+from autopar.search.folding.tied_model import TiedModel, tie_model
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory import crossover as keeping
@@ -51,7 +51,10 @@ def plans() -> tuple[Assignment, ...]:
 
 
 def tied(*some: Assignment, moments: int = CROSSOVER_MOMENTS) -> TiedModel:
-    found = folded(build_model(space().restricted(some, folding().alike), again=moments, alike=folding().alike), folding())
+    found = tie_model(
+        build_model(space().restricted_to_plans(some, folding().representatives), recompute_times=moments, alike=folding().representatives),
+        folding(),
+    )
     assert found is not None
     return found
 
@@ -62,7 +65,7 @@ def answer(model: TiedModel, limit: int | None, gap: float = 1e-6) -> tuple[floa
     found = solve(problem, time_limit=inf, gap=gap)
     assert found.choices is not None and found.objective is not None
     most = counted(problem, found.choices, len(folding().graph.ops) + 1).max()
-    return found.objective * unit, extract(model, model.expand(found.choices)), int(most)
+    return found.objective * unit, decode_assignment(model, model.expand(found.choices)), int(most)
 
 
 def peak(assignment: Assignment) -> int:
@@ -157,11 +160,11 @@ def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() 
         for strategy in space().op_choices(op).strategies:
             if op.phase == "forward" and sum(bool(spec.partial) for spec in strategy.inputs) > 1:
                 changed = replace(plan, strategies={**plan.strategies, op.name: strategy})
-                model = build_model(space().restricted((changed,)), again=1)
+                model = build_model(space().restricted_to_plans((changed,)), recompute_times=1)
                 problem, _ = model.problem(None, InSequence())
                 found = solve(problem, time_limit=inf, gap=1e-3)
                 assert found.choices is not None, (op.name, strategy)
-                check_legal(make_schedule(space().graph, extract(model, model.expand(found.choices)), on, LEAN), "the test")
+                check_legal(make_schedule(space().graph, decode_assignment(model, model.expand(found.choices)), on, LEAN), "the test")
                 masked += 1
                 break
     assert masked > 4

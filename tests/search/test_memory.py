@@ -25,9 +25,9 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.driver import state as trials
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
-from autopar.search.ilp.pair_memory import pairs_at
+from autopar.search.ilp.pair_memory import find_pairs
 from autopar.search.memory.memory_repair import CoverRows, counted, held_by_time, solve_fixed
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
@@ -68,7 +68,7 @@ def test_no_plan_holds_less_than_the_problem_says_and_few_hold_much_more(mesh: s
         for number in range(2):
             choices = drawn(model, 10 * seed + number)
             asked = evaluate(problem, choices)[1]
-            held = memory(make_schedule(model.space.graph, extract(model, choices), model.space.machine, LEAN), "adamw").peak
+            held = memory(make_schedule(model.space.graph, decode_assignment(model, choices), model.space.machine, LEAN), "adamw").peak
             assert asked <= held
             ratios.append(asked / held)
     assert statistics.median(ratios) > 0.8, "of plans drawn at random, which reshard everywhere"
@@ -81,7 +81,7 @@ def test_no_list_holds_less_than_the_problem_says_whatever_is_moved() -> None:
     problem, _ = model.problem(None)
     choices = solve(problem, gap=0.01).choices
     assert choices is not None
-    first = replace(ordered(model.space.graph, extract(model, choices), model.space.machine), limits=LEAN)
+    first = replace(ordered(model.space.graph, decode_assignment(model, choices), model.space.machine), limits=LEAN)
     found = improve_order(run_passes(first, PLACING), "adamw", 1).schedule
     assert evaluate(problem, choices)[1] <= memory(run_passes(found, ENDING), "adamw").peak
 
@@ -93,13 +93,13 @@ def test_pairs_say_what_reshards_hold_beside_their_results() -> None:
         model = model_of(random_graph(seed, layers=4), "x=2,y=2")
         graph, problem = model.space.graph, model.problem(None)[0]
         choices = drawn(model, seed)
-        schedule = make_schedule(graph, extract(model, choices), model.space.machine, LEAN)
+        schedule = make_schedule(graph, decode_assignment(model, choices), model.space.machine, LEAN)
         reserves = CoverRows(model, limit=1)
         held = held_by_time(((1.0, schedule),), "adamw", reserves.times)
         assert held.max() == memory(schedule, "adamw").peak
         before = counted(problem, choices, len(held))
         time = int(np.argmax((held - before)[: len(reserves.times)]))
-        reserves.pairs[time] = pairs_at(model, choices, time, reserves.times)
+        reserves.pairs[time] = find_pairs(model, choices, time, reserves.times)
         asked = reserves.applied(problem)
         full = reserves.completed(choices)
         assert evaluate(asked, full)[0] == evaluate(problem, choices)[0]
@@ -113,7 +113,7 @@ def test_what_is_left_free_is_what_a_schedule_held_beyond() -> None:
     model = model_of(random_graph(1, layers=4), "x=2,y=2")
     problem, _ = model.problem(None)
     choices = drawn(model, 1)
-    schedule = make_schedule(model.space.graph, extract(model, choices), model.space.machine, LEAN)
+    schedule = make_schedule(model.space.graph, decode_assignment(model, choices), model.space.machine, LEAN)
     limit = memory(schedule, "adamw").peak - 1
     reserves = CoverRows(model, limit, pairs=False)
     assert reserves.learn(problem, choices, ((1.0, schedule),))
@@ -211,10 +211,10 @@ def test_ties_go_to_less_memory() -> None:
 def test_choices_stand_for_an_assignment() -> None:
     model = model_of(random_graph(2, layers=3), "x=2,y=2")
     problem, _ = model.problem(None)
-    assignment = extract(model, drawn(model, 2))
+    assignment = decode_assignment(model, drawn(model, 2))
     choices = solve_fixed(model, problem, assignment, 0, unlimited())
     assert choices is not None
-    again = extract(model, choices)
+    again = decode_assignment(model, choices)
     assert (again.inputs, again.strategies) == (assignment.inputs, assignment.strategies)
     nowhere = ShardingSpec(((), ()), ((0, "sum"),))
     assert solve_fixed(model, problem, replace(assignment, inputs=dict.fromkeys(assignment.inputs, nowhere)), 0, unlimited()) is None

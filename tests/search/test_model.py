@@ -14,7 +14,7 @@ from autopar.search import find_plan
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from cost_models import Machine, Mesh, load_hardware
 from solvers import INFINITE, Problem, evaluate, solve
 from tests.graphs import random_schedule
@@ -63,7 +63,7 @@ def test_price_of_choices_is_price_of_schedule(name: str, mesh: str) -> None:
         assert choices is not None
         cost, peak, feasible = evaluate(problem, choices)
         assert feasible
-        assignment = extract(model, choices)
+        assignment = decode_assignment(model, choices)
         apart = order(graph, assignment, machine, LEAN)
         again = {call.id for call in apart.calls if call.kind == "all_reduce" and not (call.in_place or call.filled)}
         copied = sum(item.seconds for item in apart.instructions if item.kind == "wait" and item.of in again)  # of sums read more than once

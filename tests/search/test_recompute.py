@@ -20,7 +20,7 @@ from autopar.options import parse_mesh, resolve_hardware
 from autopar.plan import Plan
 from autopar.schedule import Assignment, Schedule, make_schedule, memory, step_seconds
 from autopar.schedule.storages import storage_bytes
-from autopar.search.baselines.checkpointing import POLICIES, full, recompute, selective
+from autopar.search.baselines.checkpointing import POLICIES, full_policy, recompute, selective_policy
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
@@ -74,7 +74,7 @@ def kept(schedule: Schedule) -> tuple[set[str], int]:
 @pytest.mark.parametrize("name", ["gpt2", "llama3"])
 def test_full_keeps_what_enters_each_layer(name: str) -> None:
     schedule = schedule_of(name, "fsdp", "full")
-    graph, again = schedule.graph, full(schedule.graph)
+    graph, again = schedule.graph, full_policy(schedule.graph)
     inside = {tensor for tensor in kept(schedule)[0] if graph.producer[tensor].module.startswith("layers.")}
     assert len(inside) == LAYERS, "the last sum of each layer enters the next one, or the last norm"
     assert {op.name for op in graph.ops if op.target.startswith("autopar.attention.")} <= again
@@ -86,7 +86,7 @@ def test_selective_makes_attention_again_alone(name: str) -> None:
     schedule = schedule_of(name, "fsdp", "selective")
     again = {item.of.removesuffix("@again") for item in schedule.instructions if item.phase == "recompute" and item.kind == "run"}
     graph = schedule.graph
-    assert again <= selective(graph) and sum(graph.op[op].target.startswith("autopar.attention.") for op in again) == LAYERS
+    assert again <= selective_policy(graph) and sum(graph.op[op].target.startswith("autopar.attention.") for op in again) == LAYERS
     assert not [op for op in again if graph.op[op].target == "autopar.contract.default"], "projections run once"
 
 
@@ -192,7 +192,7 @@ def test_no_plan_is_worse_than_making_all_layers_again() -> None:
     graph = graph_of("gpt2")
     options: dict[str, Any] = {"mesh": "dp=4", "hardware": "h100-sxm", "time_limit": 60.0}  # they come first, and take a few seconds
     where = Machine(parse_mesh("dp=4"), resolve_hardware("h100-sxm"), "roofline")
-    lean = make_schedule(graph, recompute(graph, baselines("gpt2", where)["fsdp"], full(graph), where), where)
+    lean = make_schedule(graph, recompute(graph, baselines("gpt2", where)["fsdp"], full_policy(graph), where), where)
     limit = memory(lean, "adamw").peak
     plan = api.plan(graph, memory=limit, **options)
     assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()

@@ -11,7 +11,7 @@ import pytest
 from autopar.effort import Budget, unlimited
 from autopar.schedule import make_schedule, memory, step_seconds
 from autopar.schedule.tuning import LEAN
-from autopar.search.baselines.checkpointing import with_policies
+from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.bounds import memory_dual as renting
 from autopar.search.bounds.memory_dual import MemoryPriced, lagrangian_bound
@@ -20,9 +20,9 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.driver import phase_table as rounds
 from autopar.search.driver.phase_table import Search
-from autopar.search.folding.tied_model import TiedModel, folded
+from autopar.search.folding.tied_model import TiedModel, tie_model
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from autopar.search.settings import DUAL_PRICE_SHARE
 from solvers import Problem, Solution, solve
@@ -35,11 +35,11 @@ SLOWDOWN, MESH = 0.15, "dp=4"
 
 
 def heavy(space: Space) -> Model:
-    return build_model(space, again=1, share=0.0)
+    return build_model(space, recompute_times=1, small_share=0.0)
 
 
 def first(model: Model) -> Multipliers:
-    return Master(model, SLOWDOWN).first()
+    return Master(model, SLOWDOWN).first_weights()
 
 
 def answer(model: Model) -> np.ndarray:
@@ -49,12 +49,12 @@ def answer(model: Model) -> np.ndarray:
 
 
 def rests(model: Model) -> list[int]:
-    return [time for time in sorted(set(model.times.values())) if model.rests(time)]
+    return [time for time in sorted(set(model.op_times.values())) if model.is_idle(time)]
 
 
 @cache
 def tied(mesh: str) -> TiedModel:
-    made = folded(heavy(Space(folding().graph, machine(mesh), "adamw", Pins())), folding())
+    made = tie_model(heavy(Space(folding().graph, machine(mesh), "adamw", Pins())), folding())
     assert made is not None
     return made
 
@@ -72,7 +72,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None, mesh: str) -> None:
     some, on = (chain(4), one_rank()) if seed is None else (drawn(seed), small_machine(seed, mesh))
     space = Space(some, on, "sgd", Pins())
     plain = build_model(space)
-    sets = list(every_set(some, extract(plain, answer(plain)), on))
+    sets = list(every_set(some, decode_assignment(plain, answer(plain)), on))
     model = heavy(space)
     free, raised = min(seconds for seconds, _ in sets), 0
     for limit in sorted({peak for _, peak in sets}):
@@ -87,7 +87,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None, mesh: str) -> None:
 def test_no_plan_on_a_mesh_is_below_it() -> None:
     on, model = machine(MESH), tied(MESH)
     plan = find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"]
-    schedule = make_schedule(graph(), dict(with_policies(graph(), plan, on))["full"], on, LEAN)
+    schedule = make_schedule(graph(), dict(apply_policies(graph(), plan, on))["full"], on, LEAN)
     bound = lagrangian_bound(model, first(model), float(memory(schedule, "adamw").peak), rests(model), unlimited())
     assert bound <= step_seconds(schedule, "adamw")
 
@@ -95,11 +95,11 @@ def test_no_plan_on_a_mesh_is_below_it() -> None:
 @pytest.mark.slow
 def test_less_memory_costs_more_and_all_layers_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without chains of dependencies, of which there are more in the whole graph than its answers tell in so few rounds."""
-    monkeypatch.setattr(Master, "longest", lambda self, *of: Path((), ()))
+    monkeypatch.setattr(Master, "longest_path", lambda self, *of: Path((), ()))
     model, whole = tied(MESH), heavy(Space(graph(), machine(MESH), "adamw", Pins()))
-    assert not model.rests(model.times[folding().group.repeats[1][0]])
+    assert not model.is_idle(model.op_times[folding().group.repeats[1][0]])
     times = rests(model)
-    later = [whole.times[name] for name, at in model.times.items() if at in times]
+    later = [whole.op_times[name] for name, at in model.op_times.items() if at in times]
     allowed = 0.55 * lean_peak(MESH)
     found = [lagrangian_bound(some, first(some), allowed, at, unlimited()) for some, at in ((whole, later), (model, times))]
     free = lagrangian_bound(whole, first(whole), 2.0**60, later, unlimited())
@@ -113,7 +113,7 @@ def test_chains_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = "dp=8"
     model, allowed = tied(mesh), 0.8 * lean_peak(mesh)
     chained = lagrangian_bound(model, first(model), allowed, rests(model), unlimited())
-    monkeypatch.setattr(Master, "longest", lambda self, *of: Path((), ()))
+    monkeypatch.setattr(Master, "longest_path", lambda self, *of: Path((), ()))
     assert chained > lagrangian_bound(model, first(model), allowed, rests(model), unlimited()) * 1.001
 
 
@@ -131,7 +131,7 @@ def test_without_work_nothing_is_solved() -> None:
 def test_prices_end_where_more_of_them_could_bring_little(monkeypatch: pytest.MonkeyPatch) -> None:
     some, on = chain(6), one_rank()
     model = heavy(Space(some, on, "sgd", Pins()))
-    limit = min(peak for _, peak in every_set(some, extract(build_model(model.space), answer(build_model(model.space))), on))
+    limit = min(peak for _, peak in every_set(some, decode_assignment(build_model(model.space), answer(build_model(model.space))), on))
     solved, real = list[Problem](), renting.solve
 
     def counted(problem: Problem, given: Budget, **how: Any) -> Solution:
@@ -159,7 +159,7 @@ def test_work_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
         return bound
 
     monkeypatch.setattr(renting, "solve", slow)
-    monkeypatch.setattr(TiedModel, "proved", proved)
+    monkeypatch.setattr(TiedModel, "prove_bound", proved)
     assert lagrangian_bound(model, first(model), 1.0, rests(model), given) != 0.0
     assert left == [pytest.approx((1 - DUAL_PRICE_SHARE) * 10.0)]
 
@@ -187,6 +187,6 @@ def test_a_last_proof_passes_the_budget_by_little(monkeypatch: pytest.MonkeyPatc
     proofs, search = list[float](), searched(spent)
     search.proving = 0.1
     search.claims = [(1.0, 1.0, first(search.model), answer(search.model))]
-    monkeypatch.setattr(TiedModel, "proved", lambda self, *of: proofs.append(spent) or 0.0)
+    monkeypatch.setattr(TiedModel, "prove_bound", lambda self, *of: proofs.append(spent) or 0.0)
     search.settle_claims(search.budget)
     assert bool(proofs) is settles and not search.claims

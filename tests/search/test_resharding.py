@@ -8,7 +8,7 @@ import pytest
 
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import copied_alone, find_reshard
-from autopar.search.choices.reshard_tables import MANY, Resharding
+from autopar.search.choices.reshard_tables import LARGE_BYTES, ReshardPricing
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from tests.reshard_cases import all_specs
@@ -29,7 +29,7 @@ def price(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, on: Machin
         if step.is_collective:
             copied = copied_alone(step, shapes) * DTYPE_BYTES[tensor.dtype]
             copies += on.copy_seconds(copied, tensor.dtype)
-            least += copied * on.copy_seconds(MANY, tensor.dtype) / MANY
+            least += copied * on.copy_seconds(LARGE_BYTES, tensor.dtype) / LARGE_BYTES
             for link in on.links(step.axes):
                 held[link] += max(step.seconds - on.latency_seconds(step.kind, step.axes), 0.0)
     return found.seconds + copies, *held.values(), copies, least
@@ -47,7 +47,7 @@ def test_a_table_holds_the_price_of_every_reshard(mesh: str, shape: tuple[int, .
     tensor, draw = Tensor("t", shape, "bfloat16"), random.Random(len(mesh))
     specs = all_specs(shape, on.mesh.sizes, reduction, uneven=True)
     sources, targets = (draw.sample(specs, min(PAIRS, len(specs))) for _ in range(2))
-    tables = Resharding(on, LINKS).tables(tensor, sources, targets)
+    tables = ReshardPricing(on, LINKS).tables(tensor, sources, targets)
     for source, row in zip(sources, tables, strict=True):
         for target, found in zip(targets, row, strict=True):
             here = price(tensor, source, target, on)
@@ -57,8 +57,8 @@ def test_a_table_holds_the_price_of_every_reshard(mesh: str, shape: tuple[int, .
 def test_tables_of_one_machine_share_what_they_know() -> None:
     on = Machine(Mesh.parse("2x2x2"), load_hardware("h100-sxm"))
     specs = all_specs((8, 8), on.mesh.sizes)
-    alone = [Resharding(on, LINKS).tables(Tensor("t", (8, 8), dtype), specs, specs) for dtype in ("float32", "bfloat16", "float32")]
-    shared = Resharding(on, LINKS)
+    alone = [ReshardPricing(on, LINKS).tables(Tensor("t", (8, 8), dtype), specs, specs) for dtype in ("float32", "bfloat16", "float32")]
+    shared = ReshardPricing(on, LINKS)
     for dtype, table in zip(("float32", "bfloat16", "float32"), alone, strict=True):
         halves = [shared.tables(Tensor("t", (8, 8), dtype), some, specs) for some in (specs[: len(specs) // 2], specs[len(specs) // 2 :])]
         np.testing.assert_array_equal(np.concatenate(halves), table)

@@ -16,7 +16,7 @@ from autopar.search import PROOF, find_plan
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Model
 from autopar.search.ilp.shared_reshards import FEW, SharedReshard, SharingProblem
 from autopar.search.settings import TIES
@@ -127,7 +127,7 @@ def test_choices_are_completed_at_their_price(case: tuple[int, str, int]) -> Non
         assert cost < INFINITE
         assert cost * whole.unit == pytest.approx(price(model, choices), rel=10 * TIES, abs=1e-15)
         assert cost * whole.unit <= evaluate(priced, choices)[0] * unit * (1 + EXACT)
-        found = best_schedule(space.graph, extract(model, choices), space.machine, space.optimizer, UNLIMITED, tries=0)
+        found = best_schedule(space.graph, decode_assignment(model, choices), space.machine, space.optimizer, UNLIMITED, tries=0)
         assert cost * whole.unit >= found.seconds * (1 - EXACT)
         if choices is best:
             assert cost * whole.unit == pytest.approx(found.seconds, rel=10 * TIES, abs=1e-15)

@@ -17,7 +17,7 @@ from autopar.importer import capture
 from autopar.report import summary
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.choices.uneven import find_uneven
+from autopar.search.choices.uneven import find_uneven_splits
 from autopar.search.coarsening.merged_axes import mergings
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
@@ -37,15 +37,15 @@ def gpt2(vocab: int, mode: str = "train", **sizes: str) -> Graph:
 @pytest.mark.parametrize("mesh", ["dp=2,tp=4", "8x8"])
 def test_models_whose_dims_are_divided_are_searched_as_before(name: str, mesh: str) -> None:
     target = zoo.build(name, device="meta")
-    found = find_uneven(capture(target.model, target.args, mode="train").graph, on(mesh))
+    found = find_uneven_splits(capture(target.model, target.args, mode="train").graph, on(mesh))
     assert not found.dims and not found.factors
 
 
 def test_a_vocabulary_is_offered_and_inner_dims_are_not() -> None:
     graph = gpt2(50257)
-    found = find_uneven(graph, on("tp=4"))
+    found = find_uneven_splits(graph, on("tp=4"))
     assert {shape[dim] for shape, dims in found.dims.items() for dim in dims} == {50257}
-    assert not find_uneven(graph, on("tp=4", "communication")).dims, "waste would not be seen"
+    assert not find_uneven_splits(graph, on("tp=4", "communication")).dims, "waste would not be seen"
 
     class Inner(nn.Module):
         def __init__(self) -> None:
@@ -57,7 +57,7 @@ def test_a_vocabulary_is_offered_and_inner_dims_are_not() -> None:
             return torch.relu(hidden).amax(-1).square().sum()
 
     inner = capture(Inner(), (torch.randn(8, 16),), mode="train").graph
-    assert not find_uneven(inner, on("4")).factors, "63 is made by a view, and by nothing that enters"
+    assert not find_uneven_splits(inner, on("4")).factors, "63 is made by a view, and by nothing that enters"
 
 
 def test_divided_dims_have_no_more_choices() -> None:
@@ -147,7 +147,7 @@ def test_axes_together_are_offered_what_one_as_large_is() -> None:
     graph = gpt2(50257)
     found = {str(spec) for spec in Space(graph, on("2x2"), "adamw", Pins()).splits("tokens.weight") if spec.dims[0]}
     assert found == {"S0 R", "S1 R", "S01 R", "S0 S1", "S1 S0"}
-    assert find_uneven(gpt2(50258), on("2x2")).dims, "two axes make unequal parts where one makes equal ones"
+    assert find_uneven_splits(gpt2(50258), on("2x2")).dims, "two axes make unequal parts where one makes equal ones"
     (merged,) = (item for item in mergings(on("2x2x2x2"), 2) if len(item.words[0]) == 3)
     pins = merged.pins(Pins())
     assert pins is not None and pins.merged == {0}

@@ -53,7 +53,7 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
     found = finding.find_plan(graph(), machine())
     assert [type(model) for model in searched] == [TiedModel, Model]
     assert [type(model) for model in asked] == [TiedModel]
-    monkeypatch.setattr(finding, "fold", lambda graph: None)
+    monkeypatch.setattr(finding, "fold_layers", lambda graph: None)
     whole = finding.find_plan(graph(), machine())
     assert {name: (one.seconds, one.memory.peak) for name, one in found.baselines.items()} == {
         name: (one.seconds, one.memory.peak) for name, one in whole.baselines.items()
@@ -74,14 +74,14 @@ def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better:
     monkeypatch.setattr(rounds.Search, "exact", noted)
     monkeypatch.setattr(folded, "SHORT_DEPTHS", (5, 6))
     monkeypatch.setattr(folded, "DEEP_LAYERS", FEWEST_REPEATS + 1)
-    model = folded.folded(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
+    model = folded.tie_model(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
     assert model is not None
     search = rounds.Search(model, request(2**36, work=60.0, gap=0.0, baselines=True), False)
     plans = ScheduledBaselines()
-    plans.schedule(search, model.space, Pins(), again=False)
+    plans.schedule(search, model.space, Pins(), may_recompute=False)
     first = search.best
     assert first is not None and first.estimated and not exact
     search.best = replace(first, seconds=first.seconds / 2) if better else first
-    plans.settle(search)
+    plans.schedule_at_full_depth(search)
     assert bool(exact) is not better
     assert any(not plan.estimated for plan in plans.rivals.values()) is not better

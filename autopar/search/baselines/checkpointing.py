@@ -25,16 +25,16 @@ SCORES = 4
 """Dims of the softmax input in an attention that is not one operator: batch, heads, queries, keys."""
 
 
-def full(graph: Graph) -> frozenset[str]:
+def full_policy(graph: Graph) -> frozenset[str]:
     """Names of the operators that are recomputed when each layer keeps its inputs only."""
     weights = _made_of_weights(graph)
     inside = (op for op in graph.ops if not (op.inputs and weights.issuperset(op.inputs)))
-    return _inside(graph, {op.name: layer for op in inside if (layer := layer_of(op.module))})
+    return _recomputable_inside(graph, {op.name: layer for op in inside if (layer := layer_of(op.module))})
 
 
-def selective(graph: Graph) -> frozenset[str]:
+def selective_policy(graph: Graph) -> frozenset[str]:
     """Names of the operators that are recomputed when each attention keeps only products with its parameters."""
-    holding = {op.module for op in graph.ops if op.phase == "forward" and op.module and _attends(op, graph)}
+    holding = {op.module for op in graph.ops if op.phase == "forward" and op.module and _is_attention(op, graph)}
     weights = _made_of_weights(graph)
 
     def home(op: Op) -> str:
@@ -42,15 +42,15 @@ def selective(graph: Graph) -> frozenset[str]:
         return min(found, key=len, default="")
 
     inside = {op.name: home(op) for op in graph.ops if not any(tensor in weights for tensor in op.inputs)}
-    return _inside(graph, {name: path for name, path in inside.items() if path})
+    return _recomputable_inside(graph, {name: path for name, path in inside.items() if path})
 
 
-def _attends(op: Op, graph: Graph) -> bool:
+def _is_attention(op: Op, graph: Graph) -> bool:
     scores = op.target.startswith("aten._softmax.") and len(graph.tensors[op.inputs[0]].shape) == SCORES
     return family(op) == "attention" or scores
 
 
-POLICIES: Mapping[str, Callable[[Graph], frozenset[str]]] = {"selective": selective, "full": full}
+POLICIES: Mapping[str, Callable[[Graph], frozenset[str]]] = {"selective": selective_policy, "full": full_policy}
 """Policies by name, the one that costs less time first. Each returns the names of the operators to recompute."""
 
 
@@ -63,7 +63,7 @@ def _made_of_weights(graph: Graph) -> set[str]:
     return found
 
 
-def _inside(graph: Graph, home: Mapping[str, str]) -> frozenset[str]:
+def _recomputable_inside(graph: Graph, home: Mapping[str, str]) -> frozenset[str]:
     """Names of the forward operators with a home that may run twice and make nothing for forward operators elsewhere."""
     leaving = {output.tensor for output in graph.outputs}
 
@@ -78,7 +78,7 @@ def _inside(graph: Graph, home: Mapping[str, str]) -> frozenset[str]:
     )  # fmt: skip
 
 
-def with_policies(graph: Graph, assignment: Assignment, machine: Machine) -> Iterator[tuple[str, Assignment]]:
+def apply_policies(graph: Graph, assignment: Assignment, machine: Machine) -> Iterator[tuple[str, Assignment]]:
     """Yields (policy name, assignment) for each of ``POLICIES`` that recomputes another operator."""
     for name, policy in POLICIES.items():
         names = policy(graph)
@@ -100,32 +100,32 @@ def recompute(graph: Graph, assignment: Assignment, names: Collection[str], mach
         reason = why_once(graph.op[name]) if graph.op[name].phase == "forward" else "it is of backward"
         if reason:
             raise ValueError(f"{name} may not run a second time: {reason}")
-    return _Rewriting(graph, assignment, frozenset(names) | assignment.again, machine).run()
+    return _RecomputeRewrite(graph, assignment, frozenset(names) | assignment.again, machine).run()
 
 
-class _Rewriting:
+class _RecomputeRewrite:
     """One rewrite of an assignment: the stand-in of each forward value in backward."""
 
     def __init__(self, graph: Graph, assignment: Assignment, names: frozenset[str], machine: Machine) -> None:
         self.graph, self.assignment, self.names, self.machine = graph, assignment, names, machine
         self.reads = dict(assignment.reads or {})
         self.layouts = {layout.value: layout for layout in assignment.layouts}
-        self.gone = {tensor for name in names for tensor in graph.op[name].outputs}
-        self.kept = {value for value in self._read_in_backward() if self._tensor(value) not in self.gone}
+        self.recomputed = {tensor for name in names for tensor in graph.op[name].outputs}
+        self.kept = {value for value in self._read_in_backward() if self._tensor(value) not in self.recomputed}
 
     def run(self) -> Assignment:
         for layout in tuple(self.layouts.values()):
             if layout.half == "backward":
-                source = self._again(layout.source, layout.before)
+                source = self._stand_in(layout.source, layout.before)
                 self.layouts[layout.value] = replace(self.layouts[layout.value], source=source)
         for reader, position, value in self._readers():
-            if self._tensor(value) in self.gone:
-                self._read(reader, position, self._again(value, reader))
+            if self._tensor(value) in self.recomputed:
+                self._read(reader, position, self._stand_in(value, reader))
         for op in self.graph.ops:  # graph order: ``names`` is a set
             for position, tensor in enumerate(op.inputs) if op.name in self.names else ():
                 if (op.name + AGAIN, position) not in self.reads:
                     value = self.reads.get((op.name, position), tensor)
-                    self._read(op.name + AGAIN, position, self._again(value, op.name + AGAIN))
+                    self._read(op.name + AGAIN, position, self._stand_in(value, op.name + AGAIN))
         return replace(self.assignment, layouts=tuple(self.layouts.values()), reads=self.reads, again=self.names)
 
     def _readers(self) -> Iterable[tuple[str, int, str]]:
@@ -150,27 +150,27 @@ class _Rewriting:
     def _read(self, reader: str, position: int, value: str) -> None:
         self.reads[reader, position] = value
 
-    def _again(self, value: str, reader: str) -> str:
+    def _stand_in(self, value: str, reader: str) -> str:
         """The value that stands for ``value`` in backward."""
         if value not in self.layouts:
-            return value + AGAIN if value in self.gone else value
+            return value + AGAIN if value in self.recomputed else value
         layout = self.layouts[value]
-        if layout.half == "backward" or (layout.tensor not in self.gone and self._stays(value)):
+        if layout.half == "backward" or (layout.tensor not in self.recomputed and self._is_kept(value)):
             return value
         made = value + AGAIN
         if made not in self.layouts:
-            source = self._again(layout.source, reader)
+            source = self._stand_in(layout.source, reader)
             self.layouts[made] = Layout(made, layout.tensor, source, layout.spec, "backward", reader)
         return made
 
-    def _stays(self, value: str) -> bool:
+    def _is_kept(self, value: str) -> bool:
         """Whether a reshard of a kept tensor is kept itself: backward reads it, or it is no larger than anything it is made from."""
         layout = self.layouts[value]
-        return value in self.kept or (layout.tensor in self.graph.producer and self._bytes(value) <= self._least(layout.source))
+        return value in self.kept or (layout.tensor in self.graph.producer and self._bytes(value) <= self._least_bytes(layout.source))
 
-    def _least(self, value: str) -> int:
+    def _least_bytes(self, value: str) -> int:
         """Bytes of the smallest value in the chain of reshards that ends at ``value``."""
-        return min([self._bytes(value)] + ([self._least(self.layouts[value].source)] if value in self.layouts else []))
+        return min([self._bytes(value)] + ([self._least_bytes(self.layouts[value].source)] if value in self.layouts else []))
 
     def _bytes(self, value: str) -> int:
         tensor = self._tensor(value)

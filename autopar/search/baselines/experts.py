@@ -7,10 +7,10 @@ from typing import NamedTuple
 from autopar.graph import Graph, Op
 from autopar.search.choices.space import CONTRACTION
 
-OF_ROWS = "autopar.expert_contract.default"
+EXPERT_PRODUCT = "autopar.expert_contract.default"
 
 
-class Terms(NamedTuple):
+class ExpertFactors(NamedTuple):
     """Factors of a product in which each row names its expert (``autopar.expert_contract``).
 
     Args:
@@ -22,26 +22,26 @@ class Terms(NamedTuple):
     result: tuple[str, ...]
 
 
-def terms_of(op: Op) -> Terms | None:
+def expert_factors(op: Op) -> ExpertFactors | None:
     """The factors of an expert product; None for any other operator."""
-    if op.target != OF_ROWS:
+    if op.target != EXPERT_PRODUCT:
         return None
     operands, _, result = _equation(op).partition("->")
-    return Terms(tuple(tuple(term.split()) for term in operands.split(",")), tuple(result.split()))
+    return ExpertFactors(tuple(tuple(term.split()) for term in operands.split(",")), tuple(result.split()))
 
 
-def weight_of_experts(graph: Graph, tensor: str) -> bool:
+def is_expert_weight(graph: Graph, tensor: str) -> bool:
     """Whether a parameter holds one matrix per expert.
 
     Such a parameter has three dims or more. Every reader has its first dim as a batch factor, or is an expert product.
     """
     reads = [(graph.ops[index], position) for index, position in graph.consumers[tensor]]
-    return len(graph.tensors[tensor].shape) > 2 and bool(reads) and all(by_expert(op, position) for op, position in reads)
+    return len(graph.tensors[tensor].shape) > 2 and bool(reads) and all(is_expert_operand(op, position) for op, position in reads)
 
 
-def by_expert(op: Op, position: int) -> bool:
+def is_expert_operand(op: Op, position: int) -> bool:
     """Whether the first dim of an operand is the expert, in a product that treats each expert alone."""
-    if op.target == OF_ROWS:
+    if op.target == EXPERT_PRODUCT:
         return _equation(op).split(",")[position].split()[:1] == ["e"]
     if op.target != CONTRACTION:
         return False

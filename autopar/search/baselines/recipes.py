@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.schedule import Assignment
-from autopar.search.baselines.experts import weight_of_experts
-from autopar.search.baselines.propagate import Recipe, Walk
+from autopar.search.baselines.experts import is_expert_weight
+from autopar.search.baselines.propagate import Recipe, SpecPropagation
 from autopar.search.choices.space import Space
 
 
@@ -34,15 +34,15 @@ def recipes(space: Space) -> Mapping[str, Recipe]:
     axes = tuple(axis for axis, size in enumerate(space.sizes) if size > 1)
     found = {"ddp": Recipe(axes), "fsdp": Recipe(axes, axes)}
     if space.graph.mode == "train":
-        found["zero1"] = Recipe(axes, axes, kept=True, whole=True)
-        found["zero2"] = Recipe(axes, axes, kept=True)
+        found["zero1"] = Recipe(axes, axes, keeps_gathered=True, reduces_whole=True)
+        found["zero2"] = Recipe(axes, axes, keeps_gathered=True)
     if len(axes) > 1:
         found["hsdp"] = Recipe(axes, axes[-1:])
     if axes:
-        found["megatron"] = Recipe(axes[:-1], tensor=axes[-1])
-        found["megatron_sp"] = Recipe(axes[:-1], tensor=axes[-1], sequence=True)
-        if any(weight_of_experts(space.graph, item.tensor) for item in space.graph.of_kind("parameter")):
-            found["expert"] = Recipe(axes, experts=axes[-1])
+        found["megatron"] = Recipe(axes[:-1], tensor_axis=axes[-1])
+        found["megatron_sp"] = Recipe(axes[:-1], tensor_axis=axes[-1], splits_sequence=True)
+        if any(is_expert_weight(space.graph, item.tensor) for item in space.graph.of_kind("parameter")):
+            found["expert"] = Recipe(axes, expert_axis=axes[-1])
     return found
 
 
@@ -54,13 +54,13 @@ def find_baselines(space: Space) -> tuple[dict[str, Assignment], dict[str, str]]
     found: dict[str, Assignment] = {}
     contradicted: dict[str, str] = {}
     for name, recipe in recipes(space).items():
-        walk = Walk(space, recipe)
-        if walk.applies:
+        walk = SpecPropagation(space, recipe)
+        if walk.is_applicable:
             made = walk.run()
             if walk.gathers_masks:  # the first dim of a mask equals the batch by chance
-                walk = Walk(space, recipe, masks=False)
+                walk = SpecPropagation(space, recipe, splits_masks=False)
                 made = walk.run()
-            reason = walk.against_pins(made)
+            reason = walk.contradiction(made)
             if reason:
                 contradicted[name] = reason
             else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from autopar.schedule import Assignment
 from autopar.schedule.passes import default_limits
 from autopar.schedule.tuning import ScheduledPlan
-from autopar.search.baselines.checkpointing import with_policies
+from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
@@ -27,49 +27,49 @@ class ScheduledBaselines:
     Args:
         rivals: the fastest schedule found of each, and of recomputing variants (``NAME+POLICY``) where memory binds.
         contradicted: reasons of the baselines that contradict a pin, by name.
-        made: ``find_baselines`` of the searched space, if it was called before.
+        found_baselines: ``find_baselines`` of the searched space, if it was called before.
     """
 
     rivals: dict[str, ScheduledPlan] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
-    made: tuple[dict[str, Assignment], dict[str, str]] | None = None
+    found_baselines: tuple[dict[str, Assignment], dict[str, str]] | None = None
 
-    def alike(self, space: Space, folding: Folding | None) -> list[Assignment]:
+    def assignments(self, space: Space, folding: Folding | None) -> list[Assignment]:
         """Assignments of the baselines. With folded layers only those that treat equal layers alike."""
-        self.made = find_baselines(space)
-        return [plan for plan in self.made[0].values() if folding is None or folding.agrees(plan)]
+        self.found_baselines = find_baselines(space)
+        return [plan for plan in self.found_baselines[0].values() if folding is None or folding.unfolds(plan)]
 
-    def again(self) -> ScheduledBaselines:
+    def unscheduled(self) -> ScheduledBaselines:
         """The same assignments, without schedules, for another search in the same space."""
-        return ScheduledBaselines(made=self.made)
+        return ScheduledBaselines(found_baselines=self.found_baselines)
 
-    def schedule(self, search: SearchState, space: Space, pins: Pins, again: bool) -> None:
+    def schedule(self, search: SearchState, space: Space, pins: Pins, may_recompute: bool) -> None:
         """Schedules all baselines, unless an earlier search did, and offers them as incumbents.
 
         Args:
-            again: recomputation may be used to make them fit.
+            may_recompute: recomputation may be used to make them fit.
         """
         rivals, limit = self.rivals, search.limit
         try:
             if not rivals:
-                self._schedule(search, space, pins, again)
+                self._schedule(search, space, pins, may_recompute)
         finally:  # an interrupt keeps those scheduled so far
-            for name in _by_worth(rivals, limit):
+            for name in _sorted_by_worth(rivals, limit):
                 search.offer(rivals[name], "baseline")
 
-    def settle(self, search: SearchState) -> None:
+    def schedule_at_full_depth(self, search: SearchState) -> None:
         """Schedules the baselines at full depth that may beat the incumbent of an ended search.
 
         The fastest baseline of a long graph gets local search over its order as well.
         """
-        names = _by_worth(self.rivals, search.limit)
+        names = _sorted_by_worth(self.rivals, search.limit)
         for name in names:
             self.rivals[name] = search.sure(self.rivals[name])
             search.offer(self.rivals[name], "baseline")
         if search.long and names:
             self.rivals[names[0]] = search.finished(self.rivals[names[0]], 1)
 
-    def _schedule(self, search: SearchState, space: Space, pins: Pins, again: bool) -> None:
+    def _schedule(self, search: SearchState, space: Space, pins: Pins, may_recompute: bool) -> None:
         rivals = self.rivals
         assignments, self.contradicted = self._assignments(search.model, space, pins)
         for name, assignment in assignments.items():
@@ -79,49 +79,49 @@ class ScheduledBaselines:
             rivals[name] = search.schedule(assignment, None, tries=0, beside=least)
         few = search.large or search.long
         if not few:
-            self._tune(search, len(rivals), apart=again)
-        if again:
-            rivals.update(_leaner(rivals, search))
+            self._tune(search, len(rivals), separately=may_recompute)
+        if may_recompute:
+            rivals.update(_recomputing_variants(rivals, search))
         if few:
-            self._tune(search, TUNED_BASELINES, apart=False)
+            self._tune(search, TUNED_BASELINES, separately=False)
 
     def _assignments(self, model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
         """The baselines, and the reasons of those that contradict a pin.
 
         They are of the folded graph if all treat equal layers alike, else of the whole graph.
         """
-        found, contradicted = self.made or find_baselines(space)
-        if isinstance(model, TiedModel) and not all(map(model.fold.agrees, found.values())):  # propagates over the whole graph
-            return find_baselines(replace(space, graph=model.whole_graph, pins=pins))
+        found, contradicted = self.found_baselines or find_baselines(space)
+        if isinstance(model, TiedModel) and not all(map(model.fold.unfolds, found.values())):  # propagates over the whole graph
+            return find_baselines(replace(space, graph=model.planned_graph, pins=pins))
         return found, contradicted
 
-    def _tune(self, search: SearchState, count: int, *, apart: bool) -> None:
+    def _tune(self, search: SearchState, count: int, *, separately: bool) -> None:
         """Tries limits of the schedule passes for the ``count`` fastest baselines, beginning with the limits of the fastest so far.
 
         A baseline that trails the fastest gets few tries.
 
         Args:
-            apart: each is tuned alone, so that its limits show whether memory binds it.
+            separately: each is tuned alone, so that its limits show whether memory binds it.
         """
         best: ScheduledPlan | None = None
-        for name in _by_worth(self.rivals, search.limit)[:count]:
+        for name in _sorted_by_worth(self.rivals, search.limit)[:count]:
             limits = best.limits if best is not None else None
             beside = best.placed_seconds if best is not None else math.inf
             found = search.schedule(self.rivals[name].assignment, limits, search.tries, beside)
             self.rivals[name] = found
-            best = found if not apart and found.better(best, search.limit) else best
+            best = found if not separately and found.better(best, search.limit) else best
 
     def unfold(self, model: Model) -> None:
         """Turns folded baselines into plans of the planned graph, for a search that follows."""
         for name, rival in self.rivals.items():
-            self.rivals[name] = replace(rival, assignment=model.whole(rival.assignment))
+            self.rivals[name] = replace(rival, assignment=model.unfold(rival.assignment))
 
 
-def _by_worth(rivals: Mapping[str, ScheduledPlan], limit: int) -> list[str]:
+def _sorted_by_worth(rivals: Mapping[str, ScheduledPlan], limit: int) -> list[str]:
     return sorted(rivals, key=lambda name: (rivals[name].memory.peak > limit, rivals[name].seconds))
 
 
-def _leaner(rivals: Mapping[str, ScheduledPlan], search: SearchState) -> dict[str, ScheduledPlan]:
+def _recomputing_variants(rivals: Mapping[str, ScheduledPlan], search: SearchState) -> dict[str, ScheduledPlan]:
     """Recomputing variants of the baselines that memory binds, as ``NAME+POLICY``.
 
     Policies are tried in order until one fits without giving up overlap. A baseline is skipped whose busiest stream takes as long as the
@@ -131,23 +131,23 @@ def _leaner(rivals: Mapping[str, ScheduledPlan], search: SearchState) -> dict[st
     found: dict[str, ScheduledPlan] = {}
     best = min((rival.seconds for rival in rivals.values() if rival.memory.peak <= limit), default=math.inf)
     for name in sorted(rivals, key=lambda name: rivals[name].seconds):
-        if not _binds(rivals[name], search) or rivals[name].busiest_seconds() >= best or rivals[name].memory.resting > limit:
+        if not _is_memory_bound(rivals[name], search) or rivals[name].busiest_seconds() >= best or rivals[name].memory.resting > limit:
             continue
         plan = rivals[name].assignment
-        graph = model.space.graph if len(plan.strategies) == len(model.space.graph.ops) else model.whole_graph
-        for policy, leaner in with_policies(graph, plan, model.space.machine):
+        graph = model.space.graph if len(plan.strategies) == len(model.space.graph.ops) else model.planned_graph
+        for policy, leaner in apply_policies(graph, plan, model.space.machine):
             if search.left <= 0:
                 return found
             tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)
             found[f"{name}+{policy}"] = tried
             if tried.memory.peak <= limit:
                 best = min(best, tried.seconds)
-                if not _binds(tried, search):
+                if not _is_memory_bound(tried, search):
                     break
     return found
 
 
-def _binds(rival: ScheduledPlan, search: SearchState) -> bool:
+def _is_memory_bound(rival: ScheduledPlan, search: SearchState) -> bool:
     """Whether memory keeps a plan from fitting, or from prefetching as much as it would."""
     short = rival.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
     return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY_BASELINE * search.limit)

@@ -20,13 +20,13 @@ from autopar.search.bounds.surrogate import Master
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.folding.fold import Folding
-from autopar.search.folding.tied_model import folded
+from autopar.search.folding.tied_model import tie_model
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model, Node
 from cost_models import Machine, Mesh
 
 
-def pooled(space: Space, folding: Folding | None, limit: int, budget: Budget) -> float:
+def aggregated_memory_bound(space: Space, folding: Folding | None, limit: int, budget: Budget) -> float:
     """Seconds that no plan within ``limit`` bytes per rank can beat; 0 without a solution.
 
     Args:
@@ -34,23 +34,23 @@ def pooled(space: Space, folding: Folding | None, limit: int, budget: Budget) ->
         budget: work of all solves.
     """
     total = float(limit * math.prod(space.sizes))
-    model = _alone(space)
-    tied = folded(model, folding) if folding is not None else model
+    model = _one_rank_model(space)
+    tied = tie_model(model, folding) if folding is not None else model
     assert tied is not None, "on one rank all layers are offered the same"
     middle = sum(op.phase == "forward" for op in space.graph.ops)
-    return max(lagrangian_bound(tied, Master(tied, 0.0).first(), total, (middle,), budget), 0.0)
+    return max(lagrangian_bound(tied, Master(tied, 0.0).first_weights(), total, (middle,), budget), 0.0)
 
 
-def _alone(space: Space) -> Model:
+def _one_rank_model(space: Space) -> Model:
     """The model of that one rank: fastest seconds of each operator, and recomputation of every forward operator that may run twice."""
     mesh = Mesh(tuple((name, 1) for name in space.machine.mesh.names))
     machine = Machine(mesh, space.machine.hardware, space.machine.cost_model)
-    model = build_model(Space(space.graph, machine, space.optimizer, Pins({}, {}, {})), again=1, share=0.0)
+    model = build_model(Space(space.graph, machine, space.optimizer, Pins({}, {}, {})), recompute_times=1, small_share=0.0)
     least = {op.name: float(space.op_choices(op).seconds.min()) for op in space.graph.ops}
     given = {item.tensor: float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs}
 
     def best(node: Node) -> Node:
-        runs = np.ones(len(node.seconds)) if node.picks is None else (node.picks >= 0).astype(float)
-        return replace(node, seconds=runs * {"input": given, "op": least, "again": least}.get(node.kind, {}).get(node.name, 0.0))
+        runs = np.ones(len(node.seconds)) if node.strategy_numbers is None else (node.strategy_numbers >= 0).astype(float)
+        return replace(node, seconds=runs * {"input": given, "op": least, "recompute": least}.get(node.kind, {}).get(node.name, 0.0))
 
     return replace(model, nodes=[best(node) for node in model.nodes])

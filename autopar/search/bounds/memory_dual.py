@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from autopar.effort import Budget
-from autopar.search.bounds.surrogate import Answer, Master, Multipliers, blend
+from autopar.search.bounds.surrogate import Evaluation, Master, Multipliers, blend
 from autopar.search.ilp.model import Model, Node, Priced, Weights
 from autopar.search.settings import (
     DUAL_GAIN,
@@ -54,17 +54,17 @@ class MemoryPriced:
         nodes = list(priced.nodes)
         for time, seconds in self.prices.items():
             for number, node in enumerate(model.nodes):
-                nodes[number] = nodes[number] + seconds * model.once(("held", number, time), partial(held, node, time))
+                nodes[number] = nodes[number] + seconds * model.cached(("held", number, time), partial(bytes_held, node, time))
         return Priced(nodes, priced.edges)
 
 
-def held(node: Node, time: int) -> np.ndarray:
+def bytes_held(node: Node, time: int) -> np.ndarray:
     """Bytes that each choice of a node holds at a time; shape [choices]."""
     return np.array([float(sum(size for begin, end, size in items if begin <= time < end)) for items in node.items])
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PricedSolve:
     """One solve: its weights and prices, the bound on steps that it proves, and its choices.
 
     Args:
@@ -90,38 +90,40 @@ def lagrangian_bound(
         enough: relative gain below which no other price is tried.
     """
     cuts = Master(model, weights.slowdown, allowed, times)
-    best: _Asked | None = None
+    best: _PricedSolve | None = None
     prices: Mapping[int, float] = {}
-    within = math.inf
-    idle, still, seconds, asking = 0, 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
-    while len(cuts.answers) < DUAL_ROUNDS and still < IDLE_ROUNDS and (left := asking.left) > 0:
+    least_reachable = math.inf
+    idle, stalled, seconds, pricing_budget = 0, 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
+    while len(cuts.evaluations) < DUAL_ROUNDS and stalled < IDLE_ROUNDS and (left := pricing_budget.left) > 0:
         problem, unit = model.problem(None, MemoryPriced(weights, prices))
-        found = solve(problem, asking.at_most(seconds), gap=DUAL_GAIN, patient=False)
-        if found.choices is None or found.objective is None:
-            if found.status is Status.INFEASIBLE or seconds >= min(DUAL_SOLVE_MOST, left):
+        solution = solve(problem, pricing_budget.at_most(seconds), gap=DUAL_GAIN, patient=False)
+        if solution.choices is None or solution.objective is None:
+            if solution.status is Status.INFEASIBLE or seconds >= min(DUAL_SOLVE_MOST, left):
                 break
             seconds = min(2 * seconds, DUAL_SOLVE_MOST)
             continue
         charged = allowed * sum(prices.values())
-        choices = model.expand(found.choices)
-        asked = _Asked(weights, prices, found.bound * unit / (1 + TIES) - charged, found.objective * unit, choices)
-        idle = 0 if best is None or asked.bound > best.bound * (1 + DUAL_GAIN) else idle + 1
-        best = asked if best is None or asked.bound > best.bound else best
-        cuts.add(Answer(model, choices))
-        if not prices and cuts.beyond[-1].max() <= 0.0:
+        choices = model.expand(solution.choices)
+        latest = _PricedSolve(weights, prices, solution.bound * unit / (1 + TIES) - charged, solution.objective * unit, choices)
+        idle = 0 if best is None or latest.bound > best.bound * (1 + DUAL_GAIN) else idle + 1
+        best = latest if best is None or latest.bound > best.bound else best
+        cuts.add(Evaluation(model, choices))
+        if not prices and cuts.excess_bytes[-1].max() <= 0.0:
             break
         highest = max(FIRST_PRICE_SHARE * best.least / allowed, PRICE_GROWTH * sum(best.prices.values()))
-        wanted, most, dear = cuts.best(highest)
-        bounded = sum(dear.values()) > PRICE_CEILING * highest  # the cap on prices binds: above it they may reach more than ``most``
-        if most <= best.bound * (1 + (DUAL_GAIN if bounded else max(enough, DUAL_GAIN))):
+        wanted_weights, reachable, wanted_prices = cuts.best_weights(highest)
+        bounded = (
+            sum(wanted_prices.values()) > PRICE_CEILING * highest
+        )  # the cap on prices binds: above it they may reach more than ``most``
+        if reachable <= best.bound * (1 + (DUAL_GAIN if bounded else max(enough, DUAL_GAIN))):
             break
-        still = 0 if idle == 0 or most < within * (1 - DUAL_GAIN) else still + 1
-        within = min(within, most)
+        stalled = 0 if idle == 0 or reachable < least_reachable * (1 - DUAL_GAIN) else stalled + 1
+        least_reachable = min(least_reachable, reachable)
         share = max(DUAL_STEP * DUAL_STEP_DECAY**idle, DUAL_STEP_LEAST)
-        weights = blend(wanted, best.weights, share)
-        prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in dear.items()}
+        weights = blend(wanted_weights, best.weights, share)
+        prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in wanted_prices.items()}
     if best is None:
         return 0.0
     charged = allowed * sum(best.prices.values())
-    rented = MemoryPriced(best.weights, best.prices)
-    return model.proved(rented, best.bound + charged, best.least, budget.at_most(DUAL_SOLVE_MOST), best.choices) - charged
+    priced = MemoryPriced(best.weights, best.prices)
+    return model.prove_bound(priced, best.bound + charged, best.least, budget.at_most(DUAL_SOLVE_MOST), best.choices) - charged

@@ -12,8 +12,8 @@ Let T be the time from the first to the last instruction of a phase. Each of the
 - A path beside a link: the path, and ``overlap_slowdown`` times the link's work off the path. Path collectives use the link one at a time,
   so the rest of its work runs beside the path's operators or stalls them.
 
-Reshards that the loss alone needs count in no sum: they may run until the step ends (``Model.late``). Phases follow one another, and the
-optimizer step follows them.
+Reshards that the loss alone needs count in no sum: they may run until the step ends (``Model.deferred``). Phases follow one another, and
+the optimizer step follows them.
 
 Each sum is linear in the choices. So a mixture with weights that sum to 1 in each phase is an integer problem. Its bound holds for the step
 of every plan. Cutting planes find the weights: the sums of each solution limit the bound of any weights. The best weights for all solutions
@@ -37,7 +37,7 @@ from autopar.search.ilp.model import Edge, Model, Priced
 from autopar.search.settings import PATH_GAIN
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
-RUNS = ("op", "again")
+RUN_KINDS = ("op", "recompute")
 """Kinds of nodes that run operators: the first run, and the recomputation."""
 
 
@@ -101,7 +101,7 @@ class Multipliers:
         nodes = []
         for number, node in enumerate(model.nodes):
             priced = node.seconds
-            if node.kind in RUNS:
+            if node.kind in RUN_KINDS:
                 priced = (compute[node.phase] + on_node[number]) * node.seconds
                 for link, load in model.node_loads(node).items():
                     priced = priced + inside[node.phase, link] * load
@@ -115,16 +115,16 @@ class Multipliers:
                 edges.append(edge.seconds)
                 continue
             shares = tuple(between[edge.phase, link] / edge.readers for link in model.space.links)
-            copied, late = compute[edge.phase] / edge.readers, model.late.get(number)
+            copied, late = compute[edge.phase] / edge.readers, model.deferred.get(number)
             key = id(edge.seconds), on_edge[number], shares, copied, id(late)
             if key not in made:
-                table = _mixed(model, edge, on_edge[number], shares, copied)
+                table = _mixed_edge_costs(model, edge, on_edge[number], shares, copied)
                 made[key] = table if late is None else np.where(late & np.isfinite(table), 0.0, table)
             edges.append(made[key])
         return Priced(nodes, edges)
 
 
-def _mixed(model: Model, edge: Edge, on_path: float, shares: Sequence[float], copied: float) -> np.ndarray:
+def _mixed_edge_costs(model: Model, edge: Edge, on_path: float, shares: Sequence[float], copied: float) -> np.ndarray:
     finite, copies = np.isfinite(edge.seconds), model.copies(edge)
     total = on_path * (np.where(finite, edge.seconds, 0.0) - copies) + copied * model.least_copies(edge)
     for link, share in zip(model.space.links, shares, strict=True):
@@ -141,20 +141,20 @@ def blend(one: Multipliers, other: Multipliers, share: float) -> Multipliers:
     )
 
 
-def floor_of(space: Space, folding: Folding | None) -> float:
-    """The bound of ``floor`` before there is a model, for the whole graph where equal layers are folded."""
-    times = folding.times if folding is not None else lambda name: 1
+def floor_of_space(space: Space, folding: Folding | None) -> float:
+    """The bound of ``floor_of_model`` before there is a model, for the whole graph where equal layers are folded."""
+    times = folding.count_of if folding is not None else lambda name: 1
     ops = sum(times(op.name) * float(space.op_choices(op).seconds.min()) for op in space.graph.ops)
     return ops + sum(times(item.tensor) * float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs)
 
 
-def floor(model: Model) -> float:
+def floor_of_model(model: Model) -> float:
     """Cheapest-choice bound, in seconds: every operator and the optimizer step in the cheapest choice, and no collective."""
-    return float(sum(times * node.seconds.min() for times, node in zip(model.node_times, model.nodes, strict=True)))
+    return float(sum(times * node.seconds.min() for times, node in zip(model.node_counts, model.nodes, strict=True)))
 
 
-class Answer:
-    """What one choice per node costs: seconds of nodes, seconds of edges without copies, work of links.
+class Evaluation:
+    """The cost of one choice per node: seconds of nodes, seconds of edges without copies, work of links.
 
     Args:
         choices: one index per node of the model.
@@ -163,14 +163,14 @@ class Answer:
     def __init__(self, model: Model, choices: np.ndarray) -> None:
         self.model, self.choices = model, choices
         alone = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
-        self.nodes = model.node_times * alone
+        self.nodes = model.node_counts * alone
         self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
-        for number, late in model.late.items():
+        for number, late in model.deferred.items():
             if late[choices[model.edges[number].target]]:
                 self.edges[number] = 0.0
         self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
         self.compute: dict[Phase, float] = {
-            phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind in RUNS and node.phase == phase)
+            phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind in RUN_KINDS and node.phase == phase)
             for phase in PHASES
         }
         self.between: dict[tuple[Phase, str], float] = defaultdict(float)
@@ -178,25 +178,25 @@ class Answer:
         self.not_slowed: dict[tuple[Phase, str], float] = defaultdict(float)
         self.not_slowed_on: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(model.nodes)))
         for number, node in enumerate(model.nodes):
-            if node.kind in RUNS:
+            if node.kind in RUN_KINDS:
                 for link, load in model.node_loads(node).items():
-                    self.inside[node.phase, link] += model.node_times[number] * load[choices[number]]
+                    self.inside[node.phase, link] += model.node_counts[number] * load[choices[number]]
                 for link, seconds in model.not_slowed(node).items():
-                    self.not_slowed_on[link][number] = model.node_times[number] * seconds[choices[number]]
+                    self.not_slowed_on[link][number] = model.node_counts[number] * seconds[choices[number]]
                     self.not_slowed[node.phase, link] += self.not_slowed_on[link][number]
         for number, edge in enumerate(model.edges):
             if edge.tensor is not None and self.edges[number] > 0.0:
                 copies = model.copies(edge)[choices[edge.source], choices[edge.target]]
                 self.edges[number] -= copies
                 least = model.least_copies(edge)[choices[edge.source], choices[edge.target]]
-                times = model.edge_times[number] / edge.readers
+                times = model.edge_counts[number] / edge.readers
                 self.compute[edge.phase] += times * least
                 for link in model.space.links:
                     load = model.loads(edge, link)[choices[edge.source], choices[edge.target]]
                     self.between[edge.phase, link] += times * load
-        self.once = alone, self.edges
+        self.counted_once = alone, self.edges
         """Seconds of nodes and of edges, counted once: a path passes once through a node that folding counts several times or never."""
-        self.edges = self.edges * model.edge_times
+        self.edges = self.edges * model.edge_counts
 
     def sum_of(self, term: Term, slowdown: float) -> float:
         """Seconds of a term for these choices."""
@@ -234,22 +234,22 @@ class Master:
         for phase in PHASES:
             self.terms += [Term(phase, link, compute=True) for link in (self.slowing or ("",))]
             self.terms += [Term(phase, link) for link in links]
-        self.priced: list[int] = []
+        self.priced_times: list[int] = []
         """Indices into ``times`` of the times that have entered."""
-        self.answers: list[Answer] = []
-        self.sums: list[list[float]] = []
+        self.evaluations: list[Evaluation] = []
+        self.term_sums: list[list[float]] = []
         """Seconds of the terms in their order, for each solution."""
-        self.beyond: list[np.ndarray] = []
+        self.excess_bytes: list[np.ndarray] = []
         """Bytes held beyond ``allowed`` at each time, for each solution."""
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Evaluation) -> None:
         """Takes a solution in: a cutting plane."""
-        self.answers.append(answer)
-        self.sums.append([])
+        self.evaluations.append(answer)
+        self.term_sums.append([])
         if self.times:
-            self.beyond.append(levels(self.model, answer.choices)[self.times] - self.allowed)
+            self.excess_bytes.append(bytes_by_time(self.model, answer.choices)[self.times] - self.allowed)
 
-    def first(self) -> Multipliers:
+    def first_weights(self) -> Multipliers:
         """The first weights: operators alone, which every plan must run."""
         found: dict[Term, float] = {}
         for phase in PHASES:
@@ -257,34 +257,34 @@ class Master:
             found.update((term, 1 / len(terms)) for term in terms)
         return Multipliers(found, self.slowdown)
 
-    def best(self, highest: float = 0.0) -> tuple[Multipliers, float, Mapping[int, float]]:
+    def best_weights(self, highest: float = 0.0) -> tuple[Multipliers, float, Mapping[int, float]]:
         """The weights with the highest bound that the solutions allow, that bound in seconds, and prices in seconds per byte by time.
 
         Args:
             highest: seconds that a byte may cost at all times together, at most.
         """
         while True:
-            mixture, most, prices, mix = self._weigh(highest)
-            if not self._enter(mix):
+            mixture, most, prices, mix = self._solve_program(highest)
+            if not self._add_columns(mix):
                 return mixture, most, prices
 
-    def _weigh(self, highest: float) -> tuple[Multipliers, float, Mapping[int, float], np.ndarray]:
-        """One linear program: the result of ``best``, and the share of each solution in the mix that limits it; shape [answers]."""
+    def _solve_program(self, highest: float) -> tuple[Multipliers, float, Mapping[int, float], np.ndarray]:
+        """The result of ``best_weights``, and the share of each solution in the mix that limits it; shape [evaluations]."""
         problem = pulp.LpProblem("weights", pulp.LpMaximize)
-        for answer, sums in zip(self.answers, self.sums, strict=True):
+        for answer, sums in zip(self.evaluations, self.term_sums, strict=True):
             sums += [answer.sum_of(term, self.slowdown) for term in self.terms[len(sums) :]]
-        scale = max(max(sums) for sums in self.sums) or 1.0
+        scale = max(max(sums) for sums in self.term_sums) or 1.0
         weights = [problem.add_variable(f"w{number}", 0, 1) for number in range(len(self.terms))]
-        prices = [problem.add_variable(f"p{one}", 0, 1) for one in self.priced]
+        prices = [problem.add_variable(f"p{one}", 0, 1) for one in self.priced_times]
         top = problem.add_variable("bound")
         problem += top
         for phase in PHASES:
             problem += pulp.lpSum(weight for term, weight in zip(self.terms, weights, strict=True) if term.phase == phase) == 1
         problem += pulp.lpSum(prices) <= 1
         rows = []
-        for number, (answer, sums) in enumerate(zip(self.answers, self.sums, strict=True)):
+        for number, (answer, sums) in enumerate(zip(self.evaluations, self.term_sums, strict=True)):
             terms = pulp.lpSum(weight * (seconds / scale) for weight, seconds in zip(weights, sums, strict=True))
-            over = self.beyond[number][self.priced] * (highest / scale) if self.times else ()
+            over = self.excess_bytes[number][self.priced_times] * (highest / scale) if self.times else ()
             rents = pulp.lpSum(price * cost for price, cost in zip(prices, over, strict=True))
             rows.append(top <= terms + rents + answer.optimizer / scale)
             problem += rows[-1]
@@ -293,47 +293,49 @@ class Master:
         total = {phase: sum(value for term, value in found.items() if term.phase == phase) for phase in PHASES}
         mixture = Multipliers({term: value / total[term.phase] for term, value in found.items() if value}, self.slowdown)
         mix = np.abs([row.pi or 0.0 for row in rows])
-        paid = {self.times[one]: highest * max(price.value() or 0.0, 0.0) for one, price in zip(self.priced, prices, strict=True)}
+        paid = {self.times[one]: highest * max(price.value() or 0.0, 0.0) for one, price in zip(self.priced_times, prices, strict=True)}
         return mixture, top.value() * scale, paid, mix / mix.sum()
 
-    def _enter(self, mix: np.ndarray) -> bool:
+    def _add_columns(self, mix: np.ndarray) -> bool:
         """Enters the paths that are longer than all terms, and the time at which most is held. Whether there were any."""
-        reached, entering = mix @ np.array(self.sums), list[Term]()
-        seconds, edges = (sum(share * answer.once[kind] for share, answer in zip(mix, self.answers, strict=True)) for kind in (0, 1))
+        reached, entering = mix @ np.array(self.term_sums), list[Term]()
+        seconds, edges = (
+            sum(share * answer.counted_once[kind] for share, answer in zip(mix, self.evaluations, strict=True)) for kind in (0, 1)
+        )
         for phase in PHASES:
             known = max(value for term, value in zip(self.terms, reached, strict=True) if term.phase == phase)
             for link in ("", *self.slowing):
-                path = self.longest(phase, seconds, edges * (1.0 - (self.slowdown if link else 0.0)))
+                path = self.longest_path(phase, seconds, edges * (1.0 - (self.slowdown if link else 0.0)))
                 term = Term(phase, link, path=path)
-                mean = sum(share * answer.sum_of(term, self.slowdown) for share, answer in zip(mix, self.answers, strict=True))
+                mean = sum(share * answer.sum_of(term, self.slowdown) for share, answer in zip(mix, self.evaluations, strict=True))
                 if mean > known * (1 + PATH_GAIN) and term not in self.terms:
                     entering.append(term)
         self.terms += entering
         if self.times:
-            held = mix @ np.array(self.beyond)
+            held = mix @ np.array(self.excess_bytes)
             fullest = int(np.argmax(held))
-            if held[fullest] > 0.0 and fullest not in self.priced:
-                self.priced.append(fullest)
+            if held[fullest] > 0.0 and fullest not in self.priced_times:
+                self.priced_times.append(fullest)
                 return True
         return bool(entering)
 
-    def longest(self, phase: Phase, seconds: np.ndarray, edges: np.ndarray) -> Path:
+    def longest_path(self, phase: Phase, seconds: np.ndarray, edges: np.ndarray) -> Path:
         """The longest path that the planned graph has.
 
         Args:
             seconds, edges: seconds of each node and edge, counted once.
         """
         for spans in (True, False):
-            path = self.model.dependencies(phase).longest(seconds, edges, spans)
-            if self.model.whole_path(path.nodes, path.edges):
+            path = self.model.dependencies(phase).longest_path(seconds, edges, spans)
+            if self.model.is_planned_path(path.nodes, path.edges):
                 return path
         return Path((), ())
 
 
-def levels(model: Model, choices: np.ndarray) -> np.ndarray:
+def bytes_by_time(model: Model, choices: np.ndarray) -> np.ndarray:
     """Bytes that a solution holds at each time; shape [times]."""
-    change = np.zeros(max(model.times.values(), default=0) + 2)
-    for times, node, choice in zip(model.node_times, model.nodes, choices, strict=True):
+    change = np.zeros(max(model.op_times.values(), default=0) + 2)
+    for times, node, choice in zip(model.node_counts, model.nodes, choices, strict=True):
         for begin, end, size in node.items[choice]:
             change[min(begin, len(change) - 1)] += times * size
             change[min(end, len(change) - 1)] -= times * size

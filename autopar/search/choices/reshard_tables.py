@@ -18,14 +18,14 @@ from autopar.reshard.planning import alike, is_fine
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from cost_models import Machine
 
-MANY = 2.0**60
+LARGE_BYTES = 2.0**60
 """Bytes beside which a launch takes no time."""
-FREE = -1
+UNUSED = -1
 """Code of an axis that a spec does not use. ``FREE - 1 - r`` is the code of an axis over which a value is partial by reduction ``r``."""
-SUM = FREE - 1 - REDUCTIONS.index("sum")
+SUM = UNUSED - 1 - REDUCTIONS.index("sum")
 
 Codes = np.ndarray
-"""Code of each axis in each spec (or pair): dim times the number of axes plus the position there, or as ``FREE`` says."""
+"""Code of each axis in each spec (or pair): dim times the number of axes plus the position there, or as ``UNUSED`` says."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class _Known:
     row: dict[bytes, int] = field(default_factory=dict)
 
 
-class Resharding:
+class ReshardPricing:
     """Prices of reshards on one machine.
 
     Args:
@@ -58,35 +58,35 @@ class Resharding:
         The columns are seconds with copies, infinite where impossible; seconds for which each link is held, without latencies; copies with
         launches; and copies without.
         """
-        one, other = np.broadcast_arrays(places(sources, self.axes)[:, None], places(targets, self.axes)[None])
-        other = np.where((other == SUM) & (one >= FREE), FREE, other)  # a whole value becomes a partial sum for nothing
-        pairs = self._named(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
+        one, other = np.broadcast_arrays(axis_codes(sources, self.axes)[:, None], axis_codes(targets, self.axes)[None])
+        other = np.where((other == SUM) & (one >= UNUSED), UNUSED, other)  # a whole value becomes a partial sum for nothing
+        pairs = self._renamed(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
         first, inverse = _distinct(pairs)
         known = self._known.setdefault((tensor.shape, tensor.dtype), _Known(np.zeros((0, self.columns))))
         codes = [code.tobytes() for code in pairs[first]]
         fresh = [place for place, code in enumerate(codes) if code not in known.row]
         if fresh:
-            made = self._made_equal(tensor, pairs[first[fresh]])
+            made = self._padded_prices(tensor, pairs[first[fresh]])
             known.row.update((codes[place], len(known.prices) + number) for number, place in enumerate(fresh))
             known.prices = np.concatenate([known.prices, made])
         rows = np.array([known.row[code] for code in codes], dtype=np.int64)
         found: np.ndarray = known.prices[rows[inverse]].reshape(len(sources), len(targets), -1)
         return found
 
-    def _named(self, one: Codes, other: Codes, rank: int) -> Codes:
+    def _renamed(self, one: Codes, other: Codes, rank: int) -> Codes:
         """Pairs with interchangeable axes renamed in the order of their use; shape [sources, targets, 2, axes]."""
         found = np.stack([one, other], axis=2)
         if not self.groups:
             return found
         numbers, span = np.arange(self.axes), max(rank, 1) * self.axes
-        used = np.where(other >= 0, 2 * span + other, np.where(other == FREE, 4 * span, 3 * span) + numbers)
-        used = np.where(one >= 0, one, np.where(one == FREE, used, span + numbers))
+        used = np.where(other >= 0, 2 * span + other, np.where(other == UNUSED, 4 * span, 3 * span) + numbers)
+        used = np.where(one >= 0, one, np.where(one == UNUSED, used, span + numbers))
         for group in self.groups:
             order = np.argsort(used[:, :, list(group)], axis=2, kind="stable")[:, :, None]
             found[:, :, :, list(group)] = np.take_along_axis(found[:, :, :, list(group)], order, axis=3)
         return found
 
-    def _made_equal(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
+    def _padded_prices(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
         """The price row of each pair. Pairs that pad the tensor to the same shape are priced together.
 
         A dim that both specs split but pad differently is priced as gathered. The slice that follows costs nothing.
@@ -99,11 +99,11 @@ class Resharding:
         if not any((shape % cut).any() for cut in counts):
             return self._prices(tensor, pairs, shape > shape)
         one, other = (np.where(cut > 1, -(-shape // cut) * cut, 0) for cut in counts)
-        cuts = [np.stack([self._cut(dims == dim) for dim in range(len(shape))], axis=1) for dims in splits]
+        cuts = [np.stack([self._size_codes(dims == dim) for dim in range(len(shape))], axis=1) for dims in splits]
         unlike = (one != other) | ((cuts[0] != cuts[1]) & (one != shape))
         apart = np.pad((one > 0) & (other > 0) & unlike, [(0, 0), (0, 1)])  # one more dim, for axes that split none
         whole = np.take_along_axis(apart, splits[1], axis=1)
-        pairs = np.concatenate([pairs[:, : self.axes], np.where(whole, FREE, pairs[:, self.axes :])], axis=1)
+        pairs = np.concatenate([pairs[:, : self.axes], np.where(whole, UNUSED, pairs[:, self.axes :])], axis=1)
         filled = np.where(one > 0, one, np.where(other > 0, other, shape))
         found = np.zeros((len(pairs), self.columns))
         for length in np.unique(filled, axis=0):
@@ -111,7 +111,7 @@ class Resharding:
             found[some] = self._prices(replace(tensor, shape=tuple(length.tolist())), pairs[some], length > shape)
         return found
 
-    def _cut(self, axes: np.ndarray) -> np.ndarray:
+    def _size_codes(self, axes: np.ndarray) -> np.ndarray:
         """A number for the sizes of some axes in mesh order; shape [pairs] from [pairs, axes]."""
         found = np.zeros(len(axes), dtype=np.int64)
         for size, among in zip(self.sizes.tolist(), axes.T, strict=True):
@@ -126,10 +126,10 @@ class Resharding:
         """
         shape, rank, size = np.array(tensor.shape, dtype=np.int64), len(tensor.shape), DTYPE_BYTES[tensor.dtype]
         one, other = pairs[:, : self.axes], pairs[:, self.axes :]
-        whole = np.where(other < FREE, 1, self.sizes).prod(axis=1)  # an axis that stays partial cuts nothing
-        dims = [words(one, self.axes, rank), words(other, self.axes, rank), np.gcd(shape[None], whole[:, None])]
+        whole = np.where(other < UNUSED, 1, self.sizes).prod(axis=1)  # an axis that stays partial cuts nothing
+        dims = [split_codes(one, self.axes, rank), split_codes(other, self.axes, rank), np.gcd(shape[None], whole[:, None])]
         order = np.lexsort(dims[::-1], axis=1)
-        sources, which = _distinct(np.concatenate([one, np.minimum(other, FREE)], axis=1))
+        sources, which = _distinct(np.concatenate([one, np.minimum(other, UNUSED)], axis=1))
         rows = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
         asked = []
         for source, some in zip(sources.tolist(), rows, strict=True):
@@ -148,7 +148,7 @@ class Resharding:
         dims = tuple(
             tuple(places[place] for place in range(dim * self.axes, (dim + 1) * self.axes) if place in places) for dim in range(rank)
         )
-        pending = tuple((axis, REDUCTIONS[FREE - 1 - place]) for axis, place in enumerate(codes[row].tolist()) if place < FREE)
+        pending = tuple((axis, REDUCTIONS[UNUSED - 1 - place]) for axis, place in enumerate(codes[row].tolist()) if place < UNUSED)
         return ShardingSpec(dims, pending)
 
     def _copy_seconds(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
@@ -172,27 +172,30 @@ class Resharding:
         """Seconds of copying ``copied`` bytes, with the launch and without."""
         key = copied, dtype
         if key not in self._copies:
-            self._copies[key] = self.machine.copy_seconds(copied, dtype), copied * self.machine.copy_seconds(MANY, dtype) / MANY
+            self._copies[key] = (
+                self.machine.copy_seconds(copied, dtype),
+                copied * self.machine.copy_seconds(LARGE_BYTES, dtype) / LARGE_BYTES,
+            )
         return self._copies[key]
 
 
-def places(specs: Sequence[ShardingSpec], axes: int) -> Codes:
+def axis_codes(specs: Sequence[ShardingSpec], axes: int) -> Codes:
     """The code of each axis in each spec; shape [specs, axes]."""
-    return np.array([_places(spec, axes) for spec in specs], dtype=np.int64).reshape(len(specs), axes)
+    return np.array([_axis_codes(spec, axes) for spec in specs], dtype=np.int64).reshape(len(specs), axes)
 
 
 @lru_cache(maxsize=1 << 16)
-def _places(spec: ShardingSpec, axes: int) -> tuple[int, ...]:
-    found = [FREE] * axes
+def _axis_codes(spec: ShardingSpec, axes: int) -> tuple[int, ...]:
+    found = [UNUSED] * axes
     for dim, word in enumerate(spec.dims):
         for position, axis in enumerate(word):
             found[axis] = dim * axes + position
     for axis, reduction in spec.partial:
-        found[axis] = FREE - 1 - REDUCTIONS.index(reduction)
+        found[axis] = UNUSED - 1 - REDUCTIONS.index(reduction)
     return tuple(found)
 
 
-def words(codes: Codes, axes: int, rank: int) -> np.ndarray:
+def split_codes(codes: Codes, axes: int, rank: int) -> np.ndarray:
     """For each spec and dim, a number for the axes that split it; shape [specs, dims]. Numbers compare as tuples of axes do."""
     found = np.zeros((len(codes), rank), dtype=np.int64)
     split = codes >= 0

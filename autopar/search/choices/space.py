@@ -19,8 +19,8 @@ from autopar.reshard.cuts import prime_cut
 from autopar.rules import find_rule, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.choices.pins import Pins
-from autopar.search.choices.reshard_tables import Resharding, places, words
-from autopar.search.choices.uneven import Uneven, find_uneven, signature
+from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, split_codes
+from autopar.search.choices.uneven import UnevenSplits, find_uneven_splits, op_signature
 from autopar.search.settings import RESHARD_WORK, STRATEGY_WORK
 from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
 from cost_models import Machine
@@ -29,24 +29,24 @@ CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
 
 
-class Late(Exception):
+class BudgetExhausted(Exception):
     """The budget was used up while choices were still to be enumerated or priced."""
 
 
 @dataclass(frozen=True)
-class Read:
+class OperandSpecs:
     """The distinct specs in which an operator's input is read.
 
     Args:
         specs: the distinct specs.
         numbers: for each strategy, the index of its spec; shape [strategies].
-        codes, words: the specs as ``reshard_tables.places`` and ``words``.
+        axis_codes, split_codes: the specs as ``reshard_tables.axis_codes`` and ``split_codes``.
     """
 
     specs: tuple[ShardingSpec, ...]
     numbers: np.ndarray
-    codes: np.ndarray
-    words: np.ndarray
+    axis_codes: np.ndarray
+    split_codes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,20 @@ class OpChoices:
     seconds: np.ndarray
     loads: Mapping[str, np.ndarray]
     axes: int
-    _read: dict[int, Read] = field(default_factory=dict, repr=False, compare=False)
+    _read: dict[int, OperandSpecs] = field(default_factory=dict, repr=False, compare=False)
 
-    def read(self, position: int) -> Read:
+    def operand(self, position: int) -> OperandSpecs:
         """The distinct specs of the input at ``position``."""
         if position not in self._read:
             specs = self.inputs(position)
             number = {spec: place for place, spec in enumerate(dict.fromkeys(specs))}
-            codes = places(tuple(number), self.axes)
-            coded = words(codes, self.axes, len(specs[0].dims))
-            self._read[position] = Read(tuple(number), np.array([number[spec] for spec in specs]), codes, coded)
+            codes = axis_codes(tuple(number), self.axes)
+            coded = split_codes(codes, self.axes, len(specs[0].dims))
+            self._read[position] = OperandSpecs(tuple(number), np.array([number[spec] for spec in specs]), codes, coded)
         return self._read[position]
 
     @cached_property
-    def at_once(self) -> np.ndarray:
+    def without_rings(self) -> np.ndarray:
         """Numbers of the strategies that pass nothing around a ring of ranks."""
         return np.flatnonzero([strategy.turns == 1 for strategy in self.strategies])
 
@@ -95,8 +95,9 @@ class Space:
         optimizer: see ``cost_models.find_optimizer``.
         pins: specs that the user fixed.
         unknown: targets without a rule, with the place of one such operator.
-        only, placed: the strategies of each operator and the specs of each graph input, by name, if the search is restricted to these.
-        budget: for enumeration and pricing; ``Late`` is raised when it is used up. None: no limit.
+        only_strategies, only_inputs: the strategies of each operator and the specs of each graph input, by name, if the search is
+            restricted to these.
+        budget: for enumeration and pricing; ``BudgetExhausted`` is raised when it is used up. None: no limit.
     """
 
     graph: Graph
@@ -104,15 +105,15 @@ class Space:
     optimizer: str
     pins: Pins
     unknown: dict[str, str] = field(default_factory=dict)
-    only: Mapping[str, tuple[Strategy, ...]] | None = None
-    placed: Mapping[str, tuple[ShardingSpec, ...]] | None = None
+    only_strategies: Mapping[str, tuple[Strategy, ...]] | None = None
+    only_inputs: Mapping[str, tuple[ShardingSpec, ...]] | None = None
     budget: Budget | None = None
     _ops: dict[object, OpChoices] = field(default_factory=dict)
-    _some: dict[object, OpChoices] = field(default_factory=dict)
-    _named: dict[str, OpChoices] = field(default_factory=dict)
+    _restricted_ops: dict[object, OpChoices] = field(default_factory=dict)
+    _ops_by_name: dict[str, OpChoices] = field(default_factory=dict)
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
-    _prices: list[Resharding] = field(default_factory=list)
+    _prices: list[ReshardPricing] = field(default_factory=list)
     _local: dict[tuple[int, ...], dict[ShardingSpec, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
@@ -125,18 +126,18 @@ class Space:
         Raises:
             Late: the budget is used up.
         """
-        if self.only is not None:
-            if op.name not in self._named:
-                key = signature(op, self.graph), self.only[op.name]
-                if key not in self._some:
-                    self._in_time()
-                    self._some[key] = self._priced(op, self.only[op.name])
-                self._named[op.name] = self._some[key]
-            return self._named[op.name]
-        known = signature(op, self.graph)
+        if self.only_strategies is not None:
+            if op.name not in self._ops_by_name:
+                key = op_signature(op, self.graph), self.only_strategies[op.name]
+                if key not in self._restricted_ops:
+                    self._check_budget()
+                    self._restricted_ops[key] = self._priced(op, self.only_strategies[op.name])
+                self._ops_by_name[op.name] = self._restricted_ops[key]
+            return self._ops_by_name[op.name]
+        known = op_signature(op, self.graph)
         found = self._ops.get(known)
         if found is None:
-            self._in_time()
+            self._check_budget()
             rule = find_rule(op, self.graph.tensors)
             if not rule.known:
                 self.unknown[op.target] = op.location or op.name
@@ -148,15 +149,15 @@ class Space:
                 rule, tensors, self.sizes, must_split=must_split, uneven=uneven, orders=self._orders, partial_inputs=partial
             )  # fmt: skip
             if uneven:
-                offered = tuple(strategy for strategy in offered if self._allowed(op, strategy))
+                offered = tuple(strategy for strategy in offered if self._is_allowed(op, strategy))
             found = self._ops[known] = self._priced(op, offered)
         return found
 
-    def _in_time(self) -> None:
+    def _check_budget(self) -> None:
         if self.budget is not None and self.budget.over:
-            raise Late
+            raise BudgetExhausted
 
-    def restricted(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
+    def restricted_to_plans(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
         """The space of the input specs and strategies that any of ``plans`` has. Reshards, keeping and recomputation stay free.
 
         Args:
@@ -172,11 +173,11 @@ class Space:
                 specs.setdefault(alike.get(item.tensor, item.tensor), {})[plan.inputs[item.tensor]] = None
         only = {op.name: tuple(strategies[alike.get(op.name, op.name)]) for op in self.graph.ops}
         placed = {item.tensor: tuple(specs[alike.get(item.tensor, item.tensor)]) for item in self.graph.inputs}
-        return self.among(placed, only)
+        return self.restricted_to(placed, only)
 
-    def among(self, inputs: Mapping[str, tuple[ShardingSpec, ...]], strategies: Mapping[str, tuple[Strategy, ...]]) -> Space:
+    def restricted_to(self, inputs: Mapping[str, tuple[ShardingSpec, ...]], strategies: Mapping[str, tuple[Strategy, ...]]) -> Space:
         """The space restricted to these choices."""
-        return replace(self, only=strategies, placed=inputs, _named={})
+        return replace(self, only_strategies=strategies, only_inputs=inputs, _ops_by_name={})
 
     def offers(self, plan: Assignment) -> bool:
         """Whether a plan is one of this graph and its strategies are in this space."""
@@ -184,9 +185,9 @@ class Space:
         return len(plan.strategies) == len(ops) and all(plan.strategies[op.name] in self.op_choices(op).strategies for op in ops)
 
     @cached_property
-    def uneven(self) -> Uneven:
+    def uneven(self) -> UnevenSplits:
         """Dims and factors that may be split in unequal parts."""
-        return find_uneven(self.graph, self.machine)
+        return find_uneven_splits(self.graph, self.machine)
 
     def _priced(self, op: Op, offered: tuple[Strategy, ...]) -> OpChoices:
         """The strategies with their prices.
@@ -223,8 +224,8 @@ class Space:
 
     def input_specs(self, item: GraphInput) -> tuple[ShardingSpec, ...]:
         """Specs that a graph input may have: the pinned one, or all that ranks can hold."""
-        if self.placed is not None:
-            return self.placed[item.tensor]
+        if self.only_inputs is not None:
+            return self.only_inputs[item.tensor]
         pinned = self.pins.inputs.get(item.tensor)
         if pinned:
             return (pinned,)
@@ -250,7 +251,7 @@ class Space:
         found = splits(shape, self.sizes, self.uneven.dims.get(shape, frozenset()), self._orders)
         return tuple(spec for spec in found if self.uneven.allows(spec, shape, self.sizes))
 
-    def _allowed(self, op: Op, strategy: Strategy) -> bool:
+    def _is_allowed(self, op: Op, strategy: Strategy) -> bool:
         specs = zip((*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs), strict=True)
         return all(self.uneven.allows(spec, self.graph.tensors[name].shape, self.sizes) for name, spec in specs)
 
@@ -302,9 +303,9 @@ class Space:
         return self._reshard_tables(tensor, sources, targets)[-1]
 
     @property
-    def _resharding(self) -> Resharding:
+    def _resharding(self) -> ReshardPricing:
         if not self._prices:
-            self._prices.append(Resharding(self.machine, self.links))
+            self._prices.append(ReshardPricing(self.machine, self.links))
         return self._prices[0]
 
     @cached_property
@@ -317,7 +318,7 @@ class Space:
         key = (tensor.shape, tensor.dtype, sources, targets)
         found = self._tables.get(key)
         if found is None:
-            self._in_time()
+            self._check_budget()
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
             small = self._resharding.tables(tensor, distinct_s, distinct_t)
             if self.budget is not None:

@@ -22,7 +22,7 @@ from cost_models import Machine
 Shape = tuple[int, ...]
 
 
-def is_offered(extent: int, size: int) -> bool:
+def may_split_unevenly(extent: int, size: int) -> bool:
     """Whether axes of ``size`` ranks may split a dim that they do not divide. A dim with fewer elements than ranks is not offered.
 
     >>> [is_offered(extent, 4) for extent in (50257, 6, 5, 4, 3)]
@@ -33,7 +33,7 @@ def is_offered(extent: int, size: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Uneven:
+class UnevenSplits:
     """Dims and factors that may be split in unequal parts.
 
     Args:
@@ -47,26 +47,26 @@ class Uneven:
     def allows(self, spec: ShardingSpec, shape: Shape, sizes: Sequence[int]) -> bool:
         """Whether a spec splits every dim in equal parts, or in unequal ones that waste little."""
         counts = [spec.parts(dim, sizes) for dim in range(len(shape))]
-        return all(extent % count == 0 or is_offered(extent, count) for extent, count in zip(shape, counts, strict=True))
+        return all(extent % count == 0 or may_split_unevenly(extent, count) for extent, count in zip(shape, counts, strict=True))
 
 
-def signature(op: Op, graph: Graph) -> object:
+def op_signature(op: Op, graph: Graph) -> object:
     """Everything that the strategies of an operator depend on; hashable."""
     shown = tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in (*op.inputs, *op.outputs))
     return op.target, op.args, op.kwargs, shown
 
 
-def find_uneven(graph: Graph, machine: Machine) -> Uneven:
+def find_uneven_splits(graph: Graph, machine: Machine) -> UnevenSplits:
     """The dims and factors that are offered. None where only collectives are priced, since waste would cost nothing there."""
     if not machine.times_operators:
-        return Uneven()
+        return UnevenSplits()
     sizes = [size for size in machine.mesh.sizes if size > 1]
     counts = {math.prod(some) for number in range(1, len(sizes) + 1) for some in itertools.combinations(sizes, number)}
     extents = {extent for item in graph.inputs for extent in graph.tensors[item.tensor].shape}
-    odd = {extent for extent in extents if any(is_offered(extent, count) for count in counts)}
+    odd = {extent for extent in extents if any(may_split_unevenly(extent, count) for count in counts)}
     if not odd:
-        return Uneven()
-    together = _Together()
+        return UnevenSplits()
+    together = _UnionFind()
     ruled = [(op, find_rule(op, graph.tensors)) for op in graph.ops]
     for op, rule in ruled:
         for name in _factors(rule, odd):
@@ -84,10 +84,10 @@ def find_uneven(graph: Graph, machine: Machine) -> Uneven:
         for name in _factors(rule, odd):
             places = list(_places(op, rule, name))
             if together.root(places[0]) in entering:
-                factors.setdefault(signature(op, graph), set()).add(name)
+                factors.setdefault(op_signature(op, graph), set()).add(name)
                 for tensor, dim in places:
                     dims.setdefault(graph.tensors[tensor].shape, set()).add(dim)
-    return Uneven({shape: frozenset(some) for shape, some in dims.items()}, {key: frozenset(some) for key, some in factors.items()})
+    return UnevenSplits({shape: frozenset(some) for shape, some in dims.items()}, {key: frozenset(some) for key, some in factors.items()})
 
 
 def _factors(rule: ShardingRule, odd: set[int]) -> list[str]:
@@ -101,7 +101,7 @@ def _places(op: Op, rule: ShardingRule, factor: str) -> list[tuple[str, int]]:
     return [(tensor, dim) for tensor, term in terms for dim, names in enumerate(term) if names == (factor,)]
 
 
-class _Together:
+class _UnionFind:
     """Union-find over (tensor, dim): dims that must be split alike."""
 
     def __init__(self) -> None:

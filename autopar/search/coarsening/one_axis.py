@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.schedule import Assignment
-from autopar.search.choices.reshard_tables import FREE, places
+from autopar.search.choices.reshard_tables import UNUSED, axis_codes
 from autopar.search.choices.space import Space
 from autopar.search.settings import CHANGED_AXES
 from autopar.sharding import ShardingSpec
@@ -36,14 +36,14 @@ def near(space: Space, plans: Sequence[Assignment]) -> Space:
         own = dict.fromkeys(plan.inputs[item.tensor] for plan in plans)
         changed = (_uses(space, specs) != _uses(space, [next(iter(own))])).sum(axis=1)
         inputs[item.tensor] = tuple({**own, **dict.fromkeys(specs[number] for number in np.flatnonzero(changed <= CHANGED_AXES))})
-    return space.among(inputs, strategies)
+    return space.restricted_to(inputs, strategies)
 
 
 def _uses(space: Space, specs: Sequence[ShardingSpec]) -> np.ndarray:
-    """For each spec and axis the dim that it splits, or as ``places`` says; [specs, axes]."""
+    """For each spec and axis the dim that it splits, or as ``axis_codes`` says; [specs, axes]."""
     axes = len(space.sizes)
-    found = places(specs, axes)
-    return np.where(found > FREE, found // axes, found)
+    found = axis_codes(specs, axes)
+    return np.where(found > UNUSED, found // axes, found)
 
 
 def entries(space: Space) -> int:

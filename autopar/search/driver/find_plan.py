@@ -19,17 +19,17 @@ from autopar.graph import Graph
 from autopar.schedule import Assignment
 from autopar.schedule.tuning import ScheduledPlan
 from autopar.search.baselines.scheduled import ScheduledBaselines
-from autopar.search.bounds.aggregated_memory import pooled
-from autopar.search.bounds.surrogate import floor_of
+from autopar.search.bounds.aggregated_memory import aggregated_memory_bound
+from autopar.search.bounds.surrogate import floor_of_space
 from autopar.search.choices.pins import Pins, resolve_pins
-from autopar.search.choices.space import Late, Space
+from autopar.search.choices.space import BudgetExhausted, Space
 from autopar.search.coarsening.merged_axes import AxisMerge, mergings
 from autopar.search.coarsening.one_axis import entries, near
 from autopar.search.driver.result import Clock, Found, Shared
 from autopar.search.driver.search_model import look, model_of, only_plan, search_model
 from autopar.search.driver.state import Progress, SearchRequest
-from autopar.search.folding.fold import Folding, fold
-from autopar.search.folding.tied_model import folded
+from autopar.search.folding.fold import Folding, fold_layers
+from autopar.search.folding.tied_model import tie_model
 from autopar.search.settings import (
     COARSE_ENTRIES,
     COARSE_LOOKS,
@@ -100,7 +100,7 @@ def find_plan(
     except InfeasibleError:
         shared.known += known[len(shared.known) :]
         raise
-    except Late:
+    except BudgetExhausted:
         what, hint = meter.used_up()
         raise TimeLimitError(f"{what}: enumerating and pricing choices took longer", hint) from None
     except TooLargeError as error:
@@ -117,7 +117,7 @@ def _find(
     Raises:
         Late: choices were not enumerated or priced in time.
     """
-    folding = fold(graph) if machine.overlaps and "folding" not in asked.telemetry.skip else None
+    folding = fold_layers(graph) if machine.overlaps and "folding" not in asked.telemetry.skip else None
     kept = folding.pins(pins) if folding is not None else None
     found: Found | None = None
     written = ScheduledBaselines()
@@ -127,14 +127,14 @@ def _find(
         if not enumerated or _too_many(space):
             found = _nearby(space, folding, pins, asked, clock, known, enumerated)
         else:
-            model = folded(shared.model("folded", lambda: model_of(space, clock)), folding)
+            model = tie_model(shared.model("folded", lambda: model_of(space, clock)), folding)
             inside = replace(asked, telemetry=asked.telemetry.within("folded"))
             found = search_model(model, space, pins, inside, clock, known, written) if model is not None else None
         if found is not None and found.ended:
             return found
     try:
         return _find_whole(graph, machine, pins, asked, clock, shared, known, written)
-    except (KeyboardInterrupt, Late, TimeLimitError) as reason:
+    except (KeyboardInterrupt, BudgetExhausted, TimeLimitError) as reason:
         if found is None:
             raise
         return replace(found, interrupted=isinstance(reason, KeyboardInterrupt))
@@ -178,7 +178,7 @@ def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = 
     try:
         for op in space.graph.ops:
             space.op_choices(op)
-    except Late:
+    except BudgetExhausted:
         if not many:
             raise
         return False
@@ -192,18 +192,18 @@ def _nearby(
     space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan], enumerated: bool
 ) -> Found | None:  # fmt: skip
     """The best plan near those of meshes with axes merged, whose operators may also be split as in a plan written by hand, and near the
-    better ones found so; None where none fits in memory. What bounds it are all choices in their cheapest form (``bounds.floor``,
-    ``pooled``). Where that leaves much open, the best plan of all, if they are not by far too many.
+    better ones found so; None where none fits in memory. What bounds it are all choices in their cheapest form (``bounds.floor_of_model``,
+    ``aggregated_memory_bound``). Where that leaves much open, the best plan of all, if they are not by far too many.
 
     Args:
         enumerated: whether all choices are; else the best plan of merged axes is the answer, without a bound.
     """
     graph = space.graph if folding is None else folding.whole
     whole_budget = asked.budget.left
-    bound = floor_of(space, folding) if enumerated else 0.0
+    bound = floor_of_space(space, folding) if enumerated else 0.0
     if enumerated and asked.recompute and graph.mode == "train" and "aggregated memory" not in asked.telemetry.skip:
         with asked.telemetry.phase("aggregated memory", lambda: (math.inf, bound)):
-            bound = max(bound, pooled(space, folding, asked.limit, asked.budget.share(SOLVE_SHARE)))
+            bound = max(bound, aggregated_memory_bound(space, folding, asked.limit, asked.budget.share(SOLVE_SHARE)))
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated, telemetry=asked.telemetry.within("merged axes"))
     ways = list(mergings(space.machine, ALL_ORDERS))
@@ -219,8 +219,8 @@ def _nearby(
     written, by_hand = ScheduledBaselines(), list[Assignment]()
     if enumerated and not (plans and (whole or hurried or interrupted)):
         try:
-            by_hand = written.alike(space, folding)
-        except (KeyboardInterrupt, Late) as reason:
+            by_hand = written.assignments(space, folding)
+        except (KeyboardInterrupt, BudgetExhausted) as reason:
             if not plans:
                 raise
             interrupted = isinstance(reason, KeyboardInterrupt)
@@ -236,10 +236,10 @@ def _nearby(
         around = replace(asked, budget=budget, telemetry=inside, proves=whole and not alone, bounds=[bound], baselines=wanted)
         part = only_plan(space, plans[0]) if alone else space if whole else near(space, [*plans, *by_hand])
         try:
-            looked = look(part, space, folding, pins, around, clock, known, written.again(), plans, start)
+            looked = look(part, space, folding, pins, around, clock, known, written.unscheduled(), plans, start)
         except InfeasibleError:
             break
-        except (KeyboardInterrupt, Late, TimeLimitError) as reason:
+        except (KeyboardInterrupt, BudgetExhausted, TimeLimitError) as reason:
             interrupted = isinstance(reason, KeyboardInterrupt)
             if best is not None or last:
                 break
@@ -302,7 +302,7 @@ def _of_merged_axes(
             found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])
         except InfeasibleError:
             continue
-        except (TimeLimitError, Late):
+        except (TimeLimitError, BudgetExhausted):
             if not plans and bound > 0.0:
                 break  # others would be as late, and plans written by hand are sooner there
             continue

@@ -9,15 +9,15 @@ import numpy as np
 
 from autopar.effort import Budget
 from autopar.search.bounds.memory_dual import lagrangian_bound
-from autopar.search.bounds.surrogate import Answer, Master, Multipliers, blend
-from autopar.search.choices.space import Late
+from autopar.search.bounds.surrogate import Evaluation, Master, Multipliers, blend
+from autopar.search.choices.space import BudgetExhausted
 from autopar.search.driver.state import UNLIMITED, SearchRequest, SearchState
-from autopar.search.folding.tied_model import TiedModel, folded
+from autopar.search.folding.tied_model import TiedModel, tie_model
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Model
 from autopar.search.ilp.overlap import LearnedOverlap
-from autopar.search.ilp.rematerialization import without_kept
+from autopar.search.ilp.rematerialization import without_kept_memory
 from autopar.search.ilp.shared_reshards import SharingProblem
 from autopar.search.memory.memory_repair import CoverRows, solve_fixed
 from autopar.search.memory.reduced_limit import fitting, flip_recomputation, minimise_or_raise, out_of_budget, solve_restricted_plans
@@ -89,7 +89,7 @@ class Search(SearchState):
             if self.left > 0:  # else with the best baseline
                 run_phases(BY_STEP if self.model.space.machine.overlaps else IN_SEQUENCE, self)
             self.settle_best()
-        except (KeyboardInterrupt, Late) as reason:
+        except (KeyboardInterrupt, BudgetExhausted) as reason:
             self.interrupted = isinstance(reason, KeyboardInterrupt)
             if self.best is None or (self.interrupted and not self.fits):
                 raise
@@ -124,7 +124,7 @@ class Search(SearchState):
             if solution.choices is None:
                 return
             choices = solution.choices[:nodes]
-            if self.offer(self.schedule(extract(self.model, choices), None, self.tries), solution.method):
+            if self.offer(self.schedule(decode_assignment(self.model, choices), None, self.tries), solution.method):
                 self.start = choices
             underpaid = sharing.underpaid(choices)
             if not underpaid:
@@ -152,13 +152,13 @@ class Search(SearchState):
     def allow_recomputation(self, budget: Budget) -> None:
         """Recomputation comes into the model: its times told apart, or one, or none in a large problem, whose answers are made to fit."""
         space, entries = self.model.space, len(self.problem.edge_costs)
-        exact = build_model(space, again=EXACT_MOMENTS) if entries <= SMALL_ENTRIES else None
+        exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= SMALL_ENTRIES else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= JOINT_EXACT_ENTRIES:
             self.model, self.start = exact, None
         elif self.joint or not (self.fits or self.large):
-            self.model, self.start = build_model(space, again=1), None
+            self.model, self.start = build_model(space, recompute_times=1), None
         else:
-            self.keeping, self.model = True, without_kept(self.model)
+            self.keeping, self.model = True, without_kept_memory(self.model)
         self.problem, self.unit = self.model.problem(self.limit)
         self.reserves = CoverRows(self.model, self.limit, pairs=not self.large)
         self.again = self.proved = False
@@ -196,13 +196,13 @@ class Search(SearchState):
         nothing where a schedule takes long, and are left there."""
         cuts = Master(self.model, self.slowdown)
         huge = len(self.problem.edge_costs) > HUGE_ENTRIES
-        center, idle, little, most = cuts.first(), 0, HUGE_GAIN if huge else GAIN, math.inf
+        center, idle, little, most = cuts.first_weights(), 0, HUGE_GAIN if huge else GAIN, math.inf
         mixture = center
         for model, choices in self.chosen:
             if model is self.model:
-                cuts.add(Answer(model, choices))
-        if cuts.answers and huge:
-            mixture = blend(cuts.best()[0], center, CUT_STEP)
+                cuts.add(Evaluation(model, choices))
+        if cuts.evaluations and huge:
+            mixture = blend(cuts.best_weights()[0], center, CUT_STEP)
         for number in range(BOUND_ROUNDS):
             before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.choose
             left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
@@ -211,12 +211,12 @@ class Search(SearchState):
                 raise KeyboardInterrupt
             if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short) or budget.over:
                 return
-            cuts.add(Answer(self.model, self.start))
+            cuts.add(Evaluation(self.model, self.start))
             gained = self.aim > before * (1 + GAIN)
             if self.aim > before:
                 center = mixture
             idle = 0 if gained or self.gained else idle + 1
-            wanted, most, _ = cuts.best()
+            wanted, most, _ = cuts.best_weights()
             patience = PATIENT_ROUNDS if self.plain is not None and not self.large else self.idle
             settled = self.large and not self.folded and self.reached <= LOOSE_GAP
             if settled or idle >= patience or most <= self.aim * (1 + little):
@@ -232,15 +232,15 @@ class Search(SearchState):
         """A bound for which memory is paid, where no problem has both the limit and second runs."""
         if budget.left < DUAL_LEAST_SHARE * self.effort:
             return
-        weights = self.weights if isinstance(self.weights, Multipliers) else Master(self.model, self.slowdown).first()
+        weights = self.weights if isinstance(self.weights, Multipliers) else Master(self.model, self.slowdown).first_weights()
         model = self.model
         if self.apart:
-            model = build_model(model.space, again=1, share=0.0)
+            model = build_model(model.space, recompute_times=1, small_share=0.0)
             if isinstance(self.model, TiedModel):
-                tied = folded(model, self.model.fold)
+                tied = tie_model(model, self.model.fold)
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
-        times = [time for time in sorted(set(model.times.values())) if model.rests(time)]
+        times = [time for time in sorted(set(model.op_times.values())) if model.is_idle(time)]
         enough = DUAL_ENOUGH * self.reached if self.fits else 0.0
         self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget, enough))
 
@@ -248,7 +248,7 @@ class Search(SearchState):
         """More limits for the best schedule, of a deep graph as shorter ones tell it and then at full depth: they are not so precise."""
         best = self.best
         if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
-            deep = bool(self.model.short(best.assignment))
+            deep = bool(self.model.short_samples(best.assignment))
             if deep:
                 self.offer(self._schedule(best.assignment, False, best.limits, tries=LAST_TRIES * self.tries), self.method)
                 self.settle_best()
@@ -265,7 +265,7 @@ class Search(SearchState):
         for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:PROVED_CLAIMS]:
             if bound > self.bound * (1 + least):
                 turn = self.budget.at_most(min(self.left, SOLVE_SHARE * self.effort)).at_least(1.0)
-                self.bound = max(self.bound, self.model.proved(weights, bound, optimum, turn, choices))
+                self.bound = max(self.bound, self.model.prove_bound(weights, bound, optimum, turn, choices))
         self.claims.clear()
 
 

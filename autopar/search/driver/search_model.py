@@ -16,15 +16,15 @@ from autopar.schedule.freeing import free
 from autopar.schedule.legality import check_legal
 from autopar.schedule.tuning import ScheduledPlan
 from autopar.search.baselines.scheduled import ScheduledBaselines
-from autopar.search.bounds.surrogate import floor
+from autopar.search.bounds.surrogate import floor_of_model
 from autopar.search.choices.pins import Pins
-from autopar.search.choices.space import Late, Space
+from autopar.search.choices.space import BudgetExhausted, Space
 from autopar.search.driver.phase_table import Search
 from autopar.search.driver.result import Baseline, Clock, Found
 from autopar.search.driver.state import SearchRequest
-from autopar.search.fixing.tie_layers import tied
+from autopar.search.fixing.tie_layers import tie_equal_layers
 from autopar.search.folding.fold import Folding
-from autopar.search.folding.tied_model import folded
+from autopar.search.folding.tied_model import tie_model
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model
 from autopar.search.phases import Phase, run_phases
@@ -45,7 +45,7 @@ def search_model(
         plans: assignments to begin from.
         start: the limits under which the first of them was scheduled.
     """
-    counts = model.space.machine.overlaps and model.whole_graph.mode == "train"
+    counts = model.space.machine.overlaps and model.planned_graph.mode == "train"
     again = asked.recompute and counts
     search = Search(model, asked, again)
     clock.lap("model")
@@ -79,16 +79,16 @@ def search_model(
     try:
         ended = search.run(begin)
     except InfeasibleError:  # what needs the least is an answer where that is allowed
-        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        known += [replace(search.best, assignment=model.unfold(search.best.assignment))] if search.best is not None else []
         raise
     if not ended:
-        known += [replace(search.best, assignment=model.whole(search.best.assignment))] if search.best is not None else []
+        known += [replace(search.best, assignment=model.unfold(search.best.assignment))] if search.best is not None else []
         asked.bounds.append(search.bound)
         found = replace(_found(search, search.best, written, clock), ended=False) if search.best is not None and search.fits else None
         written.unfold(model)
         return found
     ending = (
-        Phase[Search]("baselines", 1.0, lambda s: not s.interrupted, lambda s, budget: written.settle(s)),
+        Phase[Search]("baselines", 1.0, lambda s: not s.interrupted, lambda s, budget: written.schedule_at_full_depth(s)),
         Phase[Search]("final local search", 1.0, lambda s: True, lambda s, budget: s.finish()),
     )
     run_phases(ending, search)
@@ -106,14 +106,14 @@ def look(
 ) -> Found | None:  # fmt: skip
     """The search in a part of a space."""
     free = model_of(part, clock)
-    model = folded(free, folding) if folding is not None else free
+    model = tie_model(free, folding) if folding is not None else free
     found = search_model(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
     return found if found is not None and found.ended else None
 
 
 def only_plan(space: Space, plan: Assignment) -> Space:
     """The space of what a plan is split like, which takes no time to price."""
-    return replace(space.restricted([plan]), budget=None)
+    return replace(space.restricted_to_plans([plan]), budget=None)
 
 
 def model_of(space: Space, clock: Clock) -> Model:
@@ -128,8 +128,8 @@ def _tied(search: Search, best: ScheduledPlan) -> ScheduledPlan:
         return best
     try:
         with search.telemetry.phase("tied layers", search.standing):
-            return tied(search) or best
-    except (KeyboardInterrupt, Late) as reason:
+            return tie_equal_layers(search) or best
+    except (KeyboardInterrupt, BudgetExhausted) as reason:
         search.interrupted |= isinstance(reason, KeyboardInterrupt)
         return best
 
@@ -139,7 +139,7 @@ def _found(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clo
     model, untied = search.model, search.best
     assert untied is not None
     schedule = check_legal(free(best.schedule), "the search")
-    times, least = model.whole_graph.microbatches, floor(model)
+    times, least = model.planned_graph.microbatches, floor_of_model(model)
     bound = min(bound_to_report(untied.seconds, search.bound, least), best.seconds)
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return Found(
@@ -148,7 +148,7 @@ def _found(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clo
         {name: _baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
         times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,
-        timed=replace(best, assignment=model.whole(best.assignment)), plan=best.assignment,
+        timed=replace(best, assignment=model.unfold(best.assignment)), plan=best.assignment,
     )  # fmt: skip
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from autopar.effort import Budget
 from autopar.schedule import Assignment, Limits
 from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, reordered
-from autopar.search.bounds.surrogate import floor
+from autopar.search.bounds.surrogate import floor_of_model
 from autopar.search.folding.tied_model import TiedModel
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.crossover import Wanted, fit
@@ -99,8 +99,8 @@ class SearchState:
         """The choices of answers so far, one for each node of their model."""
         self.short = False
         """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
-        self.large = len(self.problem.edge_costs) * len(model.whole_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE_ENTRIES
-        self.long = len(model.whole_graph.ops) >= LONG_GRAPH
+        self.large = len(self.problem.edge_costs) * len(model.planned_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE_ENTRIES
+        self.long = len(model.planned_graph.ops) >= LONG_GRAPH
         self.small = len(self.problem.edge_costs) <= SMALL_ENTRIES and not self.long
         self.keeping = False
         """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
@@ -112,7 +112,7 @@ class SearchState:
         self.polished: ScheduledPlan | None = None
         """The best when it last had more limits tried."""
         self.proves, self.draft = asked.proves, asked.draft
-        self.bound, self.method, self.seconds = max([floor(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
+        self.bound, self.method, self.seconds = max([floor_of_model(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()
         self.weights: Weights | None = None
         """Those that gave ``aim``."""
@@ -272,7 +272,7 @@ class SearchState:
         if solution.choices is None:
             return None
         self.start = self.model.expand(solution.choices) if self.folded else solution.choices[: len(self.model.nodes)]
-        self.answers.append(extract(self.model, self.start))
+        self.answers.append(decode_assignment(self.model, self.start))
         self.chosen.append((self.model, self.start))
         return solution
 
@@ -325,8 +325,8 @@ class SearchState:
         """Of an assignment that was scheduled before, what was looked at then counts."""
         known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
         if known is None:
-            model, space, graph = self.model, self.model.space, self.model.whole_graph
-            samples = (() if exact else model.short(assignment)) or (Sample(1.0, graph, model.whole(assignment)),)
+            model, space, graph = self.model, self.model.space, self.model.planned_graph
+            samples = (() if exact else model.short_samples(assignment)) or (Sample(1.0, graph, model.unfold(assignment)),)
             known = LimitSearch(assignment, samples, space.machine, space.optimizer, self.limit, budget=self.budget)
             self.tunings.append((exact, known))
         return known.run(start, tries, beside, gain, improve=not self.long)

@@ -12,7 +12,7 @@ from autopar.schedule.tuning import best_schedule
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
@@ -35,7 +35,7 @@ class Alternative:
     peak: int
 
 
-def alternatives(
+def find_alternatives(
     schedule: Schedule, given: Assignment, name: str, *, optimizer: str, limit: int, pins: Pins, seconds: float, seed: int = 0
 ) -> tuple[Alternative, ...]:  # fmt: skip
     """The other choices for ``name`` that fit in ``limit`` bytes per rank, the fastest first.
@@ -53,8 +53,8 @@ def alternatives(
     inputs = {tensor: spec for tensor, spec in pins.inputs.items() if tensor != name}
     model = build_model(Space(graph, machine, optimizer, replace(pins, inputs=inputs)))
     choices: Sequence[ShardingSpec | Strategy]
-    if ("input", name) in model.number:
-        choices = [spec for spec in model.nodes[model.number["input", name]].specs if spec != given.inputs[name]]
+    if ("input", name) in model.node_number:
+        choices = [spec for spec in model.nodes[model.node_number["input", name]].specs if spec != given.inputs[name]]
     elif name in graph.op:
         choices = [one for one in model.space.op_choices(graph.op[name]).strategies if one != given.strategies[name]]
     else:
@@ -73,14 +73,14 @@ def alternatives(
         if made is None:
             continue
         timed = best_schedule(
-            graph, extract(model, made), machine, optimizer, limit, start=schedule.limits, tries=ALTERNATIVE_TRIES, budget=budget
+            graph, decode_assignment(model, made), machine, optimizer, limit, start=schedule.limits, tries=ALTERNATIVE_TRIES, budget=budget
         )
         if timed.memory.peak <= limit:
-            found[_words(choice)] = Alternative(_words(choice), timed.seconds, timed.memory.peak)
+            found[_describe(choice)] = Alternative(_describe(choice), timed.seconds, timed.memory.peak)
     return tuple(sorted(found.values(), key=lambda one: (one.seconds, one.peak)))
 
 
-def _words(choice: ShardingSpec | Strategy) -> str:
+def _describe(choice: ShardingSpec | Strategy) -> str:
     if isinstance(choice, ShardingSpec):
         return f"'{choice}'"
     reads, makes = (", ".join(f"'{spec}'" for spec in specs) for specs in (choice.inputs, choice.outputs))

@@ -18,9 +18,9 @@ from autopar.graph import Graph
 from autopar.schedule import Assignment
 from autopar.schedule.tuning import EQUAL, ScheduledPlan
 from autopar.search.driver.state import SearchState
-from autopar.search.folding.layer_groups import Group, grouped
+from autopar.search.folding.layer_groups import LayerGroup, group_layers
 from autopar.search.folding.tied_model import TiedModel
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
@@ -28,7 +28,7 @@ from autopar.search.settings import CLOSE_GAP, PROOF, TIED_LAYERS_SHARE, TIED_LA
 from autopar.sharding import ShardingSpec
 
 
-def tied(search: SearchState) -> ScheduledPlan | None:
+def tie_equal_layers(search: SearchState) -> ScheduledPlan | None:
     """The incumbent of an ended search with its equal layers tied.
 
     None where they are equal already, or where tying costs too much.
@@ -48,7 +48,7 @@ def tied(search: SearchState) -> ScheduledPlan | None:
         choices = solve_fixed(model, problem, wanted, search.seed, search.budget.at_least(1.0), gap=CLOSE_GAP)
         if choices is None:
             continue
-        made = search.schedule(extract(model, choices), best.limits, search.tries, best.placed_seconds)
+        made = search.schedule(decode_assignment(model, choices), best.limits, search.tries, best.placed_seconds)
         if made.memory.peak <= search.limit and made.seconds <= best.seconds * (1 + share):
             return made
     return None
@@ -59,21 +59,24 @@ def _candidates(graph: Graph, given: Assignment) -> Iterator[Assignment]:
 
     There are none where all repeats are equal already.
     """
-    groups = [grouped(graph, repeats) for repeats in graph.groups]
-    ways = [Counter(_way(group, repeat, given) for repeat in range(len(group.repeats))).most_common(TIED_LAYERS_TRIED) for group in groups]
+    groups = [group_layers(graph, repeats) for repeats in graph.groups]
+    ways = [
+        Counter(_repeat_choices(group, repeat, given) for repeat in range(len(group.repeats))).most_common(TIED_LAYERS_TRIED)
+        for group in groups
+    ]
     for number in range(max((len(way) for way in ways if len(way) > 1), default=0)):
         inputs, strategies = dict[str, ShardingSpec](), dict(given.strategies)
         for group, way in zip(groups, ways, strict=True):
             chosen = way[min(number, len(way) - 1)][0]
-            source = next(repeat for repeat in range(len(group.repeats)) if _way(group, repeat, given) == chosen)
-            for names, tensors in zip(group.repeats, group.named, strict=True):
+            source = next(repeat for repeat in range(len(group.repeats)) if _repeat_choices(group, repeat, given) == chosen)
+            for names, tensors in zip(group.repeats, group.by_key, strict=True):
                 strategies.update((name, given.strategies[one]) for name, one in zip(names, group.repeats[source], strict=True))
-                entering = [(key, tensor) for key, tensor in tensors.items() if tensor in given.inputs and key in group.named[source]]
-                inputs.update((tensor, given.inputs[group.named[source][key]]) for key, tensor in entering)
+                entering = [(key, tensor) for key, tensor in tensors.items() if tensor in given.inputs and key in group.by_key[source]]
+                inputs.update((tensor, given.inputs[group.by_key[source][key]]) for key, tensor in entering)
         yield Assignment(inputs, strategies)
 
 
-def _way(group: Group, repeat: int, given: Assignment) -> tuple[object, ...]:
+def _repeat_choices(group: LayerGroup, repeat: int, given: Assignment) -> tuple[object, ...]:
     """The strategies of a repeat, and the specs of the graph inputs that it alone reads."""
-    entering = sorted((repr(key), str(given.inputs[name])) for key, name in group.named[repeat].items() if name in given.inputs)
+    entering = sorted((repr(key), str(given.inputs[name])) for key, name in group.by_key[repeat].items() if name in given.inputs)
     return (*(given.strategies[name] for name in group.repeats[repeat]), *entering)

@@ -1,8 +1,8 @@
 """Folding: equal layers are decided once, in a graph that leaves most of them out.
 
-Of n equal repeats four are kept: the first, the last, and two between them, the *pattern* and its *echo*. These two stand for all n - 2
-repeats between the first and the last. Choices of the pattern hold for the echo and for the repeats left out. ``Folding.unfold`` turns an
-assignment of the folded graph into one of the whole graph.
+Of n equal repeats four are kept: the first, the last, and two between them, the *representative* and the *last representative*. These two
+stand for all n - 2 repeats between the first and the last. Choices of the representative hold for the last representative and for the
+repeats left out. ``Folding.unfold`` turns an assignment of the folded graph into one of the whole graph.
 
 A group folds under four conditions. Repeats read only their own tensors, those of their neighbours, and tensors that all repeats read. All
 repeats between read in the same way. No operator outside the group reads tensors of the repeats between. What these give as outputs, all
@@ -19,7 +19,7 @@ from typing import Any
 from autopar.graph import Graph, GraphOutput, Op
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
 from autopar.search.choices.pins import Pins
-from autopar.search.folding.layer_groups import PATTERN, Group, Key, grouped
+from autopar.search.folding.layer_groups import REPRESENTATIVE, Key, LayerGroup, group_layers
 from autopar.search.settings import FEWEST_REPEATS
 from autopar.sharding import ShardingSpec
 
@@ -31,46 +31,49 @@ class Folding:
     Args:
         whole, graph: the graph before and after.
         group: the repeats, numbered as in the whole graph, with the folded graph's outputs of repeats.
-        toward: for each key that a neighbour reads, that neighbour: 1 the next repeat, -1 the one before.
+        neighbour_of_key: for each key that a neighbour reads, that neighbour: 1 the next repeat, -1 the one before.
         outputs: indices of the folded graph's outputs in the whole graph.
     """
 
     whole: Graph
     graph: Graph
-    group: Group
-    toward: Mapping[Key, int]
+    group: LayerGroup
+    neighbour_of_key: Mapping[Key, int]
     outputs: tuple[int, ...]
 
     @property
-    def between(self) -> int:
-        """Number of repeats that the pattern stands for, itself included."""
-        return self.group.echo - PATTERN + 1
+    def represented_count(self) -> int:
+        """Number of repeats that the representative stands for, itself included."""
+        return self.group.last_representative - REPRESENTATIVE + 1
 
     @cached_property
-    def alike(self) -> Mapping[str, str]:
-        """The counterpart in the pattern of each operator and tensor of a repeat, where there is one."""
+    def representatives(self) -> Mapping[str, str]:
+        """The counterpart in the representative of each operator and tensor of a repeat, where there is one."""
         group, found = self.group, dict[str, str]()
         for repeat, names in enumerate(group.repeats):
-            found.update(zip(names, group.repeats[PATTERN], strict=True))
-            named = group.named[repeat].items()
-            found.update((tensor, group.named[PATTERN][key]) for key, tensor in named if key in group.named[PATTERN])
+            found.update(zip(names, group.repeats[REPRESENTATIVE], strict=True))
+            named = group.by_key[repeat].items()
+            found.update((tensor, group.by_key[REPRESENTATIVE][key]) for key, tensor in named if key in group.by_key[REPRESENTATIVE])
         return found
 
-    def times(self, name: str) -> int:
-        """How often an operator or tensor of the folded graph stands in the whole one. The echo counts for itself."""
+    def count_of(self, name: str) -> int:
+        """How often an operator or tensor of the folded graph stands in the whole one. The last representative counts for itself."""
         repeat = self.group.repeat_of(name)
-        return self.between - 1 if repeat == PATTERN else 1
+        return self.represented_count - 1 if repeat == REPRESENTATIVE else 1
 
     def pins(self, pins: Pins) -> Pins | None:
-        """The pins on the folded graph; None where pins differ between the repeats that the pattern stands for."""
+        """The pins on the folded graph; None where pins differ between the repeats that the representative stands for."""
         for place in (pins.inputs, pins.tensors):
             for name in set(place) & set(self.group.tensors):
                 repeat = self.group.repeat_of(name)
-                if repeat is not None and PATTERN <= repeat <= self.group.echo:
-                    copies = {place.get(self.group.moved(name, other)) for other in range(PATTERN, self.group.echo + 1)}
+                if repeat is not None and REPRESENTATIVE <= repeat <= self.group.last_representative:
+                    copies = {
+                        place.get(self.group.counterpart(name, other))
+                        for other in range(REPRESENTATIVE, self.group.last_representative + 1)
+                    }
                     if len(copies) > 1:
                         return None
-        if any(len({pins.outputs.get(name) for name in names}) > 1 for names in self._leaving_between()):
+        if any(len({pins.outputs.get(name) for name in names}) > 1 for names in self._outputs_between()):
             return None
         number = {f"{OUTPUT}{whole}": f"{OUTPUT}{index}" for index, whole in enumerate(self.outputs)}
         return Pins(
@@ -80,54 +83,54 @@ class Folding:
             pins.merged,
         )
 
-    def _leaving_between(self) -> Iterator[list[str]]:
+    def _outputs_between(self) -> Iterator[list[str]]:
         """Yields the outputs that the repeats between give at one place, by name."""
         places: dict[Key, list[str]] = {}
         for index, output in enumerate(self.whole.outputs):
             home = self.group.tensors.get(output.tensor)
-            if output.kind == "output" and home is not None and PATTERN <= home[0] <= self.group.echo:
+            if output.kind == "output" and home is not None and REPRESENTATIVE <= home[0] <= self.group.last_representative:
                 places.setdefault(home[1], []).append(f"{OUTPUT}{index}")
         yield from places.values()
 
     def unfold(self, assignment: Assignment) -> Assignment | None:
-        """The assignment of the whole graph; None where pattern and echo disagree."""
+        """The assignment of the whole graph; None where the two representatives disagree."""
         return _Unfolding(self, assignment).run()
 
-    def agrees(self, assignment: Assignment) -> bool:
+    def unfolds(self, assignment: Assignment) -> bool:
         """Whether an assignment of the folded graph unfolds. One repeat left out shows that, since all are equal."""
         return self._with_one_left_out.unfold(assignment) is not None
 
     @cached_property
     def _with_one_left_out(self) -> Folding:
-        return shortened(self, FEWEST_REPEATS - 1)
+        return shorten(self, FEWEST_REPEATS - 1)
 
 
-def fold(whole: Graph) -> Folding | None:
+def fold_layers(whole: Graph) -> Folding | None:
     """The graph with the repeats of its largest group left out; None where no group folds."""
     for repeats in sorted(whole.groups, key=lambda group: -len(group) * len(group[0])):
         if len(repeats) >= FEWEST_REPEATS:
-            group = grouped(whole, repeats)
-            toward = _toward(whole, group)
-            if toward is not None and _leave_alike(whole, group):
-                graph, outputs = _without(whole, group, group.left_out)
+            group = group_layers(whole, repeats)
+            toward = _find_neighbours(whole, group)
+            if toward is not None and _have_equal_interfaces(whole, group):
+                graph, outputs = _leave_out(whole, group, group.left_out)
                 return Folding(whole, graph, _with_outputs(group, graph), toward, outputs)
     return None
 
 
-def _with_outputs(group: Group, graph: Graph) -> Group:
+def _with_outputs(group: LayerGroup, graph: Graph) -> LayerGroup:
     """The group, with the folded graph's outputs that its repeats give."""
-    tensors, named = dict(group.tensors), tuple(dict(names) for names in group.named)
+    tensors, named = dict(group.tensors), tuple(dict(names) for names in group.by_key)
     for index, output in enumerate(graph.outputs):
         home = group.tensors.get(output.tensor)
         if output.kind == "output" and home is not None:
             key = ("output", *home[1])
             tensors[f"{OUTPUT}{index}"] = home[0], key
             named[home[0]][key] = f"{OUTPUT}{index}"
-    return replace(group, tensors=tensors, named=named)
+    return replace(group, tensors=tensors, by_key=named)
 
 
-def _toward(whole: Graph, group: Group) -> dict[Key, int] | None:
-    """The neighbour that reads each key (``Folding.toward``); None where repeats are wired differently."""
+def _find_neighbours(whole: Graph, group: LayerGroup) -> dict[Key, int] | None:
+    """The neighbour that reads each key (``Folding.neighbour_of_key``); None where repeats are wired differently."""
     last = len(group.repeats) - 1
 
     def wiring(repeat: int) -> Iterator[tuple[int, int, Any]]:
@@ -136,8 +139,8 @@ def _toward(whole: Graph, group: Group) -> dict[Key, int] | None:
                 home = group.tensors.get(tensor)
                 yield place, position, ("all", tensor) if home is None else (home[0] - repeat, home[1])
 
-    pattern = list(wiring(PATTERN))
-    if any(list(wiring(repeat)) != pattern for repeat in range(PATTERN + 1, last)):
+    expected = list(wiring(REPRESENTATIVE))
+    if any(list(wiring(repeat)) != expected for repeat in range(REPRESENTATIVE + 1, last)):
         return None
     toward: dict[Key, int] = {}
     for repeat in range(last + 1):
@@ -147,27 +150,27 @@ def _toward(whole: Graph, group: Group) -> dict[Key, int] | None:
             if offset not in (1, -1) or toward.setdefault(key, -offset) != -offset:
                 return None
     for op in whole.ops:
-        if op.name not in group.ops and any(_between(group, tensor) for tensor in op.inputs):
+        if op.name not in group.ops and any(_is_between(group, tensor) for tensor in op.inputs):
             return None
-    keys = {frozenset(names) for names in group.named[PATTERN : group.echo + 1]}
+    keys = {frozenset(names) for names in group.by_key[REPRESENTATIVE : group.last_representative + 1]}
     return toward if len(keys) == 1 else None
 
 
-def _between(group: Group, tensor: str) -> bool:
+def _is_between(group: LayerGroup, tensor: str) -> bool:
     repeat = group.repeat_of(tensor)
-    return repeat is not None and PATTERN <= repeat <= group.echo
+    return repeat is not None and REPRESENTATIVE <= repeat <= group.last_representative
 
 
-def _leave_alike(whole: Graph, group: Group) -> bool:
+def _have_equal_interfaces(whole: Graph, group: LayerGroup) -> bool:
     """Whether the repeats between give equal outputs and gradients of their own parameters, and read equal graph inputs."""
-    found: dict[int, list[Any]] = {repeat: [] for repeat in range(PATTERN, group.echo + 1)}
+    found: dict[int, list[Any]] = {repeat: [] for repeat in range(REPRESENTATIVE, group.last_representative + 1)}
     for output in whole.outputs:
         source = group.tensors.get(output.tensor)
         target = group.tensors.get(whole.owners[output]) if output.kind != "output" else source
         if source is None and target is None:
             continue
         if source is None or target is None or source[0] != target[0]:
-            if any(place is not None and PATTERN <= place[0] <= group.echo for place in (source, target)):
+            if any(place is not None and REPRESENTATIVE <= place[0] <= group.last_representative for place in (source, target)):
                 return False
         elif source[0] in found:
             found[source[0]].append((output.kind, source[1], target[1]))
@@ -180,22 +183,22 @@ def _leave_alike(whole: Graph, group: Group) -> bool:
     return len(signatures) == 1 and all(len(set(rows)) == len(rows) for rows in found.values())
 
 
-def shortened(folding: Folding, repeats: int) -> Folding:
+def shorten(folding: Folding, repeats: int) -> Folding:
     """The folding of the same graph with ``repeats`` repeats, half of them from its end. The folded graph stays as it is."""
     group, count = folding.group, len(folding.group.repeats)
     left_out = range(repeats // 2, count - (repeats - repeats // 2))
-    whole, outputs = _without(folding.whole, group, left_out)
+    whole, outputs = _leave_out(folding.whole, group, left_out)
     number = {repeat: place for place, repeat in enumerate(repeat for repeat in range(count) if repeat not in left_out)}
-    kept = Group(
+    kept = LayerGroup(
         tuple(group.repeats[repeat] for repeat in number),
         {name: (number[repeat], place) for name, (repeat, place) in group.ops.items() if repeat in number},
         {name: (number[repeat], key) for name, (repeat, key) in group.tensors.items() if repeat in number},
-        tuple(group.named[repeat] for repeat in number),
+        tuple(group.by_key[repeat] for repeat in number),
     )
-    return Folding(whole, folding.graph, kept, folding.toward, tuple(outputs.index(index) for index in folding.outputs))
+    return Folding(whole, folding.graph, kept, folding.neighbour_of_key, tuple(outputs.index(index) for index in folding.outputs))
 
 
-def _without(whole: Graph, group: Group, left_out: range) -> tuple[Graph, tuple[int, ...]]:
+def _leave_out(whole: Graph, group: LayerGroup, left_out: range) -> tuple[Graph, tuple[int, ...]]:
     """The graph without the consecutive repeats ``left_out``, and the indices of its outputs in the whole graph.
 
     The repeats before and after them read each other instead.
@@ -206,7 +209,7 @@ def _without(whole: Graph, group: Group, left_out: range) -> tuple[Graph, tuple[
         if op.name not in group.ops or not gone & set(op.inputs):
             return op
         source = left_out.stop if group.ops[op.name][0] < left_out.start else left_out.start - 1
-        return replace(op, inputs=tuple(group.moved(tensor, source) if tensor in gone else tensor for tensor in op.inputs))
+        return replace(op, inputs=tuple(group.counterpart(tensor, source) if tensor in gone else tensor for tensor in op.inputs))
 
     ops = tuple(rewired(op) for op in whole.ops if op.name not in group.ops or group.ops[op.name][0] not in left_out)
     kept = [(index, output) for index, output in enumerate(whole.outputs) if output.tensor not in gone]
@@ -222,125 +225,129 @@ class _Unfolding:
     """One assignment of the folded graph, rewritten for the whole graph. Repeats are numbered as in the whole graph."""
 
     def __init__(self, folding: Folding, assignment: Assignment) -> None:
-        self.folding, self.group, self.given = folding, folding.group, assignment
+        self.folding, self.group, self.folded_assignment = folding, folding.group, assignment
         self.outputs = [f"{OUTPUT}{index}" for index in folding.outputs]
-        self.leaving = {self._leaves(output, folding.whole): f"{OUTPUT}{index}" for index, output in enumerate(folding.whole.outputs)}
+        self.leaving = {
+            self._output_identity(output, folding.whole): f"{OUTPUT}{index}" for index, output in enumerate(folding.whole.outputs)
+        }
         self.layouts: dict[str, Layout] = {}
         self.reads: dict[tuple[str, int], str] = {}
 
-    def _leaves(self, output: GraphOutput, graph: Graph) -> tuple[str, str, str]:
+    def _output_identity(self, output: GraphOutput, graph: Graph) -> tuple[str, str, str]:
         """The identity of an output. In the repeats between, outputs are identified by the tensor that they give, without their name."""
         home = self.group.repeat_of(output.tensor)
-        name = "" if home is not None and PATTERN <= home <= self.group.echo else output.name
+        name = "" if home is not None and REPRESENTATIVE <= home <= self.group.last_representative else output.name
         return output.kind, output.tensor, name if output.kind == "output" else graph.owners[output]
 
     def run(self) -> Assignment | None:
-        group, given = self.group, self.given
-        pattern, echo = group.repeats[PATTERN], group.repeats[group.echo]
-        if any(given.strategies[one] != given.strategies[other] for one, other in zip(pattern, echo, strict=True)):
+        group, given = self.group, self.folded_assignment
+        representative, last = group.repeats[REPRESENTATIVE], group.repeats[group.last_representative]
+        if any(given.strategies[one] != given.strategies[other] for one, other in zip(representative, last, strict=True)):
             return None
         inputs: dict[str, ShardingSpec] = dict(given.inputs)
-        for key, tensor in group.named[PATTERN].items():
+        for key, tensor in group.by_key[REPRESENTATIVE].items():
             if tensor in inputs:
-                if inputs[tensor] != inputs[group.named[group.echo][key]]:
+                if inputs[tensor] != inputs[group.by_key[group.last_representative][key]]:
                     return None
-                inputs.update((group.named[repeat][key], inputs[tensor]) for repeat in group.left_out)
+                inputs.update((group.by_key[repeat][key], inputs[tensor]) for repeat in group.left_out)
         strategies = dict(given.strategies)
         for repeat in group.left_out:
-            strategies.update((name, given.strategies[one]) for name, one in zip(group.repeats[repeat], pattern, strict=True))
+            strategies.update((name, given.strategies[one]) for name, one in zip(group.repeats[repeat], representative, strict=True))
         for layout in given.layouts:
-            self._add(layout)
+            self._add_layout(layout)
         for (reader, position), value in (given.reads or {}).items():
-            self._read(reader, position, value)
+            self._add_read(reader, position, value)
         for repeat in group.left_out:
-            if not self._read_by(repeat):
+            if not self._add_reads_of(repeat):
                 return None
-        return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads, self._again())
+        return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads, self._recomputed())
 
-    def _again(self) -> frozenset[str]:
-        """The recomputed operators. The repeats left out recompute as the pattern does."""
-        pattern = self.given.again.intersection(self.group.repeats[PATTERN])
-        return self.given.again.union(self.group.moved(name, repeat) for name in pattern for repeat in self.group.left_out)
+    def _recomputed(self) -> frozenset[str]:
+        """The recomputed operators. The repeats left out recompute as the representative does."""
+        recomputed = self.folded_assignment.again.intersection(self.group.repeats[REPRESENTATIVE])
+        return self.folded_assignment.again.union(
+            self.group.counterpart(name, repeat) for name in recomputed for repeat in self.group.left_out
+        )
 
-    def _home(self, key: Key) -> int:
+    def _model_repeat(self, key: Key) -> int:
         """The repeat that shows how the repeats between use a key.
 
-        Of pattern and echo, it is the one whose readers are both in the folded graph.
+        Of the two representatives, it is the one whose readers are both in the folded graph.
         """
-        return self.group.echo if self.folding.toward.get(key) == -1 else PATTERN
+        return self.group.last_representative if self.folding.neighbour_of_key.get(key) == -1 else REPRESENTATIVE
 
-    def _add(self, layout: Layout) -> None:
+    def _add_layout(self, layout: Layout) -> None:
         """Adds a layout where it stands, and in the repeats left out if it is the model of theirs."""
         group = self.group
         place = group.tensors.get(layout.tensor)
-        if place is None or place[0] not in (PATTERN, group.echo):
-            self._put(replace(layout, before=self._outside(layout.before)))
+        if place is None or place[0] not in (REPRESENTATIVE, group.last_representative):
+            self._put_layout(replace(layout, before=self._outside(layout.before)))
             return
-        self._put(self._layout(layout, place[0]))
-        if place[0] == self._home(place[1]):
+        self._put_layout(self._layout_in(layout, place[0]))
+        if place[0] == self._model_repeat(place[1]):
             for repeat in group.left_out:
-                self._put(self._layout(layout, repeat))
+                self._put_layout(self._layout_in(layout, repeat))
 
-    def _put(self, layout: Layout) -> None:
+    def _put_layout(self, layout: Layout) -> None:
         self.layouts[layout.value] = layout
 
-    def _layout(self, layout: Layout, repeat: int) -> Layout:
+    def _layout_in(self, layout: Layout, repeat: int) -> Layout:
         """The counterpart of a layout in ``repeat``."""
         return replace(
-            layout, value=self._value(layout.value, layout.tensor, repeat), tensor=self.group.moved(layout.tensor, repeat),
-            source=self._value(layout.source, layout.tensor, repeat), before=self._reader(layout.before, layout.tensor, repeat),
+            layout, value=self._value_in(layout.value, layout.tensor, repeat), tensor=self.group.counterpart(layout.tensor, repeat),
+            source=self._value_in(layout.source, layout.tensor, repeat), before=self._reader_in(layout.before, layout.tensor, repeat),
         )  # fmt: skip
 
-    def _value(self, value: str, tensor: str, repeat: int) -> str:
+    def _value_in(self, value: str, tensor: str, repeat: int) -> str:
         """The counterpart of a value's name in ``repeat``. A name begins with the tensor's, and may end with a reader's."""
         suffix = value[len(tensor) + 1 :]
         reader, colon, rest = suffix.partition(":")
         if reader.removesuffix(AGAIN) in self.group.ops or reader.startswith(OUTPUT[:-1]):
             name, colon, rest = suffix.rpartition(":")
-            suffix = self._reader(name, tensor, repeat) + colon + rest
-        moved = self.group.moved(tensor, repeat)
+            suffix = self._reader_in(name, tensor, repeat) + colon + rest
+        moved = self.group.counterpart(tensor, repeat)
         return f"{moved}@{suffix}" if suffix else moved
 
-    def _reader(self, reader: str, tensor: str, repeat: int) -> str:
+    def _reader_in(self, reader: str, tensor: str, repeat: int) -> str:
         """The counterpart in the whole graph of a tensor's reader, for the tensor's counterpart in ``repeat``."""
         group = self.group
         home = group.tensors[tensor][0]
         if reader.startswith(OUTPUT):
-            kind, _, target = self._leaves_at(reader)
-            target = group.moved(target, repeat) if group.repeat_of(target) == home else target
-            return self.leaving[kind, group.moved(tensor, repeat), target]
+            kind, _, target = self._output_identity_of(reader)
+            target = group.counterpart(target, repeat) if group.repeat_of(target) == home else target
+            return self.leaving[kind, group.counterpart(tensor, repeat), target]
         op = reader.removesuffix(AGAIN)
         suffix = reader[len(op) :]
         other, _ = group.ops.get(op, (None, 0))
         if other == home:
-            return group.moved(op, repeat) + suffix
-        if other is not None and {home, other} == {PATTERN, group.echo}:
-            return group.moved(op, repeat + (1 if home == PATTERN else -1)) + suffix
+            return group.counterpart(op, repeat) + suffix
+        if other is not None and {home, other} == {REPRESENTATIVE, group.last_representative}:
+            return group.counterpart(op, repeat + (1 if home == REPRESENTATIVE else -1)) + suffix
         return reader
 
-    def _leaves_at(self, reader: str) -> tuple[str, str, str]:
+    def _output_identity_of(self, reader: str) -> tuple[str, str, str]:
         output = self.folding.graph.outputs[int(reader.removeprefix(OUTPUT))]
-        return self._leaves(output, self.folding.graph)
+        return self._output_identity(output, self.folding.graph)
 
     def _outside(self, reader: str) -> str:
         return self.outputs[int(reader.removeprefix(OUTPUT))] if reader.startswith(OUTPUT) else reader
 
-    def _read(self, reader: str, position: int, value: str) -> None:
+    def _add_read(self, reader: str, position: int, value: str) -> None:
         """Adds a read of the folded graph where it stands."""
         group = self.group
         tensor = self._tensor(reader, position)
         place, here = group.tensors.get(tensor), group.repeat_of(reader.removesuffix(AGAIN)) if not reader.startswith(OUTPUT) else None
-        between = place is not None and place[0] in (PATTERN, group.echo)
+        between = place is not None and place[0] in (REPRESENTATIVE, group.last_representative)
         if reader.startswith(OUTPUT):
-            for repeat in ([place[0], *(group.left_out if place[0] == PATTERN else ())]) if place and between else ():
-                self.reads[self._reader(reader, tensor, repeat), position] = self._value(value, tensor, repeat)
+            for repeat in ([place[0], *(group.left_out if place[0] == REPRESENTATIVE else ())]) if place and between else ():
+                self.reads[self._reader_in(reader, tensor, repeat), position] = self._value_in(value, tensor, repeat)
             if not between:
                 self.reads[self._outside(reader), position] = value
         elif place is not None and between:
             repeat = place[0]
-            if here is not None and {here, repeat} == {PATTERN, group.echo}:
-                repeat = here - 1 if here == group.echo else here + 1
-            self.reads[reader, position] = self._value(value, tensor, repeat)
+            if here is not None and {here, repeat} == {REPRESENTATIVE, group.last_representative}:
+                repeat = here - 1 if here == group.last_representative else here + 1
+            self.reads[reader, position] = self._value_in(value, tensor, repeat)
         else:
             self.reads[reader, position] = value
 
@@ -350,45 +357,45 @@ class _Unfolding:
             return graph.outputs[int(reader.removeprefix(OUTPUT))].tensor
         return graph.op[reader.removesuffix(AGAIN)].inputs[position]
 
-    def _read_by(self, repeat: int) -> bool:
-        """Adds the reads of a repeat left out. False where pattern and echo differ in how they read a tensor of all repeats."""
+    def _add_reads_of(self, repeat: int) -> bool:
+        """Adds the reads of a repeat left out. False where both representatives differ in how they read a tensor of all repeats."""
         group = self.group
         for place, name in enumerate(group.repeats[repeat]):
-            for suffix in ("", AGAIN) if group.repeats[PATTERN][place] in self.given.again else ("",):
+            for suffix in ("", AGAIN) if group.repeats[REPRESENTATIVE][place] in self.folded_assignment.again else ("",):
                 for position, tensor in enumerate(self.folding.whole.op[name].inputs):
-                    if not self._read_one(repeat, place, suffix, position, tensor):
+                    if not self._add_read_of(repeat, place, suffix, position, tensor):
                         return False
         return True
 
-    def _read_one(self, repeat: int, place: int, suffix: str, position: int, tensor: str) -> bool:
+    def _add_read_of(self, repeat: int, place: int, suffix: str, position: int, tensor: str) -> bool:
         """Adds one read of the operator at ``place`` of a repeat left out, in its first run or its recomputation."""
-        group, reads = self.group, self.given.reads or {}
+        group, reads = self.group, self.folded_assignment.reads or {}
         home, name = group.tensors.get(tensor), group.repeats[repeat][place] + suffix
-        one, other = (group.repeats[at][place] + suffix for at in (PATTERN, group.echo))
+        one, other = (group.repeats[at][place] + suffix for at in (REPRESENTATIVE, group.last_representative))
         if home is None:
-            value = self._shared(tensor, repeat, name, reads.get((one, position)), reads.get((other, position)), (one, position))
+            value = self._shared_value(tensor, repeat, name, reads.get((one, position)), reads.get((other, position)), (one, position))
             if value is not None and value != tensor:
                 self.reads[name, position] = value
             return value is not None
-        at_home = one if self._home(home[1]) == PATTERN else other
+        at_home = one if self._model_repeat(home[1]) == REPRESENTATIVE else other
         reader = {0: at_home, -1: other, 1: one}[home[0] - repeat]
         found = reads.get((reader, position))
         if found is not None:
-            self.reads[name, position] = self._value(found, self._tensor(reader, position), home[0])
+            self.reads[name, position] = self._value_in(found, self._tensor(reader, position), home[0])
         return True
 
-    def _shared(self, tensor: str, repeat: int, reader: str, one: str | None, other: str | None, at: tuple[str, int]) -> str | None:
-        """The value that a repeat left out reads of a tensor that all repeats read; None where pattern and echo disagree.
+    def _shared_value(self, tensor: str, repeat: int, reader: str, one: str | None, other: str | None, at: tuple[str, int]) -> str | None:
+        """The value that a repeat left out reads of a tensor that all repeats read; None where the two representatives disagree.
 
-        It is the value that pattern and echo read, or a layout of the repeat's own where they have one each.
+        It is the value that both representatives read, or a layout of the repeat's own where they have one each.
         """
         if one == other or one is None:
             return (one or tensor) if one == other else None
         layout = self.layouts[one]
         before = layout.before.removesuffix(AGAIN)
-        if self.group.repeat_of(before) != PATTERN:
+        if self.group.repeat_of(before) != REPRESENTATIVE:
             return None
         value = f"{tensor}@{reader}:{at[1]}" if one == f"{tensor}@{at[0]}:{at[1]}" else f"{one}~{repeat}"
         if value not in self.layouts:
-            self._put(replace(layout, value=value, before=self.group.moved(before, repeat) + layout.before[len(before) :]))
+            self._put_layout(replace(layout, value=value, before=self.group.counterpart(before, repeat) + layout.before[len(before) :]))
         return value

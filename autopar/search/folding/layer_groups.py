@@ -8,7 +8,7 @@ from typing import Any
 
 from autopar.graph import Graph
 
-PATTERN = 1
+REPRESENTATIVE = 1
 """Index of the repeat whose choices hold for all repeats between the first and the last."""
 Key = tuple[Any, ...]
 """Identity of a tensor within its repeat.
@@ -18,42 +18,42 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """A group of equal repeats.
 
     Args:
         repeats: names of the operators of each repeat.
         ops: repeat and position of each operator.
         tensors: repeat and key of each tensor that belongs to one repeat.
-        named: the tensors of each repeat, by key.
+        by_key: the tensors of each repeat, by key.
     """
 
     repeats: tuple[tuple[str, ...], ...]
     ops: Mapping[str, tuple[int, int]]
     tensors: Mapping[str, tuple[int, Key]]
-    named: tuple[Mapping[Key, str], ...]
+    by_key: tuple[Mapping[Key, str], ...]
 
     @property
-    def echo(self) -> int:
+    def last_representative(self) -> int:
         return len(self.repeats) - 2
 
     @property
     def left_out(self) -> range:
-        return range(PATTERN + 1, self.echo)
+        return range(REPRESENTATIVE + 1, self.last_representative)
 
     def repeat_of(self, name: str) -> int | None:
         """The repeat of an operator or tensor; None outside all repeats."""
         place = self.tensors.get(name) or self.ops.get(name)
         return None if place is None else place[0]
 
-    def moved(self, name: str, repeat: int) -> str:
+    def counterpart(self, name: str, repeat: int) -> str:
         """The counterpart of a tensor or operator in ``repeat``."""
         if name in self.tensors:
-            return self.named[repeat][self.tensors[name][1]]
+            return self.by_key[repeat][self.tensors[name][1]]
         return self.repeats[repeat][self.ops[name][1]]
 
 
-def grouped(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
+def group_layers(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> LayerGroup:
     """The group of these repeats. A tensor belongs to a repeat that makes it, or that alone reads it as a graph input."""
     ops = {name: (repeat, place) for repeat, names in enumerate(repeats) for place, name in enumerate(names)}
     tensors: dict[str, tuple[int, Key]] = {}
@@ -68,4 +68,4 @@ def grouped(whole: Graph, repeats: tuple[tuple[str, ...], ...]) -> Group:
     named: tuple[dict[Key, str], ...] = tuple({} for _ in repeats)
     for tensor, (repeat, key) in tensors.items():
         named[repeat][key] = tensor
-    return Group(repeats, ops, tensors, named)
+    return LayerGroup(repeats, ops, tensors, named)

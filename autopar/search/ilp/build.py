@@ -11,31 +11,42 @@ from autopar.graph import Phase
 from autopar.rules import is_alias
 from autopar.schedule import OUTPUT
 from autopar.search.choices.space import IMPOSSIBLE, Space
-from autopar.search.ilp.memory_items import add_lives
+from autopar.search.ilp.memory_items import add_memory_items
 from autopar.search.ilp.model import Model, Node, Reader, Side, Site
-from autopar.search.ilp.rematerialization import Runs, add_runs, add_saved, find_runs, made_from, may_be_kept, once_gone, read_table
+from autopar.search.ilp.rematerialization import (
+    RecomputeTimes,
+    add_recomputations,
+    add_saved,
+    copied_from_layout,
+    find_recompute_times,
+    free_if_gone,
+    keepable_specs,
+    recompute_read_table,
+)
 from autopar.search.settings import SMALL_TENSOR_SHARE
 from autopar.sharding import ShardingSpec
 
 
-def build_model(space: Space, *, again: int = 0, alike: Mapping[str, str] | None = None, share: float = SMALL_TENSOR_SHARE) -> Model:
+def build_model(
+    space: Space, *, recompute_times: int = 0, alike: Mapping[str, str] | None = None, small_share: float = SMALL_TENSOR_SHARE
+) -> Model:
     """The model of ``space.graph``.
 
     Args:
-        again: number of times told apart at which one operator may be recomputed; 0: nothing is recomputed.
-        alike, share: see ``find_runs``.
+        recompute_times: number of times told apart at which one operator may be recomputed; 0: nothing is recomputed.
+        alike, small_share: see ``find_recompute_times``.
     """
     model = Model(space)
-    times = model.times
+    times = model.op_times
     _add_inputs(model)
     _add_ops(model)
     _add_outputs(model)
-    runs = find_runs(space.graph, times, again, alike, share) if again else None
+    runs = find_recompute_times(space.graph, times, recompute_times, alike, small_share) if recompute_times else None
     if runs is not None:
-        add_runs(model, runs)
+        add_recomputations(model, runs)
     for tensor, readers in _readers(model, times).items():
         _add_site(model, tensor, readers, runs, times)
-    add_lives(model, times)
+    add_memory_items(model, times)
     return model
 
 
@@ -59,7 +70,7 @@ def _add_outputs(model: Model) -> None:
             node = model.add(Node("output", f"{OUTPUT}{index}", np.zeros(len(specs)), specs))
             for item in space.graph.of_kind("tangent"):
                 if item.name == output.name:
-                    tangent = model.number["input", item.tensor]
+                    tangent = model.node_number["input", item.tensor]
                     model.connect(node, tangent, space.equality_table(specs, model.nodes[tangent].specs))
 
 
@@ -69,14 +80,14 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
     found: dict[str, list[Reader]] = {name: [] for name in graph.tensors}
     for op in graph.ops:
         choices = model.space.op_choices(op)
-        node = model.number["op", op.name]
+        node = model.node_number["op", op.name]
         for position, tensor in enumerate(op.inputs):
             sums = tuple(sum(bool(spec.partial) for spec in strategy.inputs) > 1 for strategy in choices.strategies)
             reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op), sums)
             found[tensor].append(reader)
     for index, output in enumerate(graph.outputs):
         name = f"{OUTPUT}{index}"
-        node = model.number["output", name] if output.kind == "output" else model.number["input", graph.owners[output]]
+        node = model.node_number["output", name] if output.kind == "output" else model.node_number["input", graph.owners[output]]
         producer = graph.producer.get(output.tensor)
         phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
         time = times[producer.name] if producer else 0
@@ -84,15 +95,15 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
     return found
 
 
-def _add_site(model: Model, tensor: str, readers: list[Reader], runs: Runs | None, times: Mapping[str, int]) -> None:
+def _add_site(model: Model, tensor: str, readers: list[Reader], runs: RecomputeTimes | None, times: Mapping[str, int]) -> None:
     space, graph = model.space, model.space.graph
     producer = graph.producer.get(tensor)
     pinned = space.pins.tensors.get(tensor)
     if producer:
-        source = model.number["op", producer.name]
+        source = model.node_number["op", producer.name]
         specs = space.op_choices(producer).outputs(producer.outputs.index(tensor))
     else:
-        source = model.number["input", tensor]
+        source = model.node_number["input", tensor]
         specs = model.nodes[source].specs
     site = model.sites[tensor] = Site(tensor, source, specs, readers)
     early, late = site.phases(graph)
@@ -100,13 +111,13 @@ def _add_site(model: Model, tensor: str, readers: list[Reader], runs: Runs | Non
     needed = [*late, *second]
     current, current_specs, layout = source, specs, None
     if early and (len(early) > 1 or needed or pinned):
-        twice = bool(needed) and model.ends_late.issuperset(reader.name for reader in early)
+        twice = bool(needed) and model.deferrable.issuperset(reader.name for reader in early)
         site.forward = _add_layout(model, site, "forward", source, specs, early, pinned, twice)
         layout = model.nodes[site.forward]
         _connect_readers(model, tensor, site.forward, layout.specs, early, "forward")
     elif early:
         _connect_readers(model, tensor, source, specs, early, "forward")
-    if runs is not None and needed and (early or runs.may_make(producer)):
+    if runs is not None and needed and (early or runs.may_recompute(producer)):
         site.saved = add_saved(model, runs, site, layout, second, times)
     elif layout is not None and late:
         site.saved = _add_saved(model, site, layout)
@@ -117,8 +128,8 @@ def _add_site(model: Model, tensor: str, readers: list[Reader], runs: Runs | Non
         current, current_specs = site.backward, model.nodes[site.backward].specs
     _connect_readers(model, tensor, current, current_specs, late, "backward", len(needed))
     if runs is not None:
-        site.second = tuple(second)
-        _connect_second(model, tensor, current, current_specs, second, runs, len(needed))
+        site.recompute_readers = tuple(second)
+        _connect_recomputations(model, tensor, current, current_specs, second, runs, len(needed))
 
 
 def _add_layout(
@@ -136,7 +147,7 @@ def _add_layout(
     elif len(readers) > 1:
         wanted.update(dict.fromkeys(specs))
     else:
-        wanted.update(_before_masks(readers[0], specs))
+        wanted.update(_unmasked_specs(readers[0], specs))
     chosen, whole = tuple(wanted), model.space.graph.tensors[site.tensor]
     table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
     reachable = np.isfinite(table).any(axis=0)
@@ -146,16 +157,16 @@ def _add_layout(
     late = (False,) * len(chosen) + (True,) * len(chosen) if twice else ()
     if twice:
         chosen, table = chosen * 2, np.hstack([table, table])
-    table = once_gone(model, source, table)
-    node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase, late=late))
-    side = _side(model, source, phase, all(reader.name.startswith(OUTPUT) for reader in readers))
+    table = free_if_gone(model, source, table)
+    node = model.add(Node("layout", site.tensor, np.zeros(len(chosen)), chosen, phase, deferred=late))
+    side = _edge_side(model, source, phase, all(reader.name.startswith(OUTPUT) for reader in readers))
     model.side_of_layout[node] = side
-    share = _share(model, *readers)
+    share = _microbatch_share(model, *readers)
     model.connect(source, node, table, share, phase=phase, tensor=whole, sources=specs, targets=chosen, side=side)
     return node
 
 
-def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
+def _edge_side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
     """Where a reshard of the source's tensor stands beside the operators (``Edge.side``). A layout stands where its own reshard does."""
     node = model.nodes[source]
     if node.kind == "layout" and node.phase == phase:
@@ -165,7 +176,7 @@ def _side(model: Model, source: int, phase: Phase, leaves: bool) -> Side:
     return "behind" if leaves else "between"
 
 
-def _share(model: Model, *readers: Reader) -> float:
+def _microbatch_share(model: Model, *readers: Reader) -> float:
     """Fraction of a reshard's seconds that falls to one microbatch. A reshard that only leads to gradients may run once a step."""
     outputs = model.space.graph.outputs
     leaves = all(reader.name.startswith(OUTPUT) and outputs[int(reader.name[len(OUTPUT) :])].kind == "gradient" for reader in readers)
@@ -187,16 +198,16 @@ def _connect_readers(
         if alone and not any(reader.sums):
             model.connect(source, reader.node, same, phase=phase)
             continue
-        table = _read(model, tensor, specs, reader)
+        table = _reader_table(model, tensor, specs, reader)
         table = np.where((table == 0) | (same == 0), table, IMPOSSIBLE) if alone else table
         model.connect(
-            source, reader.node, table, _share(model, reader), phase=phase,
+            source, reader.node, table, _microbatch_share(model, reader), phase=phase,
             tensor=model.space.graph.tensors[tensor], sources=specs, targets=reader.specs, readers=count,
-            side=_side(model, source, phase, reader.name.startswith(OUTPUT)),
+            side=_edge_side(model, source, phase, reader.name.startswith(OUTPUT)),
         )  # fmt: skip
 
 
-def _before_masks(reader: Reader, specs: tuple[ShardingSpec, ...]) -> dict[ShardingSpec, None]:
+def _unmasked_specs(reader: Reader, specs: tuple[ShardingSpec, ...]) -> dict[ShardingSpec, None]:
     """Specs that the source can reach of operands that a reader adds to a partial sum.
 
     Each is partial over the axes alone over which the source is partial; the mask for the other axes is free.
@@ -206,23 +217,24 @@ def _before_masks(reader: Reader, specs: tuple[ShardingSpec, ...]) -> dict[Shard
     return {replace(spec, partial=tuple(item for item in spec.partial if item[0] in axes)): None for spec in summed for axes in came}
 
 
-def _read(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:
+def _reader_table(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:
     """Seconds of the reshard that a reader needs; shape [specs, reader's choices]."""
     table = model.space.reshard_table(model.space.graph.tensors[tensor], specs, reader.specs)
     table = model.masked(table, specs, reader.specs, reader.sums)
     return model.followed(table, specs, reader.specs) if reader.follows else table
 
 
-def _connect_second(
-    model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], runs: Runs, count: int
+def _connect_recomputations(
+    model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], readers: list[Reader], runs: RecomputeTimes, count: int
 ) -> None:  # fmt: skip
     """Edges to the recomputations that may read a tensor."""
     for reader in readers:
         moments = len(runs.times[reader.name])
-        table = read_table(model, once_gone(model, source, _read(model, tensor, specs, reader)), moments)
+        table = recompute_read_table(model, free_if_gone(model, source, _reader_table(model, tensor, specs, reader)), moments)
         model.connect(
-            source, model.number["again", reader.name], table, phase="backward", tensor=model.space.graph.tensors[tensor],
-            sources=specs, targets=(reader.specs[0], *reader.specs * moments), readers=count, side=_side(model, source, "backward", False),
+            source, model.node_number["recompute", reader.name], table, phase="backward", tensor=model.space.graph.tensors[tensor],
+            sources=specs, targets=(reader.specs[0], *reader.specs * moments), readers=count,
+            side=_edge_side(model, source, "backward", False),
         )  # fmt: skip
 
 
@@ -234,21 +246,21 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
     space = model.space
     tensor = space.graph.tensors[site.tensor]
     stored = site.tensor not in space.graph.producer
-    own, made = may_be_kept(site.specs), may_be_kept(layout.specs)
+    own, made = keepable_specs(site.specs), keepable_specs(layout.specs)
     specs = (*own, *made)
     from_layout = (False,) * len(own) + (True,) * len(made)
     node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout))
     choice = np.array(from_layout)
     same = space.equality_table(site.specs, specs)
-    table = same if stored else model.once_free(space.reshard_table(tensor, site.specs, specs))
-    model.connect(site.producer, node, model.once((id(table), from_layout, "own"), lambda: _own(table, same, choice), table))
-    shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
+    table = same if stored else model.free_only(space.reshard_table(tensor, site.specs, specs))
+    model.connect(site.producer, node, model.cached((id(table), from_layout, "own"), lambda: _from_producer(table, same, choice), table))
+    shared = model.free_only(space.reshard_table(tensor, layout.specs, specs))
     assert site.forward is not None
-    key = id(shared), from_layout, layout.late, "made"
-    model.connect(site.forward, node, model.once(key, lambda: made_from(layout, shared, choice), shared))
+    key = id(shared), from_layout, layout.deferred, "made"
+    model.connect(site.forward, node, model.cached(key, lambda: copied_from_layout(layout, shared, choice), shared))
     return node
 
 
-def _own(table: np.ndarray, same: np.ndarray, from_layout: np.ndarray) -> np.ndarray:
+def _from_producer(table: np.ndarray, same: np.ndarray, from_layout: np.ndarray) -> np.ndarray:
     """Edge from the producer's version: a free slice where the choice is made from it, else any spec but the choice's."""
     return np.where(from_layout[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table)

@@ -47,39 +47,39 @@ class Dependencies:
     """Dependencies between the nodes of a phase that hold for all choices."""
 
     def __init__(self, model: Model, phase: Phase) -> None:
-        self.order = model.in_time(phase)
+        self.order = model.nodes_in_order(phase)
         place = {number: here for here, number in enumerate(self.order)}
-        self.runs = np.array([model.nodes[number].kind == "op" for number in self.order], dtype=bool)
-        self.into: list[list[tuple[int, int | None]]] = []
+        self.is_op = np.array([model.nodes[number].kind == "op" for number in self.order], dtype=bool)
+        self.incoming: list[list[tuple[int, int | None]]] = []
         """Edges that lead to each place, with the place of their source; None where the source exists when the phase begins."""
         for here, number in enumerate(self.order):
             indices = [index for index in model.incoming[number] if model.edges[index].phase == phase]
             sources = [place.get(model.edges[index].source, here) for index in indices]
-            self.into.append([(index, source if source < here else None) for index, source in zip(indices, sources, strict=True)])
-        homes = [model.homes[number] for number in self.order]
-        self.once = model.node_times[self.order] == 1.0 if self.order else np.zeros(0, dtype=bool)
+            self.incoming.append([(index, source if source < here else None) for index, source in zip(indices, sources, strict=True)])
+        homes = [model.repeat_of_node[number] for number in self.order]
+        self.counted_once = model.node_counts[self.order] == 1.0 if self.order else np.zeros(0, dtype=bool)
         """Places that count once in the planned graph. These alone may have a span from the phase's begin, or to its end."""
-        self._reach(homes)
+        self._find_reachable(homes)
 
-    def _reach(self, homes: Sequence[int | None]) -> None:
+    def _find_reachable(self, homes: Sequence[int | None]) -> None:
         """Finds ``leads[i, j]``: place j depends on place i, through operators of their repeat alone.
 
         A span from a place with one follower is no longer than the way over the follower; likewise to a place that follows one alone. So
         spans go from ``forks`` to ``joins``.
         """
         count = len(self.order) if len(self.order) <= SPAN_NODES else 0
-        self.leads = np.zeros((count, count), dtype=bool)
+        self.reaches = np.zeros((count, count), dtype=bool)
         followers, follows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         for here in range(count):
-            for source in {source for _, source in self.into[here] if source is not None and homes[source] == homes[here]}:
-                self.leads[:, here] |= self.leads[:, source]
-                self.leads[source, here] = True
+            for source in {source for _, source in self.incoming[here] if source is not None and homes[source] == homes[here]}:
+                self.reaches[:, here] |= self.reaches[:, source]
+                self.reaches[source, here] = True
                 followers[source] += 1
                 follows[here] += 1
         self.forks, self.joins = np.flatnonzero(followers > 1), np.flatnonzero(follows > 1)
         self.column = {int(join): column for column, join in enumerate(self.joins)}
 
-    def longest(self, seconds: np.ndarray, edges: np.ndarray, spans: bool = True) -> Path:
+    def longest_path(self, seconds: np.ndarray, edges: np.ndarray, spans: bool = True) -> Path:
         """The chain that takes longest.
 
         Args:
@@ -89,16 +89,16 @@ class Dependencies:
         count = len(self.order)
         if not count:
             return Path((), ())
-        taken = np.where(self.runs, seconds[self.order], 0.0)
+        taken = np.where(self.is_op, seconds[self.order], 0.0)
         before, after, along = np.zeros(count), np.zeros(count), np.zeros((0, 0))
-        if spans and len(self.leads):
-            before, after = np.where(self.once, taken @ self.leads, 0.0), np.where(self.once, self.leads @ taken, 0.0)
-            along = (self.leads[self.forks] * taken) @ self.leads[:, self.joins].astype(float)
-            along = np.where(self.leads[np.ix_(self.forks, self.joins)], along, -np.inf)
+        if spans and len(self.reaches):
+            before, after = np.where(self.counted_once, taken @ self.reaches, 0.0), np.where(self.counted_once, self.reaches @ taken, 0.0)
+            along = (self.reaches[self.forks] * taken) @ self.reaches[:, self.joins].astype(float)
+            along = np.where(self.reaches[np.ix_(self.forks, self.joins)], along, -np.inf)
         ends, via = np.zeros(count), list[Step]()
         for here in range(count):
             best, how = before[here], Step(None, None)
-            for index, source in self.into[here]:
+            for index, source in self.incoming[here]:
                 reached = edges[index] + (ends[source] if source is not None else 0.0)
                 if reached > best:
                     best, how = reached, Step(index, source)
@@ -109,12 +109,12 @@ class Dependencies:
                     best, how = by_span[fork], Step(None, int(self.forks[fork]))
             ends[here] = best + taken[here]
             via.append(how)
-        return self._back(int(np.argmax(ends + after)), after, before, via)
+        return self._trace_back(int(np.argmax(ends + after)), after, before, via)
 
-    def _back(self, last: int, after: np.ndarray, before: np.ndarray, via: Sequence[Step]) -> Path:
+    def _trace_back(self, last: int, after: np.ndarray, before: np.ndarray, via: Sequence[Step]) -> Path:
         nodes, edges = set[int](), list[int]()
         if after[last]:
-            nodes.update(np.flatnonzero(self.leads[last]))
+            nodes.update(np.flatnonzero(self.reaches[last]))
         here: int | None = last
         while here is not None:
             nodes.add(here)
@@ -122,8 +122,8 @@ class Dependencies:
             if index is not None:
                 edges.append(index)
             elif source is not None:
-                nodes.update(np.flatnonzero(self.leads[source] & self.leads[:, here]))
+                nodes.update(np.flatnonzero(self.reaches[source] & self.reaches[:, here]))
             elif before[here]:
-                nodes.update(np.flatnonzero(self.leads[:, here]))
+                nodes.update(np.flatnonzero(self.reaches[:, here]))
             here = source
-        return Path(tuple(sorted(self.order[place] for place in nodes if self.runs[place])), tuple(edges))
+        return Path(tuple(sorted(self.order[place] for place in nodes if self.is_op[place])), tuple(edges))

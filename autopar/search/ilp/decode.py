@@ -10,7 +10,7 @@ from autopar.search.ilp.model import Model, Reader, Site
 from autopar.sharding import ShardingSpec, Strategy
 
 
-def extract(model: Model, choices: np.ndarray) -> Assignment:
+def decode_assignment(model: Model, choices: np.ndarray) -> Assignment:
     """The assignment that a solution stands for.
 
     Args:
@@ -19,26 +19,26 @@ def extract(model: Model, choices: np.ndarray) -> Assignment:
     graph, space = model.space.graph, model.space
     inputs = {}
     for item in graph.inputs:
-        node = model.number["input", item.tensor]
+        node = model.node_number["input", item.tensor]
         inputs[item.tensor] = model.nodes[node].specs[choices[node]]
     strategies: dict[str, Strategy] = {}
     for op in graph.ops:
-        strategies[op.name] = space.op_choices(op).strategies[choices[model.number["op", op.name]]]
+        strategies[op.name] = space.op_choices(op).strategies[choices[model.node_number["op", op.name]]]
     layouts: list[Layout] = []
     reads: dict[tuple[str, int], str] = {}
-    again = runs_again(model, choices)
+    again = recomputed_ops(model, choices)
     for site in model.sites.values():
-        extract_site(model, choices, site, layouts, reads, again)
+        decode_site(model, choices, site, layouts, reads, again)
     return Assignment(inputs, strategies, tuple(layouts), reads, again)
 
 
-def runs_again(model: Model, choices: np.ndarray) -> frozenset[str]:
+def recomputed_ops(model: Model, choices: np.ndarray) -> frozenset[str]:
     """Operators whose recomputation backward needs, directly or for other recomputations."""
     graph = model.space.graph
 
     def makers(site: Site) -> list[str]:
         saved = site.saved
-        made = saved is not None and bool(model.nodes[saved].states) and model.nodes[saved].states[choices[saved]] == "again"
+        made = saved is not None and bool(model.nodes[saved].states) and model.nodes[saved].states[choices[saved]] == "recompute"
         return [graph.producer[site.tensor].name] if made else []
 
     waiting = [name for site in model.sites.values() if site.phases(graph)[1] for name in makers(site)]
@@ -48,11 +48,11 @@ def runs_again(model: Model, choices: np.ndarray) -> frozenset[str]:
         if name not in found:
             found.add(name)
             waiting += [maker for tensor in graph.op[name].inputs for maker in makers(model.sites[tensor])]
-            waiting += model.together(name)
+            waiting += model.recomputed_together(name)
     return frozenset(found)
 
 
-def extract_site(
+def decode_site(
     model: Model,
     choices: np.ndarray,
     site: Site,
@@ -89,13 +89,13 @@ def extract_site(
     if site.forward is not None:
         shared = make(own, chosen(site.forward), "forward", "forward", early[0].name)
     serve(shared, early, "forward")
-    second = [reader for reader in site.second if reader.name in again]
+    second = [reader for reader in site.recompute_readers if reader.name in again]
     if not late and not second:
         return
     current = own
     if site.saved is not None:
         node, choice = model.nodes[site.saved], choices[site.saved]
-        if node.states and node.states[choice] == "again":
+        if node.states and node.states[choice] == "recompute":
             current = tensor + AGAIN, node.specs[choice]
         else:
             source = shared if node.from_layout[choice] else own

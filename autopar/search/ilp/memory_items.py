@@ -33,32 +33,32 @@ from cost_models import optimizer_bytes
 if TYPE_CHECKING:
     from autopar.search.ilp.model import Model, Reader
 
-Life = tuple[int, int, int, str, tuple[ShardingSpec, ...]]
+Lifetime = tuple[int, int, int, str, tuple[ShardingSpec, ...]]
 """Begin, end, node, tensor, specs. The choice of the node says in which of the specs the tensor is held."""
 
 
-def add_lives(model: Model, times: Mapping[str, int]) -> None:
+def add_memory_items(model: Model, times: Mapping[str, int]) -> None:
     """Adds the memory items of every node. Times are indices of operators; ``[0, end)`` covers the optimizer step too."""
     graph = model.space.graph
     end = len(graph.ops) + 1
     members: dict[str, list[str]] = {}
     for tensor, root in storage_roots(graph).items():
         members.setdefault(root, []).append(tensor)
-    leaving = _leaving(model, times, end)
+    leaving = _leaving_lifetimes(model, times, end)
     for item in graph.inputs:
-        reads = [life for tensor in members[item.tensor] for life in _reads(model, tensor, viewed=False)]
-        covered = _cover(model, reads)
-        _rest(model, item.tensor, covered, end)
-        _keep_gathered(model, item.tensor, members[item.tensor])
+        reads = [life for tensor in members[item.tensor] for life in _read_lifetimes(model, tensor, viewed=False)]
+        covered = _add_uncovered(model, reads)
+        _add_stored(model, item.tensor, covered, end)
+        _add_gathered(model, item.tensor, members[item.tensor])
         _add_spans(model, members[item.tensor], covered)
     for root, tensors in members.items():
         if root in graph.producer:
             lives = [life for tensor in tensors for life in leaving.get(tensor, ())]
-            lives += [life for tensor in tensors for life in _reads(model, tensor, viewed=True)]
-            lives += [life for tensor in tensors for life in _between(model, tensor, times)]
-            _add_spans(model, tensors, _cover(model, lives))
+            lives += [life for tensor in tensors for life in _read_lifetimes(model, tensor, viewed=True)]
+            lives += [life for tensor in tensors for life in _other_lifetimes(model, tensor, times)]
+            _add_spans(model, tensors, _add_uncovered(model, lives))
     for op in graph.ops:
-        node = model.nodes[model.number["op", op.name]]
+        node = model.nodes[model.node_number["op", op.name]]
         for items, strategy in zip(node.items, model.space.op_choices(op).strategies, strict=True):
             if strategy.workspace:
                 items.append((times[op.name], times[op.name] + 1, strategy.workspace))
@@ -73,13 +73,13 @@ def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int
             for items, span, local in zip(
                 node.items, node.spans, spec_bytes(model.space.graph.tensors[tensor], node.specs, model.space.machine), strict=True
             ):
-                items.extend((first, last, local) for first, last in _without(span, covered))
+                items.extend((first, last, local) for first, last in _subtract(span, covered))
 
 
-def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) -> None:
+def _add_stored(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) -> None:
     """Adds a stored tensor except at the times ``away``, and the optimizer's states throughout."""
     space = model.space
-    home, value = model.nodes[model.number["input", tensor]], space.graph.tensors[tensor]
+    home, value = model.nodes[model.node_number["input", tensor]], space.graph.tensors[tensor]
     trained = tensor in space.graph.stepped
     size = DTYPE_BYTES[value.dtype]
     for items, local in zip(home.items, spec_bytes(value, home.specs, space.machine), strict=True):
@@ -95,26 +95,26 @@ def _rest(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) 
             items.append((0, end, optimizer_bytes(space.optimizer, local // size, value.dtype)))
 
 
-def _keep_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
+def _add_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
     """Adds the gathered copy of a stored tensor that forward makes and backward keeps."""
     for tensor in tensors:
         site = model.sites[tensor]
         if site.saved is not None and not model.nodes[site.saved].spans:
             kept = model.nodes[site.saved]
-            begin, end = _saved(model, tensor)
+            begin, end = _saved_time(model, tensor)
             for choice, local in enumerate(spec_bytes(model.space.graph.tensors[tensor], kept.specs, model.space.machine)):
                 if end > begin and kept.from_layout[choice]:
                     kept.items[choice].append((begin, end, local))
             return
 
 
-def _saved(model: Model, tensor: str) -> tuple[int, int]:
+def _saved_time(model: Model, tensor: str) -> tuple[int, int]:
     """The time for which backward's version is kept: after the last reader in forward, until the first in backward."""
     early, late = model.sites[tensor].phases(model.space.graph)
     return max(reader.time for reader in early) + 1, min(reader.time for reader in late)
 
 
-def _reads(model: Model, tensor: str, *, viewed: bool) -> Iterator[Life]:
+def _read_lifetimes(model: Model, tensor: str, *, viewed: bool) -> Iterator[Lifetime]:
     """Lives of a tensor while operators read it.
 
     Args:
@@ -122,28 +122,28 @@ def _reads(model: Model, tensor: str, *, viewed: bool) -> Iterator[Life]:
     """
     graph = model.space.graph
     for reader in model.sites[tensor].readers:
-        if not _leaves(reader) and (viewed or not _views(graph.op[reader.name])):
+        if not _is_output(reader) and (viewed or not _is_view(graph.op[reader.name])):
             yield reader.time, reader.time + 1, reader.node, tensor, reader.specs
 
 
-def _between(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Life]:
+def _other_lifetimes(model: Model, tensor: str, times: Mapping[str, int]) -> Iterator[Lifetime]:
     """Lives of a tensor from its production on, apart from its reads."""
     graph, site = model.space.graph, model.sites[tensor]
     made = times[graph.producer[tensor].name]
     early, late = site.phases(graph)
     by_choice = site.saved is not None and bool(model.nodes[site.saved].spans)
     first = min((reader.time for reader in early or (() if by_choice else late)), default=made)
-    begin = made + written_over(model, tensor, times)
+    begin = made + is_written_over(model, tensor, times)
     yield begin, max(first, made + 1), site.producer, tensor, site.specs
     for node, readers in ((site.forward, early), (site.backward, late)):
         if node is not None and readers:
             reads = [reader.time for reader in readers]
             yield max(min(reads), begin), max(reads), node, tensor, model.nodes[node].specs
     if site.saved is not None and not by_choice:
-        yield *_saved(model, tensor), site.saved, tensor, model.nodes[site.saved].specs
+        yield *_saved_time(model, tensor), site.saved, tensor, model.nodes[site.saved].specs
 
 
-def written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
+def is_written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
     """Whether an operator may write a tensor over one that nobody reads later, so that it takes no memory while it runs.
 
     Where the operand may be recomputed, readers of the same phase alone count as later readers.
@@ -162,26 +162,26 @@ def written_over(model: Model, tensor: str, times: Mapping[str, int]) -> bool:
     return False
 
 
-def _leaving(model: Model, times: Mapping[str, int], end: int) -> dict[str, list[Life]]:
+def _leaving_lifetimes(model: Model, times: Mapping[str, int], end: int) -> dict[str, list[Lifetime]]:
     """Lives of the tensors that leave, from after their production to the end.
 
     They are outputs, gradients (in their parameter's spec) and buffer updates.
     """
     graph = model.space.graph
-    found: dict[str, list[Life]] = {}
+    found: dict[str, list[Lifetime]] = {}
     for index, output in enumerate(graph.outputs):
         if output.tensor in graph.producer:
-            node = model.number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", graph.owners[output])]
+            node = model.node_number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", graph.owners[output])]
             born = times[graph.producer[output.tensor].name] + 1
             found.setdefault(output.tensor, []).append((born, end, node, output.tensor, model.nodes[node].specs))
     return found
 
 
-def _cover(model: Model, lives: Sequence[Life]) -> list[tuple[int, int]]:
+def _add_uncovered(model: Model, lives: Sequence[Lifetime]) -> list[tuple[int, int]]:
     """Adds each life as items of its node, except at times that an earlier life covers. Returns the covered times, in order."""
     covered: list[tuple[int, int]] = []
     for begin, end, node, tensor, specs in lives:
-        free = _without((begin, end), covered)
+        free = _subtract((begin, end), covered)
         if free:
             sizes = spec_bytes(model.space.graph.tensors[tensor], specs, model.space.machine)
             for items, local in zip(model.nodes[node].items, sizes, strict=True):
@@ -190,7 +190,7 @@ def _cover(model: Model, lives: Sequence[Life]) -> list[tuple[int, int]]:
     return covered
 
 
-def _without(life: tuple[int, int], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _subtract(life: tuple[int, int], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The parts of ``life`` outside the intervals ``covered``, which are in order."""
     begin, end = life
     found = []
@@ -205,9 +205,9 @@ def _without(life: tuple[int, int], covered: Sequence[tuple[int, int]]) -> list[
     return [part for part in found if part[1] > part[0]]
 
 
-def _leaves(reader: Reader) -> bool:
+def _is_output(reader: Reader) -> bool:
     return reader.name.startswith(OUTPUT)
 
 
-def _views(op: Op) -> bool:
+def _is_view(op: Op) -> bool:
     return bool(op.inputs) and is_alias(op)

@@ -9,7 +9,7 @@ Nodes and the meaning of their choices:
 ``layout``  A tensor as its readers of one phase share it: resharded once from the producer's version.
 ``saved``   What backward keeps of a tensor of forward: the producer's version or the layout's, or a free slice of either. For a gathered
             weight, this chooses between keeping it and gathering it again. With recomputation: kept, gone or recomputed.
-``again``   The recomputation of a forward operator in backward: none, or its time and strategy. See ``rematerialization``.
+``recompute`` The recomputation of a forward operator in backward: none, or its time and strategy. See ``rematerialization``.
 ==========  ==========================================================================================================
 
 A reader whose strategy needs another spec than the layout's pays a reshard of its own. Edges hold the seconds of one microbatch, with its
@@ -42,7 +42,7 @@ from autopar.search.settings import TIES
 from autopar.sharding import ShardingSpec
 from solvers import Problem
 
-Kind = Literal["input", "op", "output", "layout", "saved", "again"]
+Kind = Literal["input", "op", "output", "layout", "saved", "recompute"]
 Side = Literal["ahead", "between", "behind"]
 
 
@@ -55,11 +55,11 @@ class Node:
         seconds: of each choice; shape [choices].
         specs: the spec that each choice gives to the tensor, if the node is of one.
         from_layout: of ``saved``: whether each choice is made from the layout.
-        states: of ``saved`` with recomputation: ``kept``, ``gone`` or ``again``; empty: all are kept.
+        states: of ``saved`` with recomputation: ``kept``, ``gone`` or ``recompute``; empty: all are kept.
         moments: of ``saved``: the index of the time of the recomputation.
         spans: of ``saved`` with recomputation: begin and end of the time for which each choice is there for backward.
-        picks: of ``again``: the number of the strategy, -1 for no recomputation; shape [choices].
-        late: of ``layout``: whether backward reads nothing that is made from each choice; empty where that is not told apart.
+        strategy_numbers: of ``recompute``: the number of the strategy, -1 for no recomputation; shape [choices].
+        deferred: of ``layout``: whether backward reads nothing that is made from each choice; empty where that is not told apart.
         items: begin, end and bytes of the memory that each choice holds.
     """
 
@@ -72,8 +72,8 @@ class Node:
     states: tuple[str, ...] = ()
     moments: tuple[int, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
-    picks: np.ndarray | None = None
-    late: tuple[bool, ...] = ()
+    strategy_numbers: np.ndarray | None = None
+    deferred: tuple[bool, ...] = ()
     items: list[list[Item]] = field(default_factory=list)
 
 
@@ -108,7 +108,7 @@ class Site:
         producer: number of the node that makes it.
         specs: the spec that each choice of the producer gives it.
         forward, saved, backward: numbers of its layout in forward, what backward keeps, and its layout in backward; None where not needed.
-        second: its readers that may be recomputed.
+        recompute_readers: its readers that may be recomputed.
     """
 
     tensor: str
@@ -118,7 +118,7 @@ class Site:
     forward: int | None = None
     saved: int | None = None
     backward: int | None = None
-    second: tuple[Reader, ...] = ()
+    recompute_readers: tuple[Reader, ...] = ()
 
     def phases(self, graph: Graph) -> tuple[list[Reader], list[Reader]]:
         """Readers in forward and in backward, each by time. All readers of a tensor of backward are in backward."""
@@ -162,13 +162,13 @@ class Model:
     space: Space
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
-    number: dict[tuple[str, str], int] = field(default_factory=dict)
+    node_number: dict[tuple[str, str], int] = field(default_factory=dict)
     sites: dict[str, Site] = field(default_factory=dict)
     side_of_layout: dict[int, Side] = field(default_factory=dict)
-    _made: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    _cache: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
-        self.number[node.kind + (node.phase if node.kind == "layout" else ""), node.name] = len(self.nodes)
+        self.node_number[node.kind + (node.phase if node.kind == "layout" else ""), node.name] = len(self.nodes)
         self.nodes.append(node)
         if not node.items:
             node.items = [[] for _ in node.seconds]
@@ -178,7 +178,7 @@ class Model:
         self, table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], sums: tuple[bool, ...] = ()
     ) -> np.ndarray:  # fmt: skip
         """``_without_masks``, once per table."""
-        return self.once((id(table), sums), lambda: _without_masks(table, sources, targets, sums), table)
+        return self.cached((id(table), sums), lambda: _without_masks(table, sources, targets, sums), table)
 
     def followed(self, table: np.ndarray, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
         """The table of a view, which takes a spec as it is where it can; once per table."""
@@ -187,16 +187,16 @@ class Model:
             same = self.space.equality_table(sources, targets)
             return np.where((same == 0).any(axis=1, keepdims=True), same, table)
 
-        return self.once((id(table), "follows"), make, table)
+        return self.cached((id(table), "follows"), make, table)
 
-    def once_free(self, table: np.ndarray) -> np.ndarray:
+    def free_only(self, table: np.ndarray) -> np.ndarray:
         """``_free``, once per table."""
-        return self.once((id(table), "free"), lambda: _free(table), table)
+        return self.cached((id(table), "free"), lambda: _free(table), table)
 
-    def once(self, key: object, make: Callable[[], np.ndarray], *held: np.ndarray) -> np.ndarray:
-        if key not in self._made:
-            self._made[key] = (make(), *held)  # held alive, so that no other table gets an ``id`` in the key
-        return self._made[key][0]
+    def cached(self, key: object, make: Callable[[], np.ndarray], *held: np.ndarray) -> np.ndarray:
+        if key not in self._cache:
+            self._cache[key] = (make(), *held)  # held alive, so that no other table gets an ``id`` in the key
+        return self._cache[key][0]
 
     def loads(self, edge: Edge, link: str) -> np.ndarray:
         """Seconds for which an edge's reshards hold ``link``, latencies left out; 0 where nothing is resharded."""
@@ -216,14 +216,14 @@ class Model:
     def _where_moved(self, edge: Edge, what: str, table: np.ndarray) -> np.ndarray:
         """The table where the edge reshards, 0 elsewhere; once per table of seconds."""
         moved = edge.seconds
-        return self.once((id(moved), what), lambda: np.where(np.isfinite(moved) & (moved > 0.0), table * edge.share, 0.0), moved)
+        return self.cached((id(moved), what), lambda: np.where(np.isfinite(moved) & (moved > 0.0), table * edge.share, 0.0), moved)
 
     def node_loads(self, node: Node) -> Mapping[str, np.ndarray]:
         """Seconds for which an operator's inner collectives hold each link, in its first run or its recomputation; shape [choices] each."""
         loads = {link: load for link, load in self.space.op_choices(self.space.graph.op[node.name]).loads.items() if load.any()}
-        if node.picks is None:
+        if node.strategy_numbers is None:
             return loads
-        return {link: np.where(node.picks >= 0, load[node.picks], 0.0) for link, load in loads.items()}
+        return {link: np.where(node.strategy_numbers >= 0, load[node.strategy_numbers], 0.0) for link, load in loads.items()}
 
     def not_slowed(self, node: Node) -> Mapping[str, np.ndarray]:
         """For each link, the seconds of an operator's choices whose inner collectives all use other links.
@@ -244,12 +244,12 @@ class Model:
             found[edge.target].append(number)
         return found
 
-    def in_time(self, phase: Phase) -> list[int]:
+    def nodes_in_order(self, phase: Phase) -> list[int]:
         """Numbers of the phase's nodes in time order: operators as captured, each after its layouts, then inputs and outputs."""
         found: dict[int, None] = {}
         for op in self.space.graph.ops:
             if op.phase == phase:
-                number = self.number["op", op.name]
+                number = self.node_number["op", op.name]
                 found.update((self.edges[index].source, None) for index in self.incoming[number] if self._is_layout(index, phase))
                 found[number] = None
         for number, node in enumerate(self.nodes):
@@ -274,9 +274,9 @@ class Model:
         return {}
 
     @cached_property
-    def late(self) -> Mapping[int, np.ndarray]:
+    def deferred(self) -> Mapping[int, np.ndarray]:
         """For each edge whose reshard the loss alone may need, whether no operator waits for it; shape [target's choices]."""
-        graph, found, ends = self.space.graph, dict[int, np.ndarray](), self.ends_late
+        graph, found, ends = self.space.graph, dict[int, np.ndarray](), self.deferrable
         kept = most_deferred_bytes(graph)
         for number, edge in enumerate(self.edges):
             target = self.nodes[edge.target]
@@ -285,32 +285,32 @@ class Model:
             readers = [target.name] if target.kind != "layout" else [one.name for one in self.sites[target.name].phases(graph)[0]]
             if ends and ends.issuperset(readers):
                 small = np.array([pricing.local_bytes(edge.tensor, spec, self.space.machine) <= kept for spec in edge.targets])
-                found[number] = small & np.array(target.late) if target.late else small
+                found[number] = small & np.array(target.deferred) if target.deferred else small
         return found
 
     @cached_property
-    def ends_late(self) -> frozenset[str]:
+    def deferrable(self) -> frozenset[str]:
         """Operators and output that the loss alone waits for (``deferred_loss``). None if the loss is no output, or nothing overlaps."""
         graph = self.space.graph
         waits = graph.loss is None or not self.space.machine.overlaps
         return frozenset() if waits else may_be_deferred(graph)
 
     @cached_property
-    def spread(self) -> list[np.ndarray]:
+    def extra_byte_times(self) -> list[np.ndarray]:
         """Bytes times life of each choice of each node, above the least choice of the node."""
         held = [np.array([sum((end - begin) * size for begin, end, size in items) for items in node.items], float) for node in self.nodes]
         return [sizes - sizes.min() for sizes in held]
 
-    def _ties(self, priced: Priced) -> list[np.ndarray]:
+    def _tie_breakers(self, priced: Priced) -> list[np.ndarray]:
         """Tie-breakers: a small cost on bytes times life, so that among choices of equal cost those that hold less win."""
-        least = sum(times * float(table.min()) for times, table in zip(self.node_times, priced.nodes, strict=True))
-        most = sum(times * float(sizes.max()) for times, sizes in zip(self.node_times, self.spread, strict=True))
+        least = sum(times * float(table.min()) for times, table in zip(self.node_counts, priced.nodes, strict=True))
+        most = sum(times * float(sizes.max()) for times, sizes in zip(self.node_counts, self.extra_byte_times, strict=True))
         share = TIES * max(least, 0.0) / most if most else 0.0
-        return [share * sizes for sizes in self.spread]
+        return [share * sizes for sizes in self.extra_byte_times]
 
     def connect(self, source: int, target: int, table: np.ndarray, share: float = 1.0, **more: Any) -> None:
         if share < 1.0:
-            table = self.once((id(table), share), lambda: table * share, table)
+            table = self.cached((id(table), share), lambda: table * share, table)
         self.edges.append(Edge(source, target, table, share=share, **more))
 
     def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
@@ -323,7 +323,9 @@ class Model:
             weights: what each node and edge counts; all in sequence if not given.
         """
         priced = (weights or InSequence()).price(self)
-        nodes, edges = self.counted([table + tie for table, tie in zip(priced.nodes, self._ties(priced), strict=True)], priced.edges)
+        nodes, edges = self.problem_costs(
+            [table + tie for table, tie in zip(priced.nodes, self._tie_breakers(priced), strict=True)], priced.edges
+        )
         most = {id(table): largest(table) for table in {id(table): table for table in edges}.values()}
         unit = max(sum(map(largest, nodes)) + sum(most[id(table)] for table in edges), 1e-30) / 2**52
         costs = [integers(table, unit) for table in nodes]
@@ -331,67 +333,67 @@ class Model:
         for table in edges:
             if id(table) not in rounded:
                 rounded[id(table)] = integers(table, unit).reshape(-1)
-        edge_costs = np.concatenate([rounded[id(table)] for table in edges]) if edges else self._frame.edge_costs
-        return replace(self._frame, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
+        edge_costs = np.concatenate([rounded[id(table)] for table in edges]) if edges else self._costless.edge_costs
+        return replace(self._costless, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
 
     @cached_property
-    def _frame(self) -> Problem:
+    def _costless(self) -> Problem:
         """The problem without costs, which are all that weights change."""
         nothing = {id(edge.seconds): np.zeros(edge.seconds.shape) for edge in self.edges}
         free = [np.zeros(len(node.seconds)) for node in self.nodes]
-        nodes, tables = self.counted(free, [nothing[id(edge.seconds)] for edge in self.edges])
-        edges = [(source, target, table.astype(np.int64)) for (source, target), table in zip(self.ends, tables, strict=True)]
-        return Problem.build([cost.astype(np.int64) for cost in nodes], edges, items=self.held(), limit=0, name="plan")
+        nodes, tables = self.problem_costs(free, [nothing[id(edge.seconds)] for edge in self.edges])
+        edges = [(source, target, table.astype(np.int64)) for (source, target), table in zip(self.edge_ends, tables, strict=True)]
+        return Problem.build([cost.astype(np.int64) for cost in nodes], edges, items=self.problem_items(), limit=0, name="plan")
 
     # Folded layers override what follows: see ``TiedModel``.
 
     @property
-    def ends(self) -> Sequence[tuple[int, int]]:
+    def edge_ends(self) -> Sequence[tuple[int, int]]:
         """The two nodes of the problem that each of its edges joins."""
         return [(edge.source, edge.target) for edge in self.edges]
 
-    def counted(self, nodes: list[np.ndarray], edges: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def problem_costs(self, nodes: list[np.ndarray], edges: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Costs of the problem's nodes and edges, from those of the model's. Equal tables are one object."""
         return nodes, edges
 
-    def held(self) -> Sequence[list[list[Item]]]:
+    def problem_items(self) -> Sequence[list[list[Item]]]:
         """Memory items of the choices of the problem's nodes."""
         return [node.items for node in self.nodes]
 
     @cached_property
-    def homes(self) -> Sequence[int | None]:
+    def repeat_of_node(self) -> Sequence[int | None]:
         """The repeat of equal layers of each node, where layers are folded."""
         return [None] * len(self.nodes)
 
     @cached_property
-    def node_times(self) -> np.ndarray:
+    def node_counts(self) -> np.ndarray:
         """How often each node stands in the planned graph."""
         return np.ones(len(self.nodes))
 
     @cached_property
-    def edge_times(self) -> np.ndarray:
+    def edge_counts(self) -> np.ndarray:
         """How often each edge stands in the planned graph."""
         return np.ones(len(self.edges))
 
     @cached_property
-    def times(self) -> Mapping[str, int]:
+    def op_times(self) -> Mapping[str, int]:
         """The time of memory items at which each operator of the planned graph runs."""
         return {op.name: time for time, op in enumerate(phases_in_order(self.space.graph))}
 
-    def together(self, name: str) -> tuple[str, ...]:
+    def recomputed_together(self, name: str) -> tuple[str, ...]:
         """The operators that are recomputed where ``name`` is."""
         return (name,)
 
     @property
-    def whole_graph(self) -> Graph:
+    def planned_graph(self) -> Graph:
         """The planned graph."""
         return self.space.graph
 
-    def whole(self, assignment: Assignment) -> Assignment:
+    def unfold(self, assignment: Assignment) -> Assignment:
         """The assignment of the planned graph."""
         return assignment
 
-    def short(self, assignment: Assignment) -> tuple[Sample, ...]:
+    def short_samples(self, assignment: Assignment) -> tuple[Sample, ...]:
         """Samples: the assignment in shorter graphs from which its cost in the planned graph is extrapolated; none where it is not."""
         return ()
 
@@ -403,15 +405,15 @@ class Model:
         """The inverse of ``expand``."""
         return choices
 
-    def whole_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
+    def is_planned_path(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
         """Whether a chain of dependencies exists in the planned graph, with everything on it as often as it stands there."""
         return True
 
-    def rests(self, time: int) -> bool:
+    def is_idle(self, time: int) -> bool:
         """Whether at a time of memory items nothing runs of the layers that are left out."""
         return True
 
-    def proved(self, weights: Weights, bound: float, optimum: float, budget: Budget, choices: np.ndarray) -> float:
+    def prove_bound(self, weights: Weights, bound: float, optimum: float, budget: Budget, choices: np.ndarray) -> float:
         """The bound on all plans, in seconds.
 
         Args:
@@ -451,7 +453,7 @@ class InSequence:
     def _price(self, model: Model, edge: Edge) -> np.ndarray:
         if not self.shared or edge.readers <= 2:
             return edge.seconds
-        return model.once((id(edge.seconds), edge.readers, "shared"), lambda: edge.seconds / (edge.readers - 1), edge.seconds)
+        return model.cached((id(edge.seconds), edge.readers, "shared"), lambda: edge.seconds / (edge.readers - 1), edge.seconds)
 
 
 def _without_masks(

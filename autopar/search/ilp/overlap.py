@@ -29,26 +29,26 @@ class OverlapStats(NamedTuple):
     """Statistics of the collectives of one phase and side.
 
     Args:
-        waited: share of their seconds for which operators wait.
-        calls: calls per value; 1: no buckets.
-        slows: share of their seconds that slows operators. Calls on two links at the same time slow them once.
+        exposed: share of their seconds for which operators wait.
+        calls_per_value: calls for each value; 1: no buckets.
+        slowing: share of their seconds that slows operators. Calls on two links at the same time slow them once.
     """
 
-    waited: float
-    calls: float
-    slows: float = 1.0
+    exposed: float
+    calls_per_value: float
+    slowing: float = 1.0
 
-    def mixed(self, seen: OverlapStats | None) -> OverlapStats:
+    def blended_with(self, seen: OverlapStats | None) -> OverlapStats:
         """The average of the belief and what a schedule showed."""
         if seen is None:
             return self
         return OverlapStats(*(BELIEF_KEPT * mine + (1 - BELIEF_KEPT) * its for mine, its in zip(self, seen, strict=True)))
 
 
-BESIDE = OverlapStats(FIRST_WAITED, FIRST_CALLS)
-FIRST: Mapping[Side, OverlapStats] = {"ahead": BESIDE, "between": OverlapStats(1.0, 1.0), "behind": BESIDE}
+FIRST_OVERLAPPABLE = OverlapStats(FIRST_WAITED, FIRST_CALLS)
+FIRST_BELIEFS: Mapping[Side, OverlapStats] = {"ahead": FIRST_OVERLAPPABLE, "between": OverlapStats(1.0, 1.0), "behind": FIRST_OVERLAPPABLE}
 """Belief before the first schedule."""
-HALF = 0.5
+CONCURRENT_SLOWDOWN = 0.5
 """Share of the slowdown that each of two concurrent calls causes: together they slow operators as one does."""
 
 
@@ -69,13 +69,13 @@ class LearnedOverlap:
     def first(slowdown: float) -> LearnedOverlap:
         """The belief before anything was simulated."""
         phases: tuple[Phase, ...] = ("forward", "backward")
-        return LearnedOverlap({(phase, side): belief for phase in phases for side, belief in FIRST.items()}, slowdown)
+        return LearnedOverlap({(phase, side): belief for phase in phases for side, belief in FIRST_BELIEFS.items()}, slowdown)
 
     @staticmethod
     def optimistic(slowdown: float) -> LearnedOverlap:
         """The belief that collectives that may overlap are hidden. The others are waited for."""
         first = LearnedOverlap.first(slowdown)
-        hidden = {place: belief._replace(waited=0.0) if place[1] != "between" else belief for place, belief in first.beliefs.items()}
+        hidden = {place: belief._replace(exposed=0.0) if place[1] != "between" else belief for place, belief in first.beliefs.items()}
         return LearnedOverlap(hidden, slowdown)
 
     def price(self, model: Model) -> Priced:
@@ -88,9 +88,9 @@ class LearnedOverlap:
             belief = self.beliefs[edge.phase, edge.side]
             key = id(edge.seconds), belief
             if key not in made:
-                share = belief.waited + (1.0 - belief.waited) * self.slowdown * belief.slows
+                share = belief.exposed + (1.0 - belief.exposed) * self.slowdown * belief.slowing
                 copies = model.copies(edge)
-                moved = edge.seconds - copies - (1.0 - belief.calls) * _latency(model, edge)
+                moved = edge.seconds - copies - (1.0 - belief.calls_per_value) * _latency(model, edge)
                 # 0 times infinity is not a number
                 made[key] = (share * moved if share else np.where(np.isfinite(moved), 0.0, moved)) + copies
             edges.append(made[key])
@@ -98,8 +98,8 @@ class LearnedOverlap:
 
     def learn(self, schedule: Schedule, slots: Sequence[Slot]) -> LearnedOverlap:
         """The belief after a simulated schedule. Where the schedule has no collectives, the belief stays."""
-        seen = exposed(schedule, slots)
-        return LearnedOverlap({place: belief.mixed(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
+        seen = measure_overlap(schedule, slots)
+        return LearnedOverlap({place: belief.blended_with(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class IsolatedOverlap:
     slowdown: float
 
     def price(self, model: Model) -> Priced:
-        clock = _Clock(model)
+        clock = _CapturedClock(model)
         made: dict[object, np.ndarray] = {}
         edges = []
         for edge in model.edges:
             if edge.tensor is None:
                 edges.append(edge.seconds)
                 continue
-            slack = self.share * clock.between(edge)
+            slack = self.share * clock.slack(edge)
             key = id(edge.seconds), slack
             if key not in made:
                 copies = model.copies(edge)
@@ -136,7 +136,7 @@ class IsolatedOverlap:
         return Priced([node.seconds for node in model.nodes], edges)
 
 
-class _Clock:
+class _CapturedClock:
     """Begin and end of operators that run one after another, each in its fastest strategy, without collectives."""
 
     def __init__(self, model: Model) -> None:
@@ -149,7 +149,7 @@ class _Clock:
         self.middle = max((self.ends[op.name] for op in model.space.graph.ops if op.phase == "forward"), default=0.0)
         self.end = now
 
-    def between(self, edge: Edge) -> float:
+    def slack(self, edge: Edge) -> float:
         """Slack of an edge: seconds from when its source exists to when its result is read."""
         first, last = (0.0, self.middle) if edge.phase == "forward" else (self.middle, self.end)
         if edge.side != "behind":
@@ -175,7 +175,7 @@ def _latency(model: Model, edge: Edge) -> np.ndarray:
     return np.where(np.isfinite(edge.seconds), np.maximum(edge.seconds - rest, 0.0), 0.0)
 
 
-def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, OverlapStats]:
+def measure_overlap(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, OverlapStats]:
     """Statistics of a simulated schedule, by phase and side.
 
     Deferred collectives of the loss are left out: nobody waits for them, unlike for others of their side.
@@ -200,8 +200,8 @@ def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Overla
             total[place] += slot.end - slot.begin
             calls[place] += 1
             parts[place] += len(schedule.collectives[item.of].parts)
-            both = sum(_within(others, slot.begin, slot.end) for stream, others in flights.items() if stream != item.stream)
-            slows[place] += max(slot.end - slot.begin - HALF * both, 0.0)
+            both = sum(_seconds_under_way(others, slot.begin, slot.end) for stream, others in flights.items() if stream != item.stream)
+            slows[place] += max(slot.end - slot.begin - CONCURRENT_SLOWDOWN * both, 0.0)
             for begin, end in stalls[max(bisect_left(begins, slot.begin) - 1, 0) : bisect_left(begins, slot.end)]:
                 waited[place] += max(0.0, min(end, slot.end) - max(begin, slot.begin))
     return {
@@ -210,7 +210,7 @@ def exposed(schedule: Schedule, slots: Sequence[Slot]) -> dict[PhaseSide, Overla
     }  # fmt: skip
 
 
-def _within(flights: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+def _seconds_under_way(flights: Sequence[tuple[float, float]], begin: float, end: float) -> float:
     """Seconds between two times for which calls of one stream are under way."""
     some = flights[max(bisect_left(flights, (begin, 0.0)) - 1, 0) : bisect_left(flights, (end, 0.0))]
     return sum(max(0.0, min(last, end) - max(first, begin)) for first, last in some)

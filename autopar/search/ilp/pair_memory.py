@@ -15,7 +15,7 @@ import numpy as np
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import cuts_inside, find_reshard, joins_inside
-from autopar.search.ilp.memory_items import written_over
+from autopar.search.ilp.memory_items import is_written_over
 from autopar.search.ilp.model import Edge, Model
 from autopar.sharding import ShardingSpec
 from cost_models import Machine
@@ -24,7 +24,7 @@ from solvers import INFINITE
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairCost:
     """A node between the nodes ``source`` and ``target`` of the problem.
 
     Args:
@@ -40,13 +40,13 @@ class Pair:
     from_source: np.ndarray
     to_target: np.ndarray
 
-    def choice(self, choices: np.ndarray) -> int:
+    def least_choice(self, choices: np.ndarray) -> int:
         """The choice of least bytes that goes with ``choices``."""
         fits = (self.from_source[choices[self.source]] == 0) & (self.to_target[:, choices[self.target]] == 0)
         return int(min(np.flatnonzero(fits), key=lambda number: self.levels[number]))
 
 
-def pairs_at(model: Model, choices: np.ndarray, time: int, times: Mapping[str, int]) -> list[Pair]:
+def find_pairs(model: Model, choices: np.ndarray, time: int, times: Mapping[str, int]) -> list[PairCost]:
     """A node for each reshard that may run just before the operator at ``time`` and may hold more than is counted.
 
     Args:
@@ -54,19 +54,19 @@ def pairs_at(model: Model, choices: np.ndarray, time: int, times: Mapping[str, i
     """
     space = model.space
     op = next(op for op in space.graph.ops if times[op.name] == time)
-    number = model.number["op", op.name]
+    number = model.node_number["op", op.name]
     strategy = space.op_choices(op).strategies[choices[number]]
-    results = [(name, spec) for name, spec in zip(op.outputs, strategy.outputs, strict=True) if not written_over(model, name, times)]
+    results = [(name, spec) for name, spec in zip(op.outputs, strategy.outputs, strict=True) if not is_written_over(model, name, times)]
     made = sum(pricing.local_bytes(space.graph.tensors[name], spec, space.machine) for name, spec in results)
     found = []
-    for edge in _before(model, number, time):
-        extra = _extra(edge, made, _stays(model, edge, time), space.machine)
+    for edge in _edges_before(model, number, time):
+        extra = _extra_bytes(edge, made, _outlives(model, edge, time), space.machine)
         if extra.any():
-            found.append(_pair(edge, extra, time))
+            found.append(_make_pair(edge, extra, time))
     return found
 
 
-def _before(model: Model, number: int, time: int) -> list[Edge]:
+def _edges_before(model: Model, number: int, time: int) -> list[Edge]:
     """Edges whose reshards run just before an operator: those of its own reads, and of layouts that it reads first."""
     found: dict[int, Edge] = {}
     for index in model.incoming[number]:
@@ -81,7 +81,7 @@ def _before(model: Model, number: int, time: int) -> list[Edge]:
     return [edge for edge in found.values() if edge.tensor is not None]
 
 
-def _stays(model: Model, edge: Edge, time: int) -> bool:
+def _outlives(model: Model, edge: Edge, time: int) -> bool:
     """Whether the reshard's source lives on after the operator at ``time``."""
     source = model.nodes[edge.source]
     if source.kind == "input":
@@ -92,7 +92,7 @@ def _stays(model: Model, edge: Edge, time: int) -> bool:
     return any(reader.time > time for reader in (early if source.phase == "forward" else late))
 
 
-def _extra(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
+def _extra_bytes(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
     """Bytes beyond those of the target and ``made``, for each pair of choices; shape [sources, targets]."""
     assert edge.tensor is not None
     known: dict[tuple[ShardingSpec, ShardingSpec], int] = {}
@@ -102,11 +102,11 @@ def _extra(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
                 whole = pricing.local_bytes(edge.tensor, source, machine)
                 counted = pricing.local_bytes(edge.tensor, target, machine) + made
                 beside = whole if stays else 0
-                known[source, target] = beside + max(_most(edge.tensor, source, target, machine) - counted - beside, 0)
+                known[source, target] = beside + max(_peak_bytes(edge.tensor, source, target, machine) - counted - beside, 0)
     return np.array([[known.get((source, target), 0) for target in edge.targets] for source in edge.sources], dtype=np.int64)
 
 
-def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> int:
+def _peak_bytes(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> int:
     """The most bytes held at once while a reshard runs, its source included. An all-reduce writes over its source."""
     size = DTYPE_BYTES[tensor.dtype]
     found = find_reshard(tensor.shape, size, source, target, machine)
@@ -120,7 +120,7 @@ def _most(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: M
     return most
 
 
-def _pair(edge: Edge, extra: np.ndarray, time: int) -> Pair:
+def _make_pair(edge: Edge, extra: np.ndarray, time: int) -> PairCost:
     """The node of one edge. Targets with equal bytes from every source share choices, one for each number of bytes."""
     looks: dict[bytes, int] = {}
     look = np.array([looks.setdefault(column.tobytes(), len(looks)) for column in np.ascontiguousarray(extra.T)])
@@ -129,4 +129,4 @@ def _pair(edge: Edge, extra: np.ndarray, time: int) -> Pair:
     from_source = np.stack([np.where(columns[number] <= level, 0, INFINITE) for number, level in chosen], axis=1)
     to_target = np.stack([np.where(look == number, 0, INFINITE) for number, _ in chosen])
     levels = tuple(level for _, level in chosen)
-    return Pair(edge.source, edge.target, time, levels, from_source.astype(np.int64), to_target.astype(np.int64))
+    return PairCost(edge.source, edge.target, time, levels, from_source.astype(np.int64), to_target.astype(np.int64))

@@ -1,8 +1,8 @@
 """Rematerialization as choices: what backward needs of forward is kept, or recomputed just before it is needed.
 
-Every forward operator that may run twice gets a node ``again``: no recomputation, or its time, in the strategy of the first run. ``saved``
-says of each tensor of forward whether it is kept and until when, or gone, or recomputed. A recomputation needs each of its inputs in
-backward, kept or recomputed no later than itself, and pays for their reshards.
+Every forward operator that may run twice gets a node ``recompute``: no recomputation, or its time, in the strategy of the first run.
+``saved`` says of each tensor of forward whether it is kept and until when, or gone, or recomputed. A recomputation needs each of its inputs
+in backward, kept or recomputed no later than itself, and pays for their reshards.
 
 An operator is recomputed just before the first operator of backward that needs its result, directly or through other recomputations. The
 possible times are known. Of many times some are told apart, the late ones more finely; each stands for those since the one before. A
@@ -26,7 +26,7 @@ from autopar.sharding import ShardingSpec
 
 
 @dataclass(frozen=True)
-class Runs:
+class RecomputeTimes:
     """The operators that may be recomputed, and when.
 
     Args:
@@ -43,25 +43,25 @@ class Runs:
     leaving: frozenset[str]
     moments: int
 
-    def may_make(self, op: Op | None) -> bool:
+    def may_recompute(self, op: Op | None) -> bool:
         """Whether an operator may be recomputed."""
         return op is not None and op.name in self.times
 
-    def lowest(self, name: str, moment: int) -> int:
+    def earliest_time(self, name: str, moment: int) -> int:
         """The earliest time that class ``moment`` of an operator stands for."""
         return self.earliest[name][moment]
 
 
-def find_runs(
-    graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, share: float = SMALL_TENSOR_SHARE
-) -> Runs:  # fmt: skip
+def find_recompute_times(
+    graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, small_share: float = SMALL_TENSOR_SHARE
+) -> RecomputeTimes:  # fmt: skip
     """The operators whose recomputation could save memory: they may run twice, and backward reads their results or what follows from these.
 
     Args:
         times: the index of each operator, forward first.
         moments: number of times that are told apart for one operator.
         alike: the group of each operator, by name. All members have as many times as the member that has fewest.
-        share: see ``SMALL_TENSOR_SHARE``.
+        small_share: see ``SMALL_TENSOR_SHARE``.
     """
     needed: dict[str, int] = {}
     for op in graph.ops:
@@ -70,7 +70,7 @@ def find_runs(
                 producer = graph.producer.get(tensor)
                 if producer is not None and producer.phase == "forward":
                     needed[tensor] = min(times[op.name], needed.get(tensor, times[op.name]))
-    least = share * sum(graph.tensors[tensor].bytes for tensor in needed)
+    least = small_share * sum(graph.tensors[tensor].bytes for tensor in needed)
     leaving = {output.tensor for output in graph.outputs}
     known: dict[str, set[int]] = {}
     for op in reversed(graph.ops):
@@ -84,14 +84,14 @@ def find_runs(
     for name, found in known.items():
         together = (alike or {}).get(name, name)
         fewest[together] = min(len(found), fewest.get(together, moments))
-    chosen = {name: _told_apart(sorted(found), fewest[(alike or {}).get(name, name)]) for name, found in known.items()}
-    return Runs(
+    chosen = {name: _group_times(sorted(found), fewest[(alike or {}).get(name, name)]) for name, found in known.items()}
+    return RecomputeTimes(
         {name: last for name, (last, _) in chosen.items()}, {name: first for name, (_, first) in chosen.items()}, needed,
-        frozenset(_root(graph, tensor) for tensor in leaving), moments,
+        frozenset(_storage_root(graph, tensor) for tensor in leaving), moments,
     )  # fmt: skip
 
 
-def _told_apart(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _group_times(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Some of many times, the late ones closer together, and the first time that each stands for."""
     if len(found) <= moments:
         return tuple(found), tuple(found)
@@ -100,7 +100,7 @@ def _told_apart(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[
     return tuple(found[place] for place in places), tuple(found[place] for place in (0, *(place + 1 for place in places[:-1])))
 
 
-def add_runs(model: Model, runs: Runs) -> None:
+def add_recomputations(model: Model, runs: RecomputeTimes) -> None:
     """Adds the nodes of recomputations. Choice 0 is none; the others are ordered by time, then by strategy."""
     space = model.space
     for op in space.graph.ops:
@@ -109,12 +109,12 @@ def add_runs(model: Model, runs: Runs) -> None:
             count, moments = len(choices.strategies), len(runs.times[op.name])
             seconds = np.concatenate(([0.0], np.tile(choices.seconds, moments)))
             picks = np.concatenate(([-1], np.tile(np.arange(count), moments)))
-            node = model.add(Node("again", op.name, seconds, phase="backward", picks=picks))
-            table = model.once(("again", count, moments), lambda p=picks, n=count: _equal_picks(p, n))  # type: ignore[misc]
-            model.connect(model.number["op", op.name], node, table, phase="backward")
+            node = model.add(Node("recompute", op.name, seconds, phase="backward", strategy_numbers=picks))
+            table = model.cached(("recompute", count, moments), lambda p=picks, n=count: _equal_strategies(p, n))  # type: ignore[misc]
+            model.connect(model.node_number["op", op.name], node, table, phase="backward")
 
 
-def _equal_picks(picks: np.ndarray, count: int) -> np.ndarray:
+def _equal_strategies(picks: np.ndarray, count: int) -> np.ndarray:
     """Edge from an operator to its recomputation, which has the strategy of the first run."""
     return np.where((picks[None, :] == np.arange(count)[:, None]) | (picks[None, :] < 0), 0.0, IMPOSSIBLE)
 
@@ -137,7 +137,9 @@ class _Choices:
         self.ends.append(end)
 
 
-def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second: Sequence[Reader], times: Mapping[str, int]) -> int:
+def add_saved(
+    model: Model, runs: RecomputeTimes, site: Site, layout: Node | None, second: Sequence[Reader], times: Mapping[str, int]
+) -> int:
     """The number of the node for what backward has of a tensor, which this adds with its edges.
 
     A choice keeps the producer's version or the layout's, or a free slice of either, until some time; or the tensor is gone, or recomputed.
@@ -146,9 +148,9 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
     tensor, producer = graph.tensors[site.tensor], graph.producer.get(site.tensor)
     op = producer.name if producer is not None and producer.name in runs.times else ""
     early, late = site.phases(graph)
-    own, made = may_be_kept(site.specs), may_be_kept(layout.specs if layout is not None else ())
+    own, made = keepable_specs(site.specs), keepable_specs(layout.specs if layout is not None else ())
     first = min((reader.time for reader in late), default=None)
-    ends = (first,) if first is not None else _ends(runs, second, whole=producer is not None)
+    ends = (first,) if first is not None else _keep_until(runs, second, whole=producer is not None)
     found = _Choices()
     for end in ends:
         for spec in own:
@@ -161,52 +163,52 @@ def add_saved(model: Model, runs: Runs, site: Site, layout: Node | None, second:
         for moment, time in enumerate(runs.times[op]):
             if first is None or moment == 0 or runs.times[op][moment - 1] < first:
                 for spec in dict.fromkeys(site.specs):
-                    found.add(spec, "again", moment=moment, end=first or time)
+                    found.add(spec, "recompute", moment=moment, end=first or time)
     specs, states = tuple(found.specs), tuple(found.states)
     viewed = producer is not None and bool(op) and is_alias(producer) and bool(producer.inputs)
     from_layout, moments = tuple(found.from_layout), tuple(found.moments)
-    spans = _spans(model, runs, site, found, early, viewed, times)
+    spans = _choice_spans(model, runs, site, found, early, viewed, times)
     node = model.add(Node("saved", site.tensor, np.zeros(len(specs)), specs, "forward", from_layout, states, moments, spans))
     kept, copied = np.array([state == "kept" for state in states]), np.array(from_layout)
     key = states, from_layout, moments
     same = space.equality_table(site.specs, specs)
-    whole = same if producer is None or layout is None else model.once_free(space.reshard_table(tensor, site.specs, specs))
-    model.connect(
-        site.producer, node, model.once((id(whole), key, viewed, "own"), lambda: _own(whole, same, kept, copied, viewed), whole, same)
-    )  # fmt: skip
+    whole = same if producer is None or layout is None else model.free_only(space.reshard_table(tensor, site.specs, specs))
+    own_table = model.cached((id(whole), key, viewed, "own"), lambda: _from_producer(whole, same, kept, copied, viewed), whole, same)
+    model.connect(site.producer, node, own_table)
     if layout is not None:
         assert site.forward is not None
-        shared = model.once_free(space.reshard_table(tensor, layout.specs, specs))
-        table = model.once((id(shared), key, layout.late, "made"), lambda: made_from(layout, shared, copied), shared)
+        shared = model.free_only(space.reshard_table(tensor, layout.specs, specs))
+        table = model.cached((id(shared), key, layout.deferred, "made"), lambda: copied_from_layout(layout, shared, copied), shared)
         model.connect(site.forward, node, table)
     if op:
-        again = model.number["again", op]
+        again = model.node_number["recompute", op]
         outputs = space.op_choices(graph.op[op]).outputs(graph.op[op].outputs.index(site.tensor))
         alone = len(graph.op[op].outputs) == 1
         second_run = model.nodes[again]
         known = outputs, specs, key, alone, len(second_run.seconds), "agrees"
-        agrees = model.once(known, lambda: _agrees(second_run, outputs, found, alone))
+        agrees = model.cached(known, lambda: _made_by_recomputation(second_run, outputs, found, alone))
         model.connect(again, node, agrees, phase="backward")
     for name in dict.fromkeys(reader.name for reader in second):
-        number = model.number["again", name]
-        rows = tuple(_allowed(runs, op, name, found, index, ends) for index in range(len(specs)))
+        number = model.node_number["recompute", name]
+        rows = tuple(_exists_in_time(runs, op, name, found, index, ends) for index in range(len(specs)))
         if any(not all(row) for row in rows):
             count = (len(model.nodes[number].seconds) - 1) // len(runs.times[name])
-            model.connect(node, number, model.once((rows, count, "needs"), lambda r=rows, c=count: _needs(r, c)), phase="backward")  # type: ignore[misc]
+            needed = model.cached((rows, count, "needs"), lambda r=rows, c=count: _needed_by_recomputation(r, c))  # type: ignore[misc]
+            model.connect(node, number, needed, phase="backward")
     return node
 
 
-def _ends(runs: Runs, second: Sequence[Reader], *, whole: bool) -> tuple[int, ...]:
+def _keep_until(runs: RecomputeTimes, second: Sequence[Reader], *, whole: bool) -> tuple[int, ...]:
     """Times until which a tensor may be kept that recomputations alone read.
 
     Args:
         whole: all such times; otherwise the earliest.
     """
-    found = sorted({runs.lowest(reader.name, moment) for reader in second for moment in range(len(runs.times[reader.name]))})
-    return _told_apart(found, runs.moments)[1] if whole else (found[0],)
+    found = sorted({runs.earliest_time(reader.name, moment) for reader in second for moment in range(len(runs.times[reader.name]))})
+    return _group_times(found, runs.moments)[1] if whole else (found[0],)
 
 
-def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:
+def _from_producer(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:
     """Edge from the producer's version: a free slice where the choice is made from it, else any spec but the choice's.
 
     Of a view nothing is kept, since recomputing it is free; the tensor that it views is kept instead.
@@ -215,37 +217,37 @@ def _own(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarr
     return np.where(kept, np.where(copied, np.where(same == 0.0, IMPOSSIBLE, 0.0), of_own), 0.0)
 
 
-def may_be_kept(specs: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
+def keepable_specs(specs: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
     """Of the specs of a tensor, those in which backward may keep it: no partial sums, unless there is nothing else."""
     found = tuple(dict.fromkeys(specs))
     return tuple(spec for spec in found if not spec.partial) or found
 
 
-def made_from(layout: Node, table: np.ndarray, copied: np.ndarray) -> np.ndarray:
+def copied_from_layout(layout: Node, table: np.ndarray, copied: np.ndarray) -> np.ndarray:
     """Edge from the layout to what is copied from it. Nothing is kept of a choice for the deferred loss."""
-    late = np.array(layout.late or (False,) * len(layout.specs))
+    late = np.array(layout.deferred or (False,) * len(layout.specs))
     return np.where(copied, np.where(late[:, None], IMPOSSIBLE, table), 0.0)
 
 
-def _agrees(again: Node, outputs: tuple[ShardingSpec, ...], found: _Choices, alone: bool) -> np.ndarray:
+def _made_by_recomputation(again: Node, outputs: tuple[ShardingSpec, ...], found: _Choices, alone: bool) -> np.ndarray:
     """Edge from a recomputation to what it makes: in the same spec, at the same time.
 
     Args:
         alone: the operator has one result, so it is recomputed for that alone.
     """
-    assert again.picks is not None
+    assert again.strategy_numbers is not None
     count = len(outputs)
     table = np.zeros((len(again.seconds), len(found.specs)))
     for column, (spec, state, moment) in enumerate(zip(found.specs, found.states, found.moments, strict=True)):
-        if state == "again":
-            fits = [pick >= 0 and (row - 1) // count == moment and outputs[pick] == spec for row, pick in enumerate(again.picks)]
+        if state == "recompute":
+            fits = [pick >= 0 and (row - 1) // count == moment and outputs[pick] == spec for row, pick in enumerate(again.strategy_numbers)]
             table[:, column] = np.where(fits, 0.0, IMPOSSIBLE)
         elif alone:
             table[1:, column] = IMPOSSIBLE
     return table
 
 
-def _allowed(runs: Runs, op: str, reader: str, found: _Choices, index: int, ends: Sequence[int]) -> tuple[bool, ...]:
+def _exists_in_time(runs: RecomputeTimes, op: str, reader: str, found: _Choices, index: int, ends: Sequence[int]) -> tuple[bool, ...]:
     """For each time of the reader's recomputation, whether a tensor of choice ``index`` exists then."""
     state = found.states[index]
     allowed = []
@@ -253,7 +255,7 @@ def _allowed(runs: Runs, op: str, reader: str, found: _Choices, index: int, ends
         if state == "gone":
             allowed.append(False)
         elif state == "kept":
-            lowest = runs.lowest(reader, moment)
+            lowest = runs.earliest_time(reader, moment)
             allowed.append(len(ends) == 1 or found.ends[index] >= ends[max(bisect_right(ends, lowest) - 1, 0)])
         else:
             mine = runs.times[op]
@@ -261,27 +263,27 @@ def _allowed(runs: Runs, op: str, reader: str, found: _Choices, index: int, ends
     return tuple(allowed)
 
 
-def _needs(rows: Sequence[Sequence[bool]], count: int) -> np.ndarray:
+def _needed_by_recomputation(rows: Sequence[Sequence[bool]], count: int) -> np.ndarray:
     """Edge to a recomputation that needs a tensor. No recomputation needs nothing."""
     return np.array([[0.0, *(0.0 if fits else IMPOSSIBLE for fits in row for _ in range(count))] for row in rows])
 
 
-def read_table(model: Model, table: np.ndarray, moments: int) -> np.ndarray:
+def recompute_read_table(model: Model, table: np.ndarray, moments: int) -> np.ndarray:
     """Seconds of the reshards that a recomputation reads, from those of its first run; 0 without a recomputation."""
     nothing = np.zeros((len(table), 1))
-    return model.once((id(table), moments, "again"), lambda: np.hstack([nothing, *([table] * moments)]), table)
+    return model.cached((id(table), moments, "recompute"), lambda: np.hstack([nothing, *([table] * moments)]), table)
 
 
-def once_gone(model: Model, source: int, table: np.ndarray) -> np.ndarray:
+def free_if_gone(model: Model, source: int, table: np.ndarray) -> np.ndarray:
     """The table of reshards from ``source``, free where its tensor is gone and nobody reads it; once per table."""
     gone = tuple(state == "gone" for state in model.nodes[source].states)
     if not any(gone):
         return table
-    return model.once((id(table), gone), lambda: np.where(np.array(gone)[:, None], 0.0, table), table)
+    return model.cached((id(table), gone), lambda: np.where(np.array(gone)[:, None], 0.0, table), table)
 
 
-def _spans(
-    model: Model, runs: Runs, site: Site, found: _Choices, early: Sequence[Reader], viewed: bool, times: Mapping[str, int]
+def _choice_spans(
+    model: Model, runs: RecomputeTimes, site: Site, found: _Choices, early: Sequence[Reader], viewed: bool, times: Mapping[str, int]
 ) -> tuple[tuple[int, int], ...]:  # fmt: skip
     """Begin and end of the time for which each choice of ``saved`` exists.
 
@@ -291,21 +293,21 @@ def _spans(
     producer = graph.producer.get(site.tensor)
     begin = max((reader.time for reader in early), default=times[producer.name] if producer else 0) + 1
     tiny = producer is not None and producer.name not in runs.times and not why_once(producer)
-    carries = not viewed or _only_view(graph, runs, producer)
-    root = _root(graph, site.tensor)
+    carries = not viewed or _is_only_view(graph, runs, producer)
+    root = _storage_root(graph, site.tensor)
     stored = root not in graph.producer or root in runs.leaving
     spans = []
     for state, moment, end, copied in zip(found.states, found.moments, found.ends, found.from_layout, strict=True):
         span = (0, 0)
         if state == "kept" and not tiny and (copied or not stored):
             span = begin, end
-        elif state == "again" and carries and not stored and producer is not None:
+        elif state == "recompute" and carries and not stored and producer is not None:
             span = runs.times[producer.name][moment], end
         spans.append(span if span[1] > span[0] else (0, 0))
     return tuple(spans)
 
 
-def _root(graph: Graph, tensor: str) -> str:
+def _storage_root(graph: Graph, tensor: str) -> str:
     """The tensor whose storage a tensor shares."""
     producer = graph.producer.get(tensor)
     while producer is not None and is_alias(producer) and producer.inputs:
@@ -314,7 +316,7 @@ def _root(graph: Graph, tensor: str) -> str:
     return tensor
 
 
-def _only_view(graph: Graph, runs: Runs, op: Op | None) -> bool:
+def _is_only_view(graph: Graph, runs: RecomputeTimes, op: Op | None) -> bool:
     """Whether a view alone keeps its storage alive in backward, all the way to the tensor that it views."""
     while op is not None and is_alias(op) and op.inputs:
         tensor = op.inputs[0]
@@ -325,7 +327,7 @@ def _only_view(graph: Graph, runs: Runs, op: Op | None) -> bool:
     return True
 
 
-def without_kept(model: Model) -> Model:
+def without_kept_memory(model: Model) -> Model:
     """The model without the memory of tensors that could be recomputed instead.
 
     Every plan with recomputation takes at least the time and memory that this model asks for.
@@ -338,7 +340,7 @@ def without_kept(model: Model) -> Model:
 
     def light(node: Node) -> Node:
         if node.kind == "saved" and node.name in graph.producer and not made_once(graph.producer[node.name].name):
-            stored = _root(graph, node.name) not in graph.producer
+            stored = _storage_root(graph, node.name) not in graph.producer
             return node if stored else replace(node, items=[[] for _ in node.items])
         if node.kind == "op" and node.phase == "forward" and not made_once(node.name):
             items = [[(begin, min(end, middle), size) for begin, end, size in found if begin < middle] for found in node.items]

@@ -24,9 +24,9 @@ from autopar.schedule import Assignment
 from autopar.schedule.tuning import Sample, ScheduledPlan, best_schedule
 from autopar.search.choices.space import Space
 from autopar.search.folding.fold import Folding
-from autopar.search.folding.tied_model import folded
+from autopar.search.folding.tied_model import tie_model
 from autopar.search.ilp.build import build_model
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import IsolatedOverlap, LearnedOverlap
 from autopar.search.memory.memory_repair import CoverRows
@@ -68,10 +68,10 @@ def fit(
         folding: where that is a folded one.
         best: the best schedule known.
     """
-    alike = folding.alike if folding is not None else None
-    model = build_model(space.restricted(plans, alike), again=wanted.moments, alike=alike)
+    alike = folding.representatives if folding is not None else None
+    model = build_model(space.restricted_to_plans(plans, alike), recompute_times=wanted.moments, alike=alike)
     if folding is not None:
-        tied = folded(model, folding)
+        tied = tie_model(model, folding)
         if tied is None:
             return None, prices
         model = tied
@@ -127,10 +127,10 @@ class _Keeping:
 
     def _scheduled(self, choices: np.ndarray, best: ScheduledPlan | None) -> ScheduledPlan:
         model, wanted = self.model, self.wanted
-        assignment = extract(model, model.expand(choices))
+        assignment = decode_assignment(model, model.expand(choices))
         return best_schedule(
-            model.whole_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
+            model.planned_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
             tries=wanted.tries * (FIRST_ANSWER_TRIES if best is None else 1),
             start=best.limits if best is not None else None, beside=best.placed_seconds if best is not None else math.inf,
-            samples=model.short(assignment) or (Sample(1.0, model.whole_graph, model.whole(assignment)),), budget=wanted.budget,
+            samples=model.short_samples(assignment) or (Sample(1.0, model.planned_graph, model.unfold(assignment)),), budget=wanted.budget,
         )  # fmt: skip

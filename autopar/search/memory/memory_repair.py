@@ -18,7 +18,7 @@ from autopar.effort import Budget
 from autopar.schedule import Assignment, Schedule
 from autopar.schedule.liveness import held
 from autopar.search.ilp.model import Model
-from autopar.search.ilp.pair_memory import Pair, pairs_at
+from autopar.search.ilp.pair_memory import PairCost, find_pairs
 from autopar.search.settings import RESERVE_GRAIN
 from autopar.search.solving import solve
 from solvers import INFINITE, Problem
@@ -62,10 +62,10 @@ class CoverRows:
     """
 
     def __init__(self, model: Model, limit: int, *, pairs: bool = True) -> None:
-        self.model, self.limit, self.paired, self.times = model, limit, pairs, model.times
+        self.model, self.limit, self.paired, self.times = model, limit, pairs, model.op_times
         self.bytes = np.zeros(len(model.space.graph.ops) + 1, dtype=np.int64)
         self.solved = self.bytes
-        self.pairs: dict[int, list[Pair]] = {}
+        self.pairs: dict[int, list[PairCost]] = {}
 
     def applied(self, problem: Problem) -> Problem:
         """The problem with a node for each pair, and one more, of one choice, that uses what is left free."""
@@ -101,7 +101,7 @@ class CoverRows:
         pairs = [pair for found in self.pairs.values() for pair in found]
         if not pairs and not self.bytes.any():
             return choices
-        return np.append(choices, [*(pair.choice(choices) for pair in pairs), 0])
+        return np.append(choices, [*(pair.least_choice(choices) for pair in pairs), 0])
 
     def learn(self, problem: Problem, choices: np.ndarray, samples: Sequence[tuple[float, Schedule]]) -> bool:
         """Takes in the schedule of ``choices``, which does not fit; whether more is asked now.
@@ -118,7 +118,7 @@ class CoverRows:
         self.solved = self.bytes
         for time in np.flatnonzero(over).tolist() if self.paired else ():
             if time not in self.pairs and time < len(self.bytes) - 1:
-                self.pairs[time] = pairs_at(self.model, choices, time, self.times)
+                self.pairs[time] = find_pairs(self.model, choices, time, self.times)
                 learnt |= bool(self.pairs[time])
         if learnt:
             return True

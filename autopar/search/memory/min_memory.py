@@ -11,7 +11,7 @@ from autopar.effort import Budget
 from autopar.errors import InfeasibleError
 from autopar.schedule import Assignment, Memory
 from autopar.schedule.tuning import LEAN, ScheduledPlan, best_schedule
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from autopar.search.memory.memory_repair import CoverRows
 from autopar.search.settings import (
@@ -42,7 +42,7 @@ def smallest(
     plans = [rival.assignment for rival in rivals]
     held = solve(light, _turn(budget, LEAST_MEMORY_FIRST_WORK), gap=LEAST_MEMORY_GAP, seed=seed).choices
     if held is not None:
-        plans.append(extract(model, held))
+        plans.append(decode_assignment(model, held))
     assert plans, "without a limit every graph has a plan"
     best = min((_measured(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
     ruled_out = low = limit if proved else 0
@@ -76,7 +76,7 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, b
                 break
             continue
         choices = solution.choices[: len(model.nodes)]
-        found = _measured(model, extract(model, choices), limit, budget)
+        found = _measured(model, decode_assignment(model, choices), limit, budget)
         if best is None or found.memory.peak < best.memory.peak:
             best = found
         if found.memory.peak <= target or not reserves.learn(problem, choices, found.samples):
@@ -95,7 +95,7 @@ def _measured(model: Model, assignment: Assignment, limit: int, budget: Budget) 
 
 def _light(model: Model, problem: Problem) -> Problem:
     """The problem of the least sum, over all memory items, of bytes times life, without a limit."""
-    weight = np.concatenate(model.spread)
+    weight = np.concatenate(model.extra_byte_times)
     scale = 2.0**50 / max(float(weight.max()), 1.0) / len(model.nodes)
     costs = np.where(problem.costs >= INFINITE, INFINITE, np.rint(weight * scale).astype(np.int64))
     return replace(problem, costs=costs, edge_costs=np.where(problem.edge_costs >= INFINITE, INFINITE, 0), limit=None)

@@ -2,7 +2,7 @@
 
 The integer problem leaves out some of what a schedule holds in memory, so its bound is true and the schedule's own peak decides: where
 that is over the limit, it is solved again with that much left free at those times (``fitting``), or with operators that run a second
-time (``again``, ``keeping``).
+time (``rematerialization``, ``crossover``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from autopar.errors import TimeLimitError
 from autopar.rules import why_once
 from autopar.schedule import Assignment
 from autopar.schedule.tuning import ScheduledPlan
-from autopar.search.baselines.checkpointing import full, recompute
+from autopar.search.baselines.checkpointing import full_policy, recompute
 from autopar.search.driver.state import SearchState
-from autopar.search.ilp.decode import extract
+from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
-from autopar.search.ilp.rematerialization import without_kept
+from autopar.search.ilp.rematerialization import without_kept_memory
 from autopar.search.memory.min_memory import infeasible, readable, smallest
 from autopar.search.settings import (
     CROSSOVER_GAP,
@@ -64,7 +64,7 @@ def solve_restricted_plans(trials: SearchState, prices: LearnedOverlap, budget: 
     beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
-    light = without_kept(model) if trials.apart else model
+    light = without_kept_memory(model) if trials.apart else model
     shares: tuple[float, ...] = LIMIT_SHARES
     if trials.large and trials.apart:
         prices = _without_kept(trials, light, prices, budget)
@@ -88,7 +88,7 @@ def _answer(trials: SearchState, light: Model, prices: Weights, limit: int, gap:
     problem, _ = light.problem(limit, prices)
     turn = budget.at_most(SOLVE_SHARE * trials.effort).at_least(1.0)
     choices = solve(problem, turn, gap=gap, seed=trials.seed, patient=False).choices
-    return None if choices is None else extract(light, light.expand(choices))
+    return None if choices is None else decode_assignment(light, light.expand(choices))
 
 
 def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, budget: Budget) -> LearnedOverlap:
@@ -101,7 +101,7 @@ def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, bud
         if answer is None or answer in trials.answers or budget.over:
             break
         trials.answers.append(answer)
-        leaner = recompute(graph, answer, full(graph), machine)
+        leaner = recompute(graph, answer, full_policy(graph), machine)
         found = trials.schedule(leaner, None, tries=trials.tries)
         prices = prices.learn(found.schedule, found.slots)
         if found.memory.peak > trials.limit:
