@@ -2,17 +2,17 @@
 
 phases       a phase is a row: name, share of the work, condition, function; a loop runs and records them
 telemetry    what each phase did: work, CPU seconds, step and bound before and after
-settings     the numbers that steer it: unit, meaning, and the case that set them
+settings     the numbers that steer the search: unit, meaning, and the case that set them
 solving      solves within a budget: the one place that calls the solvers
-driver       find_plan, the search on one model, the table of its phases, the state they work on, the result
-choices      strategies of operators, specs of inputs, prices of reshards, pins
+driver       find_plan, the search on one model, the table of its phases, their state, the result
+choices      the search space: strategies of operators, specs of inputs, prices of reshards, pins
 ilp          choices -> integer problem -> assignment: nodes and edges, memory items, prices, rematerialization
 bounds       bounds on the step of every plan: surrogate sums, Lagrangian prices of memory, one aggregated rank
-folding      symmetry: equal layers searched once, and the bound for layers that may differ
-coarsening   meshes with axes merged, and the neighbourhood of their plans on the mesh itself
-memory       where memory is short: answers repaired, crossed over, under reduced limits; the least memory
+folding      symmetry: equal layers are searched once, and a bound covers plans whose layers differ
+coarsening   meshes with axes merged, and the one-axis neighbourhood of their plans
+memory       short memory: repair, crossover with rematerialization, reduced limits, the least memory
 fixing       fix and re-solve: equal layers tied, alternatives to one choice
-baselines    plans that a person writes: recipes, propagation, checkpointing, their schedules
+baselines    plans that people write by hand: recipes, propagation, checkpointing, their schedules
 
 A new phase is a function and a row of ``driver.phase_table``. ``benchmarks/ablation.py --without NAME`` says what it buys.
 """

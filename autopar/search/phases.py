@@ -1,4 +1,4 @@
-"""Phases of a search as rows of a table: name, share of the work, condition, function. A loop runs them and records what each did."""
+"""Phases of a search as rows of a table: name, share of the work, condition, function. A loop runs and records them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from autopar.search.telemetry import Telemetry
 
 
 class Standing(Protocol):
-    """What a phase works on."""
+    """The state that a phase works on."""
 
     telemetry: Telemetry
 
     def standing(self) -> tuple[float, float]:
-        """Step seconds of the incumbent and bound seconds."""
+        """Step seconds of the incumbent, and bound seconds."""
         ...
 
     def part(self, share: float) -> Budget:
-        """A share of the work left."""
+        """A budget of ``share`` of the work left."""
         ...
 
 
@@ -32,10 +32,10 @@ class Phase(Generic[State]):
     """One phase.
 
     Args:
-        name: of the idea; phases of one name are left out together (``skip``).
-        share: of the work left, that it may spend.
+        name: of the idea. Phases of one name are left out together (``skip``).
+        share: of the work left, that the phase may spend.
         when: whether it applies now.
-        run: does it within a budget.
+        run: runs it within a budget.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Phase(Generic[State]):
 
 
 def run_phases(phases: Iterable[Phase[State]], state: State) -> None:
-    """Runs the phases that apply, one after another, and records each."""
+    """Runs the phases that apply, in order, and records each."""
     for phase in phases:
         if phase.name not in state.telemetry.skip and phase.when(state):
             with state.telemetry.phase(phase.name, state.standing):

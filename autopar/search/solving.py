@@ -14,7 +14,7 @@ def solve(problem: Problem, budget: Budget, **options: Any) -> Solution:
     """``solvers.solve`` within a budget, which is charged.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C, which ends the phase that this solve is a part of.
+        KeyboardInterrupt: after Ctrl-C, which ends the phase that this solve belongs to.
     """
     found = solve_interruptibly(problem, budget, **options)
     if found.message == INTERRUPTED:
@@ -23,7 +23,7 @@ def solve(problem: Problem, budget: Budget, **options: Any) -> Solution:
 
 
 def solve_interruptibly(problem: Problem, budget: Budget, **options: Any) -> Solution:
-    """The same; after Ctrl-C the best so far, with ``INTERRUPTED`` as its message."""
+    """``solve``, but after Ctrl-C the best solution so far, with ``INTERRUPTED`` as its message."""
     work = max(budget.ends - budget.meter.spent, 0.0)
     seconds = max(budget.meter.seconds_left, LEAST_SOLVE_SECONDS)
     found = solvers.solve(problem, work=work, time_limit=seconds, **options)

@@ -1,4 +1,4 @@
-"""What each phase of a search did: work, CPU seconds, step and bound before and after."""
+"""Telemetry: what each phase of a search did to step and bound, and its work and CPU seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from time import process_time
 from autopar.effort import Meter
 
 Standing = Callable[[], tuple[float, float]]
-"""Step seconds of the incumbent (infinite without one that fits) and bound seconds."""
+"""Returns the seconds of the incumbent's step (infinite without one that fits), and of the bound."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PhaseRecord:
     """One phase that ran.
 
     Args:
-        name: the phase's, after the models it ran on: ``folded: baselines``.
+        name: the phase's, after the models on which it ran: ``folded: baselines``.
         work: work seconds (``effort``).
         seconds: CPU seconds of this process.
         step_before, step_after: seconds of the incumbent's step; infinite without an incumbent.
@@ -39,9 +39,9 @@ class Telemetry:
     """Records of phases, and the phases that are left out.
 
     Args:
-        place: the model that is searched, in words, before each name.
-        skip: names of phases that are left out, for ablation.
-        records: in order; of all searches for one plan.
+        skip: names of the phases that are left out, for ablation.
+        place: the models within which the search runs, in words; they precede each name.
+        records: in order, of all searches for one plan.
     """
 
     meter: Meter
@@ -50,12 +50,12 @@ class Telemetry:
     records: list[PhaseRecord] = field(default_factory=list)
 
     def within(self, place: str) -> Telemetry:
-        """The same for a search on another model."""
+        """The telemetry of a search on another model, with the same records."""
         return Telemetry(self.meter, self.skip, (*self.place, place), self.records)
 
     @contextmanager
     def phase(self, name: str, standing: Standing) -> Iterator[None]:
-        """Records what is done within."""
+        """Records what the block does."""
         step, bound = standing()
         work, seconds = self.meter.spent, process_time()
         try:

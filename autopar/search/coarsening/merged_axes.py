@@ -1,6 +1,6 @@
-"""A mesh with neighbouring axes taken as one: its plans are plans of the mesh itself, and are found much sooner.
+"""Merged axes: a mesh with neighbouring axes taken as one. Its plans are plans of the mesh itself, and the search for them is much smaller.
 
-A merged axis stands for the axes it is made of, major to minor, so that every rank keeps its place: ``S1`` on ``x=4,yz=8`` is ``S12`` on
+A merged axis stands for its members, major to minor, so that every rank keeps its place: ``S1`` on ``x=4,yz=8`` is ``S12`` on
 ``x=4,y=2,z=4``.
 """
 
@@ -23,8 +23,8 @@ class AxisMerge:
     """A machine with axes merged.
 
     Args:
-        machine: the one with fewer axes.
-        words: for each of its axes those it is made of.
+        machine: the machine with fewer axes.
+        words: for each of its axes, the axes of the mesh itself that are its members.
     """
 
     machine: Machine
@@ -35,7 +35,7 @@ class AxisMerge:
         return {word: axis for axis, word in enumerate(self.words)}
 
     def pins(self, pins: Pins) -> Pins | None:
-        """The pins on the merged mesh; None where one uses a part of a merged axis."""
+        """The pins on the merged mesh; None where a pin uses a part of a merged axis."""
         found = []
         for place in (pins.inputs, pins.outputs, pins.tensors):
             specs = {name: self._merged(spec) for name, spec in place.items()}
@@ -64,7 +64,7 @@ class AxisMerge:
         return ShardingSpec(tuple(map(self._axes, spec.dims)), partial)
 
     def assignment(self, assignment: Assignment) -> Assignment:
-        """An assignment on the merged mesh on the mesh itself."""
+        """An assignment of the merged mesh on the mesh itself."""
         return replace(
             assignment,
             inputs={name: self.spec(spec) for name, spec in assignment.inputs.items()},
@@ -73,7 +73,7 @@ class AxisMerge:
         )
 
     def strategy(self, strategy: Strategy) -> Strategy:
-        """A strategy on the merged mesh on the mesh itself."""
+        """A strategy of the merged mesh on the mesh itself."""
         return Strategy(
             tuple(map(self.spec, strategy.inputs)), tuple(map(self.spec, strategy.outputs)), strategy.parts,
             tuple(replace(inner, axes=self._group(inner)) for inner in strategy.inner),
@@ -81,7 +81,7 @@ class AxisMerge:
         )  # fmt: skip
 
     def _group(self, inner: InnerCollective) -> tuple[int, ...]:
-        """The places in the group of a permute have an order, the ranks of a reduction none."""
+        """The axes of an inner collective. Places in the group of a permute are ordered, ranks of a reduction are not."""
         axes = self._axes(inner.axes)
         return axes if KINDS[inner.kind].ordered else tuple(sorted(axes))
 
@@ -90,8 +90,10 @@ class AxisMerge:
 
 
 def mergings(machine: Machine, axes: int) -> Iterator[AxisMerge]:
-    """Every way to take neighbouring axes of more than one rank as one so that so many are left. Axes to which the hardware gives different
-    links are not merged: what a collective over a part of them costs could not be said of one axis."""
+    """Every way to merge neighbouring axes of more than one rank so that ``axes`` are left.
+
+    Axes that the hardware gives different links are not merged: one axis cannot have the price of a collective over a part of them.
+    """
     mesh, hardware = machine.mesh, machine.hardware
     used = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
     for cuts in _cuts(len(used), axes):
@@ -106,7 +108,7 @@ def mergings(machine: Machine, axes: int) -> Iterator[AxisMerge]:
 
 
 def _cuts(count: int, parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Every way to cut a row of ``count`` into ``parts`` runs."""
+    """Every way to cut a row of ``count`` into ``parts`` runs, as (begin, end)."""
     if parts == 1:
         yield ((0, count),)
         return

@@ -1,7 +1,7 @@
-"""The choices near some plans: where a problem over all choices would be too large, it is searched from plan to plan.
+"""One-axis neighbourhood, where a problem over all choices would be too large: the search goes from plan to plan.
 
-Around the best plan every operator and graph input may be split as in any of the plans, or as in the best with one axis used in another
-way; every tensor may be resharded as their readers ask. A better plan is the next one to look around.
+Around the best plan, every operator and graph input may be split as in any of the plans, or as in the best plan with one axis used
+differently. Reshards follow from what readers need. A better plan is the next centre.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autopar.sharding import ShardingSpec
 
 
 def near(space: Space, plans: Sequence[Assignment]) -> Space:
-    """The part of a space around plans, the best of them first."""
+    """The neighbourhood of plans, as a space. The best plan comes first."""
     strategies, inputs, known = {}, {}, dict[int, np.ndarray]()
     for op in space.graph.ops:
         mine = dict.fromkeys(plan.strategies[op.name] for plan in plans)
@@ -40,14 +40,14 @@ def near(space: Space, plans: Sequence[Assignment]) -> Space:
 
 
 def _uses(space: Space, specs: Sequence[ShardingSpec]) -> np.ndarray:
-    """For each spec and axis the dim that it splits, or as ``axis_codes`` says; [specs, axes]."""
+    """The dim that each axis splits in each spec, or its code as in ``axis_codes``; shape [specs, axes]."""
     axes = len(space.sizes)
     found = axis_codes(specs, axes)
     return np.where(found > UNUSED, found // axes, found)
 
 
 def entries(space: Space) -> int:
-    """About how many entries the tables of the problem over all choices have."""
+    """About the number of table entries in the problem over all choices."""
     graph, total = space.graph, 0
     for op in graph.ops:
         mine = len(space.op_choices(op).strategies)

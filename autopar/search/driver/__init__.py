@@ -1,1 +1,1 @@
-"""The road of a search: what is asked, the phases, the state they work on, and the result."""
+"""The course of a search: request, table of phases, state that they work on, result."""

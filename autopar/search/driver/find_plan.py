@@ -1,9 +1,9 @@
-"""The search: solve, schedule, simulate, learn what was waited for, solve again; and beside it the bound.
+"""``find_plan``: solve, schedule, simulate, learn what is exposed, solve again; and beside that the bound.
 
-Under a model of time the objective is the step of the schedule. Each round prices the integer problem by what the best schedule so far
-showed (``exposure``) or by weights whose optimum bounds every step (``bounds``); every answer is scheduled and simulated, and the best is
-kept. Plans written by hand go through the same passes first. Under the communication model nothing overlaps: the problem in sequence is
-solved once and its bound is the bound.
+Under a model of time the objective is the step of the schedule. Each round prices the integer problem by the exposure in the best schedule
+so far (``overlap``), or by weights whose optimum bounds every step (``surrogate``). Every solution is scheduled and simulated, and the best
+is kept. Baselines go through the same passes first. Under the communication model nothing overlaps: the problem in sequence is solved once,
+and its bound is the bound.
 """
 
 from __future__ import annotations
@@ -69,19 +69,24 @@ def find_plan(
     shared: Shared | None = None,
     skip: Set[str] = frozenset(),
 ) -> Found:
-    """The cheapest schedule of ``graph`` on ``machine`` within ``memory_bytes`` a rank (default: the hardware's memory).
+    """The fastest schedule of ``graph`` on ``machine`` within ``memory_bytes`` per rank (default: the hardware's memory).
 
     Args:
-        effort_share: part of the effort's work that this search may do, where several are made for one plan.
-        shared: what an earlier search for the same under another limit has made; what this one makes is added.
-        gap: proved gap at which the search stops before ``time_limit`` seconds; ``PROOF`` when not given.
-        recompute: what backward needs of forward may be made again there; else all of it is kept. Nothing of it where only collectives
-            count, since operators would run again for nothing.
+        constraints: pins (``resolve_pins``).
+        time_limit: seconds after which the search is cut off.
+        gap: proved gap at which the search stops; ``PROOF`` when not given.
+        progress: called with incumbent, bound, gap and elapsed seconds.
+        baselines: whether plans written by hand are scheduled.
+        recompute: backward may recompute tensors of forward instead of reading kept ones. Without effect where only collectives have a
+            price, since recomputation would be free.
+        effort_share: part of the effort's work for this search, where several searches make one plan.
+        shared: spaces, models and plans of earlier searches under other limits; this search adds its own.
+        skip: names of phases that are left out, for ablation.
 
     Raises:
-        UsageError: a pin that names nothing or is illegal, or tensors too large to be counted.
-        InfeasibleError: nothing fits; says the least memory known to do, and the biggest items.
-        TimeLimitError: the time limit passed without an answer.
+        UsageError: a pin names nothing or is illegal, or tensors are too large to be counted.
+        InfeasibleError: nothing fits; says the least memory known to do, and the biggest tensors.
+        TimeLimitError: the time limit passed, or the work was used up, without a plan.
     """
     limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
     steps = optimizer if graph.mode == "train" else "none"
@@ -112,10 +117,10 @@ def find_plan(
 def _find(
     graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: Clock, shared: Shared, known: list[ScheduledPlan]
 ) -> Found:
-    """See ``find_plan``. Of equal layers folded where that can be; from plans of merged axes on where all choices would be too many.
+    """The search on one mesh: folded if layers fold, from plans of merged axes if there are too many choices.
 
     Raises:
-        Late: choices were not enumerated or priced in time.
+        BudgetExhausted: choices were not enumerated or priced in time.
     """
     folding = fold_layers(graph) if machine.overlaps and "folding" not in asked.telemetry.skip else None
     kept = folding.pins(pins) if folding is not None else None
@@ -144,7 +149,7 @@ def _find_whole(
     graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: Clock, shared: Shared, known: list[ScheduledPlan],
     written: ScheduledBaselines,
 ) -> Found:  # fmt: skip
-    """The same with each layer on its own."""
+    """The search with each layer on its own."""
     space = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
     enumerated = _enumerate(space, asked, clock)
     if not enumerated or _too_many(space):
@@ -165,12 +170,12 @@ def _many_axes(machine: Machine) -> bool:
 
 
 def _too_many(space: Space) -> bool:
-    """Whether a problem over all choices would be too large."""
+    """Whether the problem over all choices is too large to be solved at once."""
     return _many_axes(space.machine) and entries(space) > COARSE_ENTRIES
 
 
 def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = ENUMERATION_SHARE) -> bool:
-    """Whether all choices could be enumerated in time; where there are no merged axes to go by they have to be."""
+    """Enumerates all strategies. False where the budget did not suffice and plans of merged axes can stand in."""
     many = _many_axes(space.machine) and share < 1.0
     meter = asked.budget.meter
     last = Budget(meter, math.inf)
@@ -191,12 +196,13 @@ def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = 
 def _nearby(
     space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan], enumerated: bool
 ) -> Found | None:  # fmt: skip
-    """The best plan near those of meshes with axes merged, whose operators may also be split as in a plan written by hand, and near the
-    better ones found so; None where none fits in memory. What bounds it are all choices in their cheapest form (``bounds.floor_of_model``,
-    ``aggregated_memory_bound``). Where that leaves much open, the best plan of all, if they are not by far too many.
+    """The best plan near those of meshes with merged axes; None where none fits in memory.
+
+    The search goes from plan to plan: operators may be split as in a baseline, too. The cheapest-choice floor and the aggregated-memory
+    bound bound it. Where they leave a gap, all choices are searched at once, if these are not by far too many.
 
     Args:
-        enumerated: whether all choices are; else the best plan of merged axes is the answer, without a bound.
+        enumerated: whether all choices are. Else the best plan of merged axes is the answer, without a bound.
     """
     graph = space.graph if folding is None else folding.whole
     whole_budget = asked.budget.left
@@ -245,7 +251,7 @@ def _nearby(
                 break
             if alone and not interrupted:
                 continue
-            last = True  # the first of the plans is what there is
+            last = True  # there is no plan but the first of the given ones
             continue
         if looked is None and part is space:
             whole = False
@@ -262,7 +268,7 @@ def _nearby(
         if part is space:
             break
         if not gained or interrupted or last or looked.gap <= asked.gap or 2 * asked.budget.left < looking:
-            break  # among others for want of time: the next takes as long as this one
+            break  # the next look takes as long as this one
         plans, least, start = [looked.plan, *plans], looked.timed.seconds, looked.timed.limits
     if best is None and interrupted:
         raise KeyboardInterrupt
@@ -270,7 +276,7 @@ def _nearby(
 
 
 def _over_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: SearchRequest) -> bool:
-    """Whether a search over all choices is worth its time, and has it."""
+    """Whether the search over all choices promises a gain, and has the work for it."""
     if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WHOLE_GAP) <= bound:
         return False
     return entries(space) <= min(WHOLE_ENTRIES, ENTRIES_PER_WORK * asked.budget.left)
@@ -279,12 +285,13 @@ def _over_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: S
 def _of_merged_axes(
     graph: Graph, ways: Sequence[AxisMerge], pins: Pins, asked: SearchRequest, bound: float, least: float, folded: bool
 ) -> tuple[list[Assignment], Found | None, bool]:  # fmt: skip
-    """Drafts of plans of meshes with axes merged in some ways, the best first, what was found with it, and whether Ctrl-C ended that.
+    """Draft plans of meshes with axes merged, the best first; the result of the best; and whether Ctrl-C ended that.
 
     Args:
-        bound: of all plans.
+        ways: the merges to search, in order.
+        bound: seconds that bound all plans.
         least: seconds of the best plan known.
-        folded: whether plans are to be those of the folded graph, where they were searched so.
+        folded: whether plans are of the folded graph, where they were searched so.
     """
     plans, interrupted = list[Assignment](), False
     best: Found | None = None
@@ -304,7 +311,7 @@ def _of_merged_axes(
             continue
         except (TimeLimitError, BudgetExhausted):
             if not plans and bound > 0.0:
-                break  # others would be as late, and plans written by hand are sooner there
+                break  # other merges would take as long; baselines are faster
             continue
         except KeyboardInterrupt:
             if not plans and least == math.inf:

@@ -1,4 +1,4 @@
-"""The rounds of a search: solve, schedule, simulate, learn what was waited for, solve again; and beside it the bound."""
+"""The phases of a search on one model, and their table: solve, schedule, simulate, learn what is exposed, solve again; and the bound."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def close_enough(left_open: float, bound: float, most: float) -> float:
     """The gap at which a solve for a bound stops.
 
     Args:
-        left_open: the gap of the best plan.
-        bound, most: seconds of the best bound so far, and those that any weights may come to by the answers so far.
+        left_open: the gap of the incumbent.
+        bound, most: seconds of the best bound, and of the bound that any weights can reach by the solutions so far.
     """
     return max(min(BOUND_SOLVE_GAP_SHARE * left_open, BOUND_SOLVE_GAP, BOUND_SOLVE_RISE_SHARE * (1 - bound / most)), CLOSE_GAP)
 
 
 class Search(SearchState):
-    """What phases do: they improve the best schedule and the best bound."""
+    """The phases as methods: each improves the incumbent or the bound."""
 
     def __init__(self, model: Model, asked: SearchRequest, again: bool) -> None:
         super().__init__(model, asked, again)
@@ -75,18 +75,22 @@ class Search(SearchState):
         """Prices learnt from simulation so far."""
 
     def run(self, begin: Callable[[], None] = lambda: None) -> bool:
-        """All phases, and an error when nothing fits. Ctrl-C, and choices that are not priced in time, end them with the best so far, if
-        there is one; what is known of the least memory is said where it does not fit.
+        """Runs all phases. False where a folded model is left for the whole one, because memory is short and a gap is left.
+
+        Ctrl-C and an exhausted pricing budget end the phases with the best plan so far, if there is one.
 
         Args:
-            begin: offers the plans to begin from.
+            begin: offers the warm starts.
 
-        Returns False where a folded model is left for the whole one, because memory is short and a gap is left."""
+        Raises:
+            InfeasibleError: nothing fits.
+            TimeLimitError: the budget ended without a plan that fits.
+        """
         solving = self.budget.meter.seconds
         try:
             begin()
             solving = self.budget.meter.seconds
-            if self.left > 0:  # else with the best baseline
+            if self.left > 0:  # otherwise the best baseline is the answer
                 run_phases(BY_STEP if self.model.space.machine.overlaps else IN_SEQUENCE, self)
             self.settle_best()
         except (KeyboardInterrupt, BudgetExhausted) as reason:
@@ -106,7 +110,7 @@ class Search(SearchState):
         return True
 
     def solve_in_sequence(self, budget: Budget) -> None:
-        """The exact problem of a model without overlap: its bound is the plan's."""
+        """Solves the exact problem of a model without overlap. Its bound is the plan's."""
         gap = CLOSE_GAP if self.large else self.gap
         exact = all(edge.readers <= 2 for edge in self.model.edges)
         found = self.solve(InSequence(), gap, proves=exact)
@@ -114,7 +118,7 @@ class Search(SearchState):
             fitting(self, InSequence(), gap)
 
     def share_reshards(self, budget: Budget) -> None:
-        """Shared reshards are priced exactly, those alone for which answers pay too little: the bound is the plan's in the end."""
+        """Prices shared reshards exactly, by lazy constraints (``shared_reshards``). The last bound is the plan's."""
         sharing = SharingProblem(self.model, self.limit)
         nodes = len(self.model.nodes)
         while not budget.over and self.reached > self.gap:
@@ -142,7 +146,7 @@ class Search(SearchState):
         return len(self.problem.edge_costs) <= JOINT_ENTRIES
 
     def solve_free(self, budget: Budget) -> None:
-        """The best plan without a memory limit, where recomputation may come in."""
+        """Finds the best plan without a memory limit, if recomputation may be used."""
         if self.best is not None:
             self.prices = self.prices.learn(self.best.schedule, self.best.slots)
         free = self.solve(self.prices, CLOSE_GAP, limit=UNLIMITED)
@@ -150,7 +154,10 @@ class Search(SearchState):
             self.plain = free
 
     def allow_recomputation(self, budget: Budget) -> None:
-        """Recomputation comes into the model: its times told apart, or one, or none in a large problem, whose answers are made to fit."""
+        """Brings recomputation into the model.
+
+        A small problem tells all its times apart, a larger one has one time. A large problem has none: crossover makes its solutions fit.
+        """
         space, entries = self.model.space, len(self.problem.edge_costs)
         exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= SMALL_ENTRIES else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= JOINT_EXACT_ENTRIES:
@@ -164,11 +171,11 @@ class Search(SearchState):
         self.again = self.proved = False
 
     def cross_over(self, budget: Budget) -> None:
-        """Strategies of the answers so far and of baselines, with less kept."""
+        """Recombines strategies of the solutions so far and of baselines, with less kept."""
         solve_restricted_plans(self, self.prices, budget)
 
     def learn_prices(self, budget: Budget) -> None:
-        """Solves under prices learnt from simulation, each from the last answer, until answers repeat or gain nothing."""
+        """Solves under prices learnt from simulation, each solve from the last solution, until solutions repeat or gain nothing."""
         prices = self.prices
         if self.best is not None and self.plain is None:
             prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
@@ -187,13 +194,15 @@ class Search(SearchState):
             seen.append(self.start)
             before, prices = prices, prices.learn(found.schedule, found.slots)
             if prices == before:
-                break  # an answer without collectives teaches nothing
+                break  # a schedule without collectives teaches nothing
         self.prices = prices
 
     def prove(self, budget: Budget) -> None:
-        """Bounds under the weights of operators alone, where a solve does not take long, and then under those that answers suggest. What
-        they give are plans to try as well: those of operators alone, whatever waits for what, are like no others. The others have gained
-        nothing where a schedule takes long, and are left there."""
+        """Raises the surrogate bound: first under the weights of operators alone, then under those of the cutting planes.
+
+        A huge problem skips the first, whose solve takes long. Solutions are plans to try as well. In a large problem or a long graph only
+        the first is tried: later ones have gained nothing there, and a schedule takes long.
+        """
         cuts = Master(self.model, self.slowdown)
         huge = len(self.problem.edge_costs) > HUGE_ENTRIES
         center, idle, little, most = cuts.first_weights(), 0, HUGE_GAIN if huge else GAIN, math.inf
@@ -225,11 +234,11 @@ class Search(SearchState):
 
     @property
     def _last_proofs(self) -> Budget:
-        """Work for last proofs: what is left, and a little beyond."""
+        """Budget of the last proofs: the work left, and a little beyond."""
         return Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.effort + LAST_PROOF_WORK)
 
     def rent(self, budget: Budget) -> None:
-        """A bound for which memory is paid, where no problem has both the limit and second runs."""
+        """Raises the Lagrangian bound for memory, where no problem has both the limit and recomputation."""
         if budget.left < DUAL_LEAST_SHARE * self.effort:
             return
         weights = self.weights if isinstance(self.weights, Multipliers) else Master(self.model, self.slowdown).first_weights()
@@ -245,7 +254,7 @@ class Search(SearchState):
         self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget, enough))
 
     def polish(self, budget: Budget) -> None:
-        """More limits for the best schedule, of a deep graph as shorter ones tell it and then at full depth: they are not so precise."""
+        """Tries more limits for the incumbent's schedule; of a deep graph first by extrapolation, then at full depth."""
         best = self.best
         if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
             deep = bool(self.model.short_samples(best.assignment))
@@ -258,7 +267,7 @@ class Search(SearchState):
             self.polished = self.best
 
     def settle_claims(self, budget: Budget) -> None:
-        """Proves for layers left free the best of the bounds that so far hold for tied ones, if that is not far beyond the effort."""
+        """Proves for free layers the best bounds of tied ones, if that does not go far beyond the effort."""
         if self._last_proofs.left < LAST_PROOF_SOLVES * self.proving:
             self.claims.clear()
         least = GAIN if self.long else SLIGHT_GAIN
@@ -273,7 +282,7 @@ IN_SEQUENCE: tuple[Phase[Search], ...] = (
     Phase("exact solve", 1.0, lambda s: True, Search.solve_in_sequence),
     Phase("shared reshards", 1.0, lambda s: s.reached > s.gap, Search.share_reshards),
 )
-"""Under the communication model nothing overlaps."""
+"""Phases under the communication model, where nothing overlaps."""
 
 BY_STEP: tuple[Phase[Search], ...] = (
     Phase("free plan", 1.0, lambda s: s.again, Search.solve_free),
@@ -288,4 +297,4 @@ BY_STEP: tuple[Phase[Search], ...] = (
     Phase("recomputation flips", 0.5, lambda s: s.plain is not None and s.small and s.reached > s.gap, flip_recomputation),
     Phase("limit search", 1.0, lambda s: True, Search.polish),
 )
-"""Under a model of time, in order."""
+"""Phases under a model of time, in order."""

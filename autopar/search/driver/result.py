@@ -1,4 +1,4 @@
-"""What a search found, and what searches share."""
+"""The result of a search, and what searches of one graph share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from autopar.search.telemetry import PhaseRecord
 
 @dataclass(frozen=True)
 class Baseline:
-    """A plan a person would write, in the same terms: its schedule and what it costs.
+    """A plan that a person would write: its schedule and its cost.
 
     Args:
-        schedule: of the graph that was planned, or where that is deep and the plan no candidate of one with fewer of its equal layers,
-            from which the figures follow.
-        seconds: the objective: the step, or the sum of its collectives under the communication model.
+        schedule: of the planned graph; of a deep graph perhaps of one with fewer equal layers, from which the figures are extrapolated.
+        seconds: the objective: the step, or under the communication model the sum of collectives.
         step_seconds: the step.
     """
 
@@ -33,32 +32,32 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Found:
-    """What the search found.
+    """The result of a search.
 
     Args:
         schedule: what every rank runs.
-        seconds: the objective: the simulated step of the schedule with the optimizer's, or under the communication model the sum of its
-            collectives.
-        bound_seconds: no plan for this mesh, in any order, costs less; of several microbatches none that runs them one after another and
-            gathers weights in each; where memory is short none in captured order: others may hold a little less at the peak.
+        seconds: the objective: the simulated step with the optimizer's, or under the communication model the sum of collectives.
+        bound_seconds: no plan for this mesh, in any order, costs less. With several microbatches, no plan that runs them one after another
+            and gathers weights in each. With short memory, no plan in captured order: other orders may hold a little less at the peak.
         gap: (seconds - bound) / seconds.
         status: ``optimal`` or ``feasible``.
-        solver: method that gave the choices.
-        contradicted: baselines that are not there because they contradict a pin, with the reason.
-        unknown: operators without a rule, with a line where each stands; they run replicated.
+        solver: the method that gave the choices.
+        baselines: the plans written by hand, by name.
+        contradicted: reasons of the baselines that contradict a pin, by name.
+        unknown: targets without a rule, with the line of one such operator; they run replicated.
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
         ended: False where the search was left for another, on the whole graph.
-        own_seconds: the bound over the choices of the mesh itself. Plans of merged axes may lie below it.
-        floor_seconds: one over those too.
+        own_seconds: the bound over the choices of the mesh itself. Plans of merged axes may beat it.
+        floor_seconds: a bound over those too.
         trace: what each phase did.
         effort: see ``find_plan``.
         cut: whether the time limit cut the search off: with more time the plan may be another.
-        used_up: whether the search did all the work that it might.
+        used_up: whether the search spent all its work.
         timed: the schedule with its assignment, for searches that follow.
-        plan: the same assignment as it was searched: of the folded graph where equal layers are folded.
-        tied_seconds: what the objective is longer than the best found, for equal layers to lie alike.
+        plan: the assignment as it was searched: of the folded graph where equal layers are folded.
+        tied_seconds: increase of the objective over the best plan found, for equal layers to lie alike.
     """
 
     schedule: Schedule
@@ -90,10 +89,10 @@ class Found:
 
 @dataclass
 class Shared:
-    """What searches of one graph, machine, optimizer and pins have in common, whatever memory they allow.
+    """What searches of one graph, machine, optimizer and pins share under different memory limits.
 
     Args:
-        spaces, models: enumerated, and priced, by kind.
+        spaces, models: enumerated and priced, by kind.
         known: the plans found.
     """
 
@@ -114,14 +113,14 @@ class Shared:
         return self.models[kind]
 
     def took(self, found: Found) -> Found:
-        """Keeps what was found for searches that follow."""
+        """Keeps the plan of a result for searches that follow, and returns the result."""
         if found.timed is not None:
             self.known.append(found.timed)
         return found
 
 
 class Clock:
-    """CPU seconds (this process and its finished children) of each stage."""
+    """CPU seconds (of this process and its finished children) of each stage."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}

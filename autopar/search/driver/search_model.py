@@ -1,7 +1,4 @@
-"""One search on one model: from the plans it begins with to what it found.
-
-Which model that is (of folded layers, of the whole graph, of what lies near other plans), ``finding`` says.
-"""
+"""One search on one model, from its warm starts to its result. ``find_plan`` chooses the model: folded, whole, or a neighbourhood."""
 
 from __future__ import annotations
 
@@ -35,15 +32,16 @@ def search_model(
     model: Model, space: Space, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan], written: ScheduledBaselines,
     plans: Sequence[Assignment] = (), start: Limits | None = None,
 ) -> Found | None:  # fmt: skip
-    """The search on one model; not ``ended`` where the memory limit decides and the model is folded, which prices memory roughly, and None
-    where nothing was found that fits.
+    """The result of the search on one model.
+
+    A folded model prices memory roughly. If the memory limit decides, its result is not ``ended``, or None if nothing fits.
 
     Args:
-        space: all choices, where those of the model are a part of them.
-        known: schedules found before; that of a search left for another model is added.
-        written: the plans written by hand, as far as a search left for another model has scheduled them.
-        plans: assignments to begin from.
-        start: the limits under which the first of them was scheduled.
+        space: all choices, of which the model may have a part.
+        known: schedules found before. The best of a search that is left for another model is added.
+        written: the baselines, with the schedules of a search that was left for this one.
+        plans: assignments to begin with.
+        start: the limits of the schedule passes under which the first of them was scheduled.
     """
     counts = model.space.machine.overlaps and model.planned_graph.mode == "train"
     again = asked.recompute and counts
@@ -78,7 +76,7 @@ def search_model(
 
     try:
         ended = search.run(begin)
-    except InfeasibleError:  # what needs the least is an answer where that is allowed
+    except InfeasibleError:  # the plan of least memory serves under a larger limit
         known += [replace(search.best, assignment=model.unfold(search.best.assignment))] if search.best is not None else []
         raise
     if not ended:
@@ -104,7 +102,7 @@ def look(
     written: ScheduledBaselines,
     plans: Sequence[Assignment], start: Limits | None,
 ) -> Found | None:  # fmt: skip
-    """The search in a part of a space."""
+    """The result of the search in a part of a space; None where it did not end."""
     free = model_of(part, clock)
     model = tie_model(free, folding) if folding is not None else free
     found = search_model(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
@@ -112,7 +110,7 @@ def look(
 
 
 def only_plan(space: Space, plan: Assignment) -> Space:
-    """The space of what a plan is split like, which takes no time to price."""
+    """The space of one plan's choices, which takes no time to price."""
     return replace(space.restricted_to_plans([plan]), budget=None)
 
 
@@ -123,7 +121,7 @@ def model_of(space: Space, clock: Clock) -> Model:
 
 
 def _tied(search: Search, best: ScheduledPlan) -> ScheduledPlan:
-    """The plan as it is to be run: equal layers alike, where that costs next to nothing."""
+    """The incumbent with equal layers tied, if that costs next to nothing."""
     if "tied layers" in search.telemetry.skip:
         return best
     try:
@@ -135,7 +133,7 @@ def _tied(search: Search, best: ScheduledPlan) -> ScheduledPlan:
 
 
 def _found(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clock: Clock) -> Found:
-    """What a search has, with the best of it as it is to be run."""
+    """The result of a search whose plan is ``best``."""
     model, untied = search.model, search.best
     assert untied is not None
     schedule = check_legal(free(best.schedule), "the search")
@@ -153,11 +151,14 @@ def _found(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clo
 
 
 def bound_to_report(seconds: float, own: float, floor: float) -> float:
-    """The bound that goes with a plan of so many seconds: over the choices of the mesh itself, or where it lies below that, as plans begun
-    from elsewhere may (on many axes those of merged ones: ``sharding.ALL_ORDERS``), over all plans."""
+    """The bound, in seconds, that is reported with a plan of ``seconds``.
+
+    It is the bound over the mesh's own choices. A plan from elsewhere may beat that (merged axes have other orders:
+    ``sharding.ALL_ORDERS``); then it is the floor, which holds for all plans.
+    """
     return min(own if own <= seconds * (1 + PROOF) else floor, seconds)
 
 
 def _baseline(rival: ScheduledPlan, limit: int, times: int) -> Baseline:
-    """It is compared with, not run: its list does not say when values go."""
+    """A baseline for comparison. It is not run, so its schedule frees nothing."""
     return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)

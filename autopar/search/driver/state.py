@@ -1,4 +1,4 @@
-"""What a search has tried: the best schedule and the best bound so far, and the solve and the schedule with which rounds improve them."""
+"""The state of a search on one model: incumbent, bound, and the solve and the schedule by which phases improve them."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ UNLIMITED = 2**62
 """Bytes that no plan needs."""
 
 Progress = Callable[[float, float, float, float], None]
-"""Called with incumbent seconds (infinite before there is one), bound seconds, gap, elapsed seconds."""
+"""Called with incumbent seconds (infinite without one), bound seconds, gap, elapsed seconds."""
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What ``find_plan`` is asked, beside graph, machine and pins."""
+    """The arguments of ``find_plan``, without graph, machine and pins."""
 
     limit: int
     optimizer: str
@@ -68,11 +68,11 @@ class SearchRequest:
     recompute: bool
     telemetry: Telemetry
     bounds: list[float] = field(default_factory=list)
-    """Proved on the way, for all plans whatever memory they need."""
+    """Seconds of bounds that are proved already, for all plans whatever memory they need."""
     proves: bool = True
-    """Whether the choices are all there are, so that what bounds them bounds every plan."""
+    """Whether the model has all choices there are, so that its bound holds for every plan."""
     draft: bool = False
-    """Whether a plan is wanted for another search to begin from: deep schedules may stay estimated."""
+    """Whether the plan is a warm start of another search: deep schedules may stay extrapolated."""
 
 
 class SearchState:
@@ -82,7 +82,7 @@ class SearchState:
         self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
         self.budget, self.effort, self.telemetry, self.interrupted = asked.budget, asked.budget.left, asked.telemetry, False
         self.apart = CROSSOVER_MOMENTS if again else 0
-        """Times told apart of second runs, in problems that have them from the start."""
+        """Number of times of a recomputation that are told apart, in problems that have recomputation from the start."""
         self.problem, self.unit = model.problem(asked.limit)
         self.sizes = {
             "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
@@ -91,38 +91,39 @@ class SearchState:
         self.slowdown = model.space.machine.hardware.overlap_slowdown
         self.folded = isinstance(model, TiedModel)
         self.roomy = True
-        """Whether no answer without the limit has been found to hold more."""
+        """Whether every solution without the limit has respected it so far."""
         self.again = again and not self.folded
-        """That second runs may come in."""
+        """Whether recomputation may still come into the model."""
         self.answers: list[Assignment] = []
         self.chosen: list[tuple[Model, np.ndarray]] = []
-        """The choices of answers so far, one for each node of their model."""
+        """The model and the choices of each solution so far; shape [nodes]."""
         self.short = False
-        """That an answer of a folded problem does not fit: it prices memory roughly, and is left for the whole one."""
+        """Whether a solution of a folded problem did not fit. Folded problems price memory roughly, so the whole problem is solved instead.
+        """
         self.large = len(self.problem.edge_costs) * len(model.planned_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE_ENTRIES
         self.long = len(model.planned_graph.ops) >= LONG_GRAPH
         self.small = len(self.problem.edge_costs) <= SMALL_ENTRIES and not self.long
         self.keeping = False
-        """That answers are made to fit by ``fit``: the problem does not count what backward keeps."""
+        """Whether crossover makes solutions fit, because the problem does not count what backward keeps."""
         self.tries, self.idle = (LARGE_TRIES, 1) if self.large else (LONG_TRIES if self.long else USUAL_TRIES, IDLE_ROUNDS)
         self.reserves = CoverRows(model, asked.limit, pairs=not self.large)
         self.best: ScheduledPlan | None = None
         self.close: list[ScheduledPlan] = []
-        """What was the best when it was offered and, estimates being no more precise, may be the best at full depth."""
+        """Incumbents of before that may be the best at full depth, as far as estimates can tell."""
         self.polished: ScheduledPlan | None = None
-        """The best when it last had more limits tried."""
+        """The incumbent that last had more limits tried."""
         self.proves, self.draft = asked.proves, asked.draft
         self.bound, self.method, self.seconds = max([floor_of_model(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
         self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()
         self.weights: Weights | None = None
-        """Those that gave ``aim``."""
+        """The weights that gave ``aim``."""
         self.proving = 0.0
-        """Work seconds that the longest solve for a bound has taken."""
+        """Work seconds of the longest solve for a bound."""
         self.rivals: tuple[ScheduledPlan, ...] = ()
         self.tunings: deque[tuple[bool, LimitSearch]] = deque(maxlen=REMEMBERED_PLANS)
-        """The last assignments scheduled, and whether at full depth."""
+        """The limit searches of the last assignments, and whether at full depth."""
         self.plain: ScheduledPlan | None = None
-        """The best plan without a limit and without second runs, where that does not fit."""
+        """The best plan without limit and without recomputation, if it does not fit."""
         self.start: np.ndarray | None = None
         self.last: Solution | None = None
         self.gained = False
@@ -136,12 +137,12 @@ class SearchState:
         return self.budget.left
 
     def part(self, share: float) -> Budget:
-        """A share of the work left."""
+        """A budget of ``share`` of the work left."""
         return self.budget.at_most(share * self.left)
 
     @property
     def reached(self) -> float:
-        """The gap so far; infinite without an answer that fits."""
+        """The gap so far; infinite without a plan that fits."""
         if self.best is None or self.best.memory.peak > self.limit:
             return math.inf
         return (self.best.seconds - self.bound) / self.best.seconds if self.best.seconds > 0 else 0.0
@@ -156,11 +157,11 @@ class SearchState:
         return (self.best.seconds if self.fits and self.best is not None else math.inf), self.bound
 
     def spent(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether nothing is left to do: no work, no gap, or a folded model whose solutions do not fit."""
         return self.left <= 0 or self.short or self.reached <= self.gap
 
     def offer(self, found: ScheduledPlan, method: str) -> bool:
-        """Takes a schedule in; whether it is a gain."""
+        """Makes a schedule the incumbent if it is better. Whether it is a gain."""
         known = self.best
         rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ESTIMATE_ERROR)
         found = self.sure(found) if rivals or self._unsure(found) else found
@@ -174,7 +175,7 @@ class SearchState:
         return gain
 
     def settle_best(self) -> None:
-        """Schedules the best at full depth, and others while they may be better than that."""
+        """Schedules the incumbent at full depth, then others for as long as they may be better."""
         while self.best is not None and self.best.estimated and not self.draft:
             exact, before = self.exact(self.best), self.best
             self.close = [exact if one is before else one for one in self.close]
@@ -183,30 +184,30 @@ class SearchState:
                 self.best = one if one.better(self.best, self.limit) else self.best
 
     def finish(self) -> None:
-        """The best plan's order improved with more effort."""
+        """Improves the order of the incumbent by local search."""
         assert self.best is not None
         self.best = self.finished(self.best)
 
     def finished(self, found: ScheduledPlan, effort: int = FINAL_MOVES) -> ScheduledPlan:
-        """A plan after local search with ``effort`` times the moves of others, where anything is left to gain."""
+        """A plan after local search with ``effort`` times the usual moves, if anything is left to gain."""
         late = self.interrupted or (self.long and self.left <= 0)
         if self.draft or late or found.memory.peak > self.limit or self.reached <= self.gap:
             return found
         return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> ScheduledPlan | None:
-        """One solve, its schedule taken in; None without choices.
+        """Solves once, schedules the solution and offers it; None without a solution.
 
         Args:
             proves: the optimum under these weights bounds every step; nothing is reserved.
-            limit: where it is to keep to less than it must; then nothing is reserved either.
+            limit: bytes per rank, if other than the search's; nothing is reserved.
         """
         solution = self.choose(weights, gap, proves=proves, limit=limit)
         if solution is None:
             return None
         limits: Limits | None = self.best.limits if self.best is not None else None
         beside = self.best.placed_seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
-        tries = 0 if proves and self.folded and self.large else self.tries  # rounds are cheap where schedules are not
+        tries = 0 if proves and self.folded and self.large else self.tries  # solves for bounds are cheap, schedules are not
         begun = 0 if proves and self.long else tries
         found = self.schedule(self.answers[-1], limits, begun, beside)
         if begun < tries and found.placed_seconds <= UNLIKELY_PLAN * beside:
@@ -220,8 +221,11 @@ class SearchState:
         return found
 
     def choose(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> Solution | None:
-        """What ``solve`` does before its schedule: the choices are in ``start``, and their assignment is the last of ``answers``; None
-        without any. Whoever makes no schedule of it looks whether it was interrupted."""
+        """Solves once, without a schedule; None without a solution.
+
+        The choices are then in ``start``, and their assignment is the last of ``answers``. The caller checks whether Ctrl-C ended the
+        solve.
+        """
         began, self.gained = self.budget.meter.spent, False
         space = self.model.space
         bytes_allowed = UNLIMITED if self.folded else self.limit if limit is None else limit
@@ -245,7 +249,7 @@ class SearchState:
 
         def answer(problem: Problem) -> Solution:
             turn = self.budget.at_most(min(self.left, most)).at_least(LEAST_SOLVE_WORK if self.fits else FIRST_SOLVE_WORK)
-            patient = self.small  # of others a little more is soon said by other prices
+            patient = self.small  # in larger problems other prices gain sooner
             found = solve_interruptibly(problem, turn, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
                 raise KeyboardInterrupt
@@ -284,10 +288,10 @@ class SearchState:
         shares: tuple[float, ...] = LIMIT_SHARES,
         best: ScheduledPlan | None = None,
     ) -> tuple[ScheduledPlan | None, LearnedOverlap]:
-        """The strategies of plans with less kept, if that fits; and the prices learnt.
+        """Crossover of plans: the schedule if it fits, and the prices learnt.
 
         Args:
-            best: an estimate of what came of that before, with which others are compared as such: at full depth both may be longer.
+            best: the best extrapolated schedule of earlier crossovers, to compare estimates with estimates.
         """
         model = self.model
         wanted = Wanted(self.limit, self.apart, self.tries, self.seed, budget.at_least(1.0), shares, self.draft)
@@ -298,31 +302,31 @@ class SearchState:
         return found, prices
 
     def fit(self, plan: ScheduledPlan, prices: LearnedOverlap) -> ScheduledPlan | None:
-        """A plan's strategies with less kept, if that fits."""
+        """Crossover of one plan: its strategies with less kept, if that fits."""
         return self.kept((plan.assignment,), prices, self.budget.at_most(min(self.left, self.effort * SOLVE_SHARE)))[0]
 
     def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> ScheduledPlan:
-        """The best schedule of an assignment in a few tries; of a deep graph as shorter ones tell it, unless memory is near the limit."""
+        """The best schedule of an assignment in a few tries. Of a deep graph it is extrapolated, unless memory is near the limit."""
         found = self._schedule(assignment, False, start, tries, beside, CLOSE_GAP)
         return self.exact(found) if self._unsure(found) else found
 
     def _unsure(self, found: ScheduledPlan) -> bool:
-        """Whether it is so near the limit that an estimate does not tell whether it fits."""
+        """Whether memory is so near the limit that an extrapolated schedule does not show whether it fits."""
         return found.estimated and not self.draft and abs(found.memory.peak - self.limit) < NEAR_LIMIT * self.limit
 
     def sure(self, found: ScheduledPlan) -> ScheduledPlan:
-        """The same at full depth, where it may be the best."""
+        """The plan scheduled at full depth, if it may be the best."""
         hopeful = replace(found, seconds=found.seconds * (1 - NEAR_BEST))
         return self.exact(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
 
     def exact(self, found: ScheduledPlan) -> ScheduledPlan:
-        """The same at full depth, under its own limits."""
+        """The plan scheduled at full depth, under its own limits."""
         return self._schedule(found.assignment, True, found.limits, tries=0)
 
     def _schedule(
         self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf, gain: float = 0.0
     ) -> ScheduledPlan:  # fmt: skip
-        """Of an assignment that was scheduled before, what was looked at then counts."""
+        """Tries limits for an assignment. The limits that were tried for it before count."""
         known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
         if known is None:
             model, space, graph = self.model, self.model.space, self.model.planned_graph

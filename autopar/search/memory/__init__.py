@@ -1,1 +1,1 @@
-"""Where memory is short: answers repaired, crossed over, under reduced limits; the least memory."""
+"""Short memory: solutions repaired, recombined with rematerialization, or solved under reduced limits; and the least memory."""

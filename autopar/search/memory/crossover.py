@@ -3,8 +3,8 @@
 With the strategies of a few plans alone the integer problem stays small for deep models. It chooses whose strategy an operator takes, how
 tensors are resharded, and what is kept or computed again. Folded layers keep alike.
 
-- An answer that fills the memory leaves its schedule no room to prefetch, one that leaves room recomputes more: several shares of the
-  limit are tried.
+- An answer that fills the memory leaves its schedule no room to prefetch, one that leaves room recomputes more: several shares of the limit
+  are tried.
 - Each answer is scheduled, and its exposed collectives price the next.
 - Learned prices have local optima, so other prices are tried beside them: of folded layers those of full overlap, else each collective
   alone.
@@ -36,15 +36,15 @@ from autopar.search.solving import solve
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of ``fit``.
+    """The request of a crossover.
 
     Args:
-        limit: bytes a rank.
-        moments: times of second runs that are told apart; 0: there are none.
-        tries: limits of the passes that are tried for each answer.
-        budget: what it may spend.
-        shares: of the limit, what answers may hold before they are scheduled.
-        first: the first that fits is enough.
+        limit: bytes per rank.
+        moments: number of times of a recomputation that are told apart; 0: there is none.
+        tries: limits of the schedule passes that are tried for each solution.
+        budget: work of all solves and schedules.
+        shares: of the limit, that solutions may hold before they are scheduled.
+        first: the first plan that fits is enough.
     """
 
     limit: int
@@ -60,12 +60,13 @@ def fit(
     space: Space, plans: Sequence[Assignment], prices: LearnedOverlap, wanted: Wanted, folding: Folding | None = None,
     best: ScheduledPlan | None = None,
 ) -> tuple[ScheduledPlan | None, LearnedOverlap]:  # fmt: skip
-    """The best schedule found with the strategies of ``plans``, which fits where one does; None when nothing is found. And the prices that
-    the last one shows.
+    """The best schedule found with the strategies of ``plans``, None without any; and the prices learnt from the last schedule.
+
+    The schedule fits if any schedule found does.
 
     Args:
         space: of the graph of ``plans``.
-        folding: where that is a folded one.
+        folding: set if that graph is a folded one.
         best: the best schedule known.
     """
     alike = folding.representatives if folding is not None else None
@@ -104,7 +105,7 @@ class _Keeping:
         self.start: np.ndarray | None = None
 
     def run(self, prices: Weights, share: float, best: ScheduledPlan | None) -> ScheduledPlan | None:
-        """The best schedule of answers that hold ``share`` of the limit; the first that fits."""
+        """The best schedule of solutions that hold ``share`` of the limit. It ends with the first that fits."""
         model, wanted, found = self.model, self.wanted, None
         problem, _ = model.problem(int(share * wanted.limit), prices)
         for _ in range(CROSSOVER_SOLVES):

@@ -1,9 +1,9 @@
-"""Making answers fit: what schedules hold beyond what the integer problem counts is left free at the times at which it was seen.
+"""Memory repair: bytes that a schedule holds beyond the problem's count are left free in the next solve.
 
-The problem asks for less memory than any schedule takes, so that its bound is true; an answer that fits there may not fit as a schedule.
-Then nothing is tightened blindly: only where the schedule is over the limit, the problem first counts what pairs of choices hold beside
-each other (``beside``), and if that does not do keeps free what is still missing. Where that leaves no choices at all, the truth lies
-between, and half of the difference is tried.
+The problem counts less memory than any schedule takes, so that its bound is true. So a solution that fits there may not fit as a schedule.
+Cover rows repair that, only at the times at which the schedule is over the limit. First they count what pairs of choices hold
+(``pair_memory``). Then they reserve the bytes that are still missing. Where nothing is feasible with the reserve, half of its last increase
+is tried.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from solvers import INFINITE, Problem
 
 
 def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
-    """Bytes that the problem counts at each time before ``end``, for one choice a node."""
+    """Bytes that the problem counts at each time before ``end``, for one choice per node; shape [end]."""
     flat = problem.node_ptr[:-1] + choices
     counts = problem.item_ptr[flat + 1] - problem.item_ptr[flat]
     items = np.repeat(problem.item_ptr[flat], counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -36,7 +36,7 @@ def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
 
 
 def held_by_time(samples: Sequence[tuple[float, Schedule]], optimizer: str, times: Mapping[str, int]) -> np.ndarray:
-    """The most bytes held at each time of the problem: while an operator runs, and since the one before it in the list."""
+    """The most bytes that schedules hold at each time of the problem: while an operator runs, and since the one before it."""
     levels = [weight * _held_by_time(schedule, optimizer, times) for weight, schedule in samples]
     found: np.ndarray = np.rint(np.sum(levels, axis=0)).astype(np.int64)
     return found
@@ -48,17 +48,17 @@ def _held_by_time(schedule: Schedule, optimizer: str, times: Mapping[str, int]) 
     levels = held(schedule, optimizer)
     for item, level in zip(reversed(schedule.instructions), reversed(levels), strict=True):
         if item.kind == "run":
-            time = times.get(item.of, time)  # a second run stands just before the operator that needs it
+            time = times.get(item.of, time)  # a recomputation stands just before the operator that needs it
         found[time] = max(found[time], level)
     return found
 
 
 class CoverRows:
-    """What is left free at each time of the problem, and the pairs of choices that are counted there.
+    """Bytes that are reserved at each time of the problem, and the pairs of choices that are counted there.
 
     Args:
-        limit: of bytes on a rank, which schedules are to keep to.
-        pairs: whether pairs are counted at all; in a large problem they would be too many.
+        limit: bytes per rank that schedules are to keep to.
+        pairs: whether pairs are counted; in a large problem they are too many.
     """
 
     def __init__(self, model: Model, limit: int, *, pairs: bool = True) -> None:
@@ -68,7 +68,7 @@ class CoverRows:
         self.pairs: dict[int, list[PairCost]] = {}
 
     def applied(self, problem: Problem) -> Problem:
-        """The problem with a node for each pair, and one more, of one choice, that uses what is left free."""
+        """The problem with a node for each pair, and a node of one choice that uses the reserved bytes."""
         pairs = [pair for found in self.pairs.values() for pair in found]
         edges = np.flatnonzero(np.diff(self.bytes, prepend=0, append=0))
         free = [(int(begin), int(end), int(self.bytes[begin])) for begin, end in pairwise(edges) if self.bytes[begin] > 0]
@@ -97,18 +97,18 @@ class CoverRows:
         )
 
     def completed(self, choices: np.ndarray) -> np.ndarray:
-        """Choices of the problem with those of what is added to it."""
+        """The choices with those of the added nodes."""
         pairs = [pair for found in self.pairs.values() for pair in found]
         if not pairs and not self.bytes.any():
             return choices
         return np.append(choices, [*(pair.least_choice(choices) for pair in pairs), 0])
 
     def learn(self, problem: Problem, choices: np.ndarray, samples: Sequence[tuple[float, Schedule]]) -> bool:
-        """Takes in the schedule of ``choices``, which does not fit; whether more is asked now.
+        """Learns from a schedule of ``choices`` that does not fit. Whether the rows ask for more than before.
 
         Args:
-            problem: without what is added.
-            samples: see ``tuning.ScheduledPlan``.
+            problem: without the added nodes.
+            samples: schedules of the solution, with their weights (``ScheduledPlan.samples``).
         """
         space = self.model.space
         real = held_by_time(samples, space.optimizer, self.times)
@@ -128,7 +128,7 @@ class CoverRows:
         return bool((self.bytes > self.solved).any())
 
     def ease(self) -> bool:
-        """Halfway back to what had choices, where what is left free now leaves none; whether that changes anything."""
+        """Halves the last increase of the reserve, which left no solution. Whether that changes anything."""
         before = self.bytes
         self.bytes = (self.solved + self.bytes) // 2
         return bool((before - self.bytes > self.limit // RESERVE_GRAIN).any())
@@ -137,13 +137,12 @@ class CoverRows:
 def solve_fixed(
     model: Model, problem: Problem, assignment: Assignment, seed: int, budget: Budget, *, gap: float = 0.01
 ) -> np.ndarray | None:  # fmt: skip
-    """Choices, one for each node of the problem, that stand for the inputs' specs and the strategies of an assignment, all that it leaves
-    open as cheap as the problem allows.
+    """The cheapest choices, one per node of the problem, with the input specs and the strategies of an assignment.
 
-    None where the search does not offer what it takes, or no reshards fit.
+    What the assignment leaves open is solved. None where the search does not offer its choices, or no reshards fit.
 
     Args:
-        budget, gap: at which the solve ends.
+        budget, gap: where the solve stops.
     """
     costs = problem.costs.copy()
     space = model.space

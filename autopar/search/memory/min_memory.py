@@ -1,4 +1,4 @@
-"""The least memory a plan is known to need and the least that is not ruled out, for when nothing fits."""
+"""Least memory, for when nothing fits: the least that a plan is known to need, and the least that is not ruled out."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from solvers import INFINITE, Problem, Status
 def smallest(
     model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[ScheduledPlan], proved: bool, budget: Budget
 ) -> tuple[ScheduledPlan, int]:  # fmt: skip
-    """The plan of least peak memory found, and bytes that no plan goes below.
+    """The plan of least peak memory found, and bytes below which there is no plan.
 
-    First what holds the least bytes times life, and the plans written by hand; then limits halfway between what is ruled out and what is
-    known to do, beginning at ``limit``. It ends where something fits.
+    First come the solution of least bytes times life and the baselines. Bisection follows, between what is ruled out and the best peak,
+    beginning at ``limit``. It ends where something fits.
 
     Args:
         proved: no plan fits in ``limit``.
-        budget: what it may spend.
+        budget: work of all solves and schedules.
     """
     light = _light(model, problem)
     plans = [rival.assignment for rival in rivals]
@@ -63,7 +63,7 @@ def smallest(
 
 
 def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, budget: Budget) -> tuple[ScheduledPlan | None, bool]:
-    """The smallest plan found where the problem is limited to ``target``, and whether none keeps to that."""
+    """The smallest plan found under the limit ``target``, and whether the problem has no solution there."""
     reserves, best = CoverRows(model, target), None
     problem = replace(light, limit=target)
     for _ in range(LEAST_MEMORY_SOLVES):
@@ -94,7 +94,7 @@ def _measured(model: Model, assignment: Assignment, limit: int, budget: Budget) 
 
 
 def _light(model: Model, problem: Problem) -> Problem:
-    """The problem of the least sum, over all memory items, of bytes times life, without a limit."""
+    """The problem whose cost is bytes times life, summed over all memory items, without a limit."""
     weight = np.concatenate(model.extra_byte_times)
     scale = 2.0**50 / max(float(weight.max()), 1.0) / len(model.nodes)
     costs = np.where(problem.costs >= INFINITE, INFINITE, np.rint(weight * scale).astype(np.int64))
@@ -102,7 +102,7 @@ def _light(model: Model, problem: Problem) -> Problem:
 
 
 def infeasible(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:
-    """Says the least memory that a plan is known to need, what no plan goes below, and what is biggest at the peak.
+    """The error that names the least memory known to do, the least not ruled out, and the biggest tensors at the peak.
 
     Args:
         ruled_out: bytes in which no plan fits.

@@ -1,8 +1,7 @@
-"""Where memory is short: answers made to fit as schedules, with less kept, with other second runs, or under lower limits.
+"""Solves for short memory: repaired until the schedule fits, recombined with rematerialization, or under reduced limits.
 
-The integer problem leaves out some of what a schedule holds in memory, so its bound is true and the schedule's own peak decides: where
-that is over the limit, it is solved again with that much left free at those times (``fitting``), or with operators that run a second
-time (``rematerialization``, ``crossover``).
+The integer problem leaves out a part of a schedule's memory, so its bound is true and the schedule's own peak decides. Where that is over
+the limit, the problem is solved again with bytes reserved (``memory_repair``), or with recomputation (``crossover``).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from solvers import Status
 
 
 def fitting(trials: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:
-    """Solves until an answer fits as a schedule; the last one found, None without choices."""
+    """Solves until a solution fits as a schedule. The last schedule found; None without a solution."""
     found, gained = None, False
     for _ in range(FITTING_SOLVES):
         answer = trials.solve(weights, gap)
@@ -54,14 +53,17 @@ def fitting(trials: SearchState, weights: Weights, gap: float) -> ScheduledPlan 
 
 
 def _learn(trials: SearchState, answer: ScheduledPlan) -> bool:
-    """Asks for more where an answer's schedule does not fit; whether that is more than before."""
+    """Adds to the cover rows what a schedule holds beyond the limit. Whether they ask for more than before."""
     assert trials.start is not None
     return trials.reserves.learn(trials.problem, trials.start, answer.samples)
 
 
 def solve_restricted_plans(trials: SearchState, prices: LearnedOverlap, budget: Budget) -> None:
-    """What the answers so far and the plans written by hand are split like, with less kept; and then, as long as that helps, with answers
-    beside them under the prices that this taught, of a problem in which nothing counts that may be made again."""
+    """Crossover of the answers so far with the baselines, repeated while it gains.
+
+    Each further round adds an answer under the prices that the round before has learnt. Its problem does not count tensors that may be
+    recomputed.
+    """
     model = trials.model
     written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
     light = without_kept_memory(model) if trials.apart else model
@@ -84,7 +86,7 @@ def solve_restricted_plans(trials: SearchState, prices: LearnedOverlap, budget: 
 
 
 def _answer(trials: SearchState, light: Model, prices: Weights, limit: int, gap: float, budget: Budget) -> Assignment | None:
-    """The answer of a problem within so many bytes; None where there is none."""
+    """The solution of a problem within ``limit`` bytes per rank; None without one."""
     problem, _ = light.problem(limit, prices)
     turn = budget.at_most(SOLVE_SHARE * trials.effort).at_least(1.0)
     choices = solve(problem, turn, gap=gap, seed=trials.seed, patient=False).choices
@@ -92,9 +94,10 @@ def _answer(trials: SearchState, light: Model, prices: Weights, limit: int, gap:
 
 
 def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, budget: Budget) -> LearnedOverlap:
-    """Answers that fit when all is made again that may be, each under the prices of the one before; the last prices.
+    """Answers that fit if everything that may be recomputed is, each under the prices learnt from the one before. Returns the last prices.
 
-    Where what is kept is all that does not fit, answers without a limit say little of how parameters are to be split."""
+    Where kept tensors alone do not fit, answers without a limit say little of how parameters are to be split.
+    """
     graph, machine, limit = light.space.graph, light.space.machine, int(LIMIT_SHARES[0] * trials.limit)
     for _ in range(LIGHT_ANSWERS):
         answer = _answer(trials, light, prices, limit, LIGHT_GAP, budget)
@@ -112,9 +115,11 @@ def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, bud
 
 
 def flip_recomputation(trials: SearchState, budget: Budget) -> None:
-    """Hill climbing over what the best plan without a limit recomputes: one or two operators more or fewer at a time, from the set of the
-    best plan that fits, from none and from all. What an answer counts and what its schedule holds differ: between two answers of the
-    problem there may be one that fits."""
+    """Hill climbing over the set of recomputed operators, in the best plan without a limit.
+
+    A move adds or removes one or two operators. It begins with the set of the incumbent, with none and with all. The problem counts other
+    bytes than a schedule holds, so a set between two solutions may fit.
+    """
     space, plain = trials.model.space, trials.plain
     assert plain is not None
     names = [op.name for op in space.graph.ops if op.phase == "forward" and not why_once(op)]
@@ -139,10 +144,11 @@ def flip_recomputation(trials: SearchState, budget: Budget) -> None:
 
 
 def minimise_or_raise(trials: SearchState) -> None:
-    """The plan of least memory, if that fits after all.
+    """Offers the plan of least memory, in case it fits.
 
     Raises:
-        InfeasibleError, TimeLimitError.
+        InfeasibleError: no plan was found that fits.
+        TimeLimitError: the budget ended before there was any plan.
     """
     last = trials.last
     if trials.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
@@ -156,7 +162,7 @@ def minimise_or_raise(trials: SearchState) -> None:
 
 
 def out_of_budget(trials: SearchState) -> TimeLimitError:
-    """The error of a search that ends without a plan that fits."""
+    """The error of a search whose budget ended without a plan that fits."""
     what, hint = trials.budget.meter.used_up()
     if trials.best is not None:
         fits = f"no plan that fits in {readable(trials.limit)} per rank, where the least found takes {readable(trials.best.memory.peak)},"
